@@ -21,7 +21,14 @@ from torchrl.data.replay_buffers import ReplayBuffer, Storage
 
 from lightning_replay.episodes.links import TRAJECTORY_KEYS
 from lightning_replay.episodes.running import slots_by_age, stored_trajectories
-from lightning_replay.options import check_kind, checked_keys, checked_number, checked_optional_count, missing_extra
+from lightning_replay.options import (
+    check_kind,
+    checked_choice,
+    checked_keys,
+    checked_number,
+    checked_optional_count,
+    missing_extra,
+)
 from lightning_replay.parts import declared_writer
 from lightning_replay.replay import Replay
 from lightning_replay.storage.columns import normalized
@@ -75,11 +82,18 @@ def from_minari(dataset: Any) -> TensorDict:
         dataset: the data set, or the id of one that is on this machine (``minari download ID``).
 
     Raises:
+        FileNotFoundError: no data set of this id is there.
         ValueError: the data set has no step.
         TypeError: observations or actions are neither arrays nor dictionaries or tuples of them.
     """
     if isinstance(dataset, str):
-        dataset = _imported("minari").load_dataset(dataset)
+        try:
+            dataset = _imported("minari").load_dataset(dataset)
+        except FileNotFoundError as error:
+            raise FileNotFoundError(
+                f"no data set {dataset!r} is on this machine; run 'minari download {dataset}' in a shell, or give "
+                "an id that 'minari list local' shows"
+            ) from error
     episodes = []
     for number, episode in enumerate(dataset.iterate_episodes()):
         # One observation more than steps: the last one is only a successor.
@@ -102,14 +116,19 @@ def from_d4rl(path: str | Path, max_episode_steps: int | None = None) -> TensorD
         max_episode_steps: steps after which the environment ended an episode; for a file without ``timeouts``.
 
     Raises:
-        OSError: no HDF5 file is there.
+        OSError: no HDF5 file is there, or one that is damaged.
         ValueError: columns that are missing or of several lengths; neither ``timeouts`` nor ``next_observations`` nor
             ``max_episode_steps``, so that the next step may be of another episode.
     """
     h5py, needed = _imported("h5py"), ("observations", "actions", "rewards", "terminals")
     checked_optional_count("max_episode_steps", max_episode_steps)
-    with h5py.File(path) as file:
-        columns = {name: file[name][:] for name in (*needed, "timeouts", "next_observations") if name in file}
+    try:
+        with h5py.File(path) as file:
+            columns = {name: file[name][:] for name in (*needed, "timeouts", "next_observations") if name in file}
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise OSError(f"{path} cannot be read as HDF5 ({error}); give a whole file in D4RL's layout") from error
     lengths = {name: len(column) for name, column in columns.items()}
     if not lengths.keys() >= {*needed} or len({*lengths.values()}) > 1:
         raise ValueError(f"{path} has the columns {lengths}; give one with {', '.join(needed)}, all of one length")
@@ -135,23 +154,28 @@ def from_d4rl(path: str | Path, max_episode_steps: int | None = None) -> TensorD
 
 
 def from_lerobot(
-    path: str | Path, observations: Sequence[str] = ("observation.state",), reward: float | None = None
+    path: str | Path,
+    observations: Sequence[str] = ("observation.state",),
+    reward: float | None = None,
+    done: str = "terminated",
 ) -> TensorDict:
     """Returns the rows of a LeRobot data set, read from its parquet files; videos and images are not decoded.
 
-    Layouts v2 and v3. A step is terminated where ``next.done`` is true, and ``next.success`` if there is one.
-    Observations are those before the actions.
+    Layouts v2 and v3. Observations are those before the actions.
 
     Args:
         path: folder with ``meta`` and ``data``.
         observations: one column, or several that become a dictionary, by what follows ``observation.``.
         reward: of each step, for a data set without ``next.reward``.
+        done: what ``next.done`` says of a step: ``"terminated"``, if ``next.success`` (where there is one) is true as
+            well, or ``"truncated"``, for recordings in which it marks the last frame alone and no state is an end.
 
     Raises:
         FileNotFoundError: no data set is there.
         ValueError: columns that it lacks, or that are images.
     """
     parquet, folder = _imported("pyarrow.dataset"), Path(path)
+    is_terminated = checked_choice("done", done, ("terminated", "truncated")) == "terminated"
     names = [name for (name,) in checked_keys("observations", observations)]
     features = json.loads((folder / "meta" / "info.json").read_text())["features"]
     numbers = [name for name, feature in features.items() if feature["dtype"] not in ("video", "image", "string")]
@@ -161,7 +185,7 @@ def from_lerobot(
             f"{folder} lacks the columns {sorted({*needed} - {*numbers})}; it has the numbers {sorted(numbers)}. Name "
             "others as observations, and give reward where there is no next.reward; images are not decoded"
         )
-    ends = [name for name in ("next.done", "next.success") if name in numbers]
+    ends = [name for name in ("next.done", "next.success")[: 1 + is_terminated] if name in numbers]
     table = parquet.dataset(folder / "data", format="parquet").to_table(columns=[*needed, *ends]).sort_by("index")
 
     def column(name: str) -> np.ndarray:
@@ -174,7 +198,9 @@ def from_lerobot(
     parts, never = {name.removeprefix("observation."): column(name) for name in names}, np.zeros(len(rewards), np.bool_)
     observation = parts if len(parts) > 1 else column(names[0])
     ended = np.logical_and.reduce([column(name).reshape(-1) for name in ends] or [never])
-    return _some(_episodes(observation, column("action"), rewards, ended, never, column("episode_index").reshape(-1)))
+    terminated, truncated = (ended, never) if is_terminated else (never, ended)
+    trajectory = column("episode_index").reshape(-1)
+    return _some(_episodes(observation, column("action"), rewards, terminated, truncated, trajectory))
 
 
 def from_torchrl(
@@ -204,11 +230,15 @@ def from_torchrl(
     rows = normalized(rows).cpu()
     needed = [*keys, *(("next", *key) for key in keys), ("action",), ("next", "reward"), ("next", "done")]
     missing = ", ".join(shown(key) for key in needed if rows.get(key, None) is None)
-    if missing or rows.ndim > 1:
+    if missing:
         raise ValueError(
-            f"from_torchrl takes single steps, of batch size [], and these have {list(rows.shape[1:])}; columns that "
-            f"they lack: {missing or 'none'}. Give storage[:].transpose(0, 1).reshape(-1) of several dimensions, and "
-            "name the columns that are observations"
+            f"the rows lack {missing}; they have {', '.join(map(shown, rows.keys(True, True)))}. Name the observations "
+            "by observations=, and the others as TorchRL's environments do"
+        )
+    if rows.ndim > 1:
+        raise ValueError(
+            f"from_torchrl takes rows that are single steps, and these have the batch size {list(rows.shape[1:])} "
+            "each. Give storage[:].transpose(0, 1).reshape(-1)"
         )
     following = rows["next"]
     done, ended, truncated = (following.get(name, None) for name in ("done", "terminated", "truncated"))

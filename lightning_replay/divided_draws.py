@@ -185,12 +185,7 @@ def check_divisible(sampler: Sampler) -> None:
 
 
 def _located(mass: np.ndarray, group: np.ndarray, uniform: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the replay in which each point lies, int64 ``[B]``, and where in its mass, float64 ``[B]`` in [0, 1).
-
-    Args:
-        mass: float64 ``[S, G]``.
-        group: int64 ``[B]``, ascending.
-        uniform: float64 ``[B]`` in [0, 1), in units of the mass of each group in all replays.
+    """Returns the replay in which each point lies, and where in its mass, in [0, 1): points in units of all mass.
 
     Example:
         >>> _located(np.array([[1.0], [0.0], [3.0]]), np.zeros(3, dtype=np.int64), np.array([0.125, 0.25, 0.625]))

@@ -8,7 +8,7 @@ was drawn, and leaves whatever it would refuse to :func:`judged`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
+from lightning_replay.options import did_you_mean
 from lightning_replay.state import DeclaredState
 from lightning_replay.storage.occupancy import FirstSlots
 from lightning_replay.storage.packed import PackedStorage, occupancy_of
@@ -61,18 +62,9 @@ def set_in_one_pass(
     storage: Storage,
     set_held: Callable[[Any, Any, Any, Any, int], int | None],
 ) -> int | None:
-    """Sets the priorities of a batch as it was drawn, on the CPU, while generations are compared.
-
-    A quarter of the time of :func:`judged` and ``set_priorities``.
-
-    Args:
-        index, td_error, generation, storage: as of :func:`judged`.
-        set_held: of the sampler.
-
-    Returns:
-        The number of late rows; ``None``, nothing changed, for feedback of another form, and where a value is refused:
-        :func:`judged` finds it, and raises.
-    """
+    # Sets the priorities of a batch as it was drawn, on the CPU, while generations are compared: a quarter of the time
+    # of judged and set_priorities. Returns the number of late rows; None, nothing changed, for feedback in another form
+    # and where a value is refused: judged finds it, and raises.
     index, generation = of_batch(index, generation)
     if not (
         isinstance(storage, PackedStorage) and type(storage.occupancy) is FirstSlots
@@ -88,16 +80,9 @@ def set_in_one_pass(
 
 
 def judged(index: Any, td_error: Any, generation: Any, storage: Storage) -> Judged:
-    """Returns which rows still hold what was drawn, and the magnitudes of their TD errors.
+    """Returns which rows still hold what was drawn, the magnitudes of their TD errors, and the number of late rows.
 
-    Args:
-        index: the batch that was drawn, or int64 ``[B]`` or ``[B, 2]``.
-        td_error: signed, ``[B]`` or ``[B, 1]``, or ``None``.
-        generation: int64 ``[B]`` or ``[B, 2]``, or ``None`` for that of the batch, or to trust the index.
-        storage: of the rows.
-
-    Returns:
-        Slots, magnitudes and the number of late rows.
+    Generations are those of the batch by default; without any the index is trusted.
     """
     packed = storage if isinstance(storage, PackedStorage) else None
     index, td_error, generation = given_feedback(index, td_error, generation)
@@ -238,15 +223,25 @@ def row_numbers(name: str, value: Any, accepted: str, outcome: str = "No priorit
         raise TypeError(f"{name} is {given}; it must be {accepted}. {outcome}") from error
 
 
-def td_error_of(td_error: Any, signals: dict[str, Any]) -> Any:
-    """Returns TD errors given as such or as ``priority``, TorchRL's name, which is removed from ``signals``."""
-    if "priority" not in signals:
-        return td_error
-    if td_error is not None:
-        raise TypeError(
-            "update_priority got td_error and priority, TorchRL's name of the same; give one. No priority was changed"
-        )
-    return signals.pop("priority")
+def td_error_of(td_error: Any, signals: dict[str, Any], known: Sequence[str]) -> Any:
+    """Returns TD errors given as such or as ``priority``, TorchRL's name, which is removed from ``signals``.
+
+    Other signals than those ``known`` are refused.
+    """
+    if "priority" in signals:
+        if td_error is not None:
+            raise TypeError(
+                "update_priority got td_error and priority, TorchRL's name of the same; give one. No priority was "
+                "changed"
+            )
+        td_error = signals.pop("priority")
+    for name in signals:
+        if name not in known:
+            raise TypeError(
+                f"update_priority got the signal {name!r}; the signals are {', '.join(dict.fromkeys(known))}"
+                f"{did_you_mean(name, known)}"
+            )
+    return td_error
 
 
 def real_numbers(name: str, value: Any, outcome: str) -> Tensor:

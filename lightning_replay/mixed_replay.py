@@ -3,30 +3,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import operator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
-import numpy as np
 import torch
-from tensordict import TensorDictBase
-from tensordict.utils import NestedKey
+from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from lightning_replay.feedback import given_feedback, judged, row_numbers, td_error_of
-from lightning_replay.options import check_kind, checked_count, checked_seed
-from lightning_replay.parts import declared_writer
+from lightning_replay.feedback import given_feedback, row_numbers, td_error_of
+from lightning_replay.options import check_kind, checked_count
 from lightning_replay.replay import Replay, given_batch_size
 from lightning_replay.saving.spec import recorded
 from lightning_replay.schedules import Schedule, checked_schedule
 from lightning_replay.state import Seeded, uniform
-from lightning_replay.storage.rows import gather_branch, nest
 from lightning_replay.training_replay import TrainingReplay
 
 OFFLINE_INDEX = 1 << 40  #: What the ``index`` of offline rows has added.
 _NO_PARTNER = -1  # second of a pair, in the rows of a side that draws single rows
 _SIDES = ("online", "offline")
+
+
+def _of_online(name: str) -> Any:
+    return property(attrgetter(f"online.{name}"), lambda mixed, value: setattr(mixed.online, name, value))
+
+
+def _of_both(name: str, joined: Callable[[Any, Any], Any]) -> Any:
+    of_each = attrgetter(f"online.{name}", f"offline.{name}")
+    return property(lambda mixed: joined(*of_each(mixed)))
 
 
 @recorded
@@ -36,7 +43,8 @@ class MixedReplay(Seeded, TrainingReplay):
     "Symmetric sampling" of RLPD (Ball et al. 2023, section 4.1, https://arxiv.org/abs/2302.02948) with ``share=0.5``.
     Each side may be of any recipe and draws, weighs and transforms its rows as by itself. Offline rows are neither
     evicted nor changed; give their buffer rows before the first draw, ``replay.offline.extend(rows)``. Methods are
-    those of :class:`~lightning_replay.Replay`: :meth:`update_priority` returns TD errors to the side of each row.
+    those of :class:`~lightning_replay.Replay`: :meth:`update_priority` returns TD errors to the side of each row, and
+    where one side refuses, neither is changed.
 
     While ``online`` holds fewer rows than its part of the batch, all rows are offline ones.
 
@@ -51,8 +59,8 @@ class MixedReplay(Seeded, TrainingReplay):
         seed: of all draws, as by :meth:`seed`; ``None`` leaves the generators of both sides as they are.
 
     Sampled keys:
-        index: int64 ``[B]``, of offline rows with 2^40 added. ``[B, 2]`` where a side draws pairs; the second is -1
-            in rows of a side that does not.
+        index: int64 ``[B]``, of sequences ``[B, T]`` as all columns, of offline rows with 2^40 added. ``[B, 2]`` where
+            a side draws pairs; the second is -1 in rows of a side that does not.
         generation: int64, in the same way.
         is_offline: bool ``[B]``; online rows are first.
         priority_weight: float32 ``[B]``, where a side draws by priority: as that side normalizes its own, at most 1 by
@@ -63,8 +71,9 @@ class MixedReplay(Seeded, TrainingReplay):
 
     Raises:
         TypeError: something else than two buffers, or an option of another kind.
-        ValueError: the same buffer twice, a share outside of [0, 1], returns with two discounts, or rows of ``offline``
-            that lack columns of ``online`` or have others (when both first hold rows; all are named).
+        ValueError: the same buffer twice, a share outside of [0, 1], returns with two discounts, sequences on one side
+            or of two lengths, or rows of ``offline`` that lack columns of ``online`` or have others (when the second
+            side gets its first rows, of which none is stored then; all columns are named).
 
     Example:
         >>> from tensordict import TensorDict
@@ -98,19 +107,40 @@ class MixedReplay(Seeded, TrainingReplay):
         self.share: Schedule = checked_schedule("share", share, highest=1.0)
         self.batch_size: int = given_batch_size(batch_size, self.capacity)
         self._clocks = {"draws": 0, "updates": 0, "env_steps": 0}
-        self._fits = False  # whether rows of both sides were compared
         discounts = {discount for _, discount in self.returns}
         if len(discounts) > 1:
             raise ValueError(f"returns of the two sides have the discounts {sorted(discounts)}; give both the same")
-        self._check_columns()
+        online_steps, offline_steps = ((side.sequence_length, side.burn_in) for side in (online, offline))
+        if online_steps != offline_steps:
+            raise ValueError(
+                f"length and burn-in of sequences are {online_steps} in online and {offline_steps} in offline, None "
+                "where rows are drawn; build both with recipes.sequences and the same lengths, or with recipes of rows"
+            )
+        self._has_compared = False  # stored rows of the two sides
+        self._compare()
+        for name in () if self._has_compared else _SIDES:
+            getattr(self, name)._check_first = partial(self._compare, name)
         self._seed_generator(None)
         if seed is not None:
             self.seed(seed)
 
-    def _check_columns(self) -> None:
-        if self._fits or not (len(self.online) and len(self.offline)):
-            return
-        online, offline = _columns_of(self.online), _columns_of(self.offline)
+    def _compare(self, name: str = "", first: TensorDictBase | None = None) -> None:
+        # Of the side ``name`` the first rows, which are not stored yet.
+        columns: list[dict[tuple[str, ...], str]] = []
+        for one in _SIDES:
+            side, rows = getattr(self, one), first if one == name else None
+            if rows is None and not len(side):
+                return
+            if rows is None:  # of the storage, not of a draw, whose transforms may refuse single rows
+                rows = side._collate_fn(side.storage.get(torch.zeros(1, dtype=torch.int64, device="cpu")))
+            columns.append(
+                {
+                    (key,) if isinstance(key, str) else key: f"{column.dtype} {list(column.shape[1:])}"
+                    for key, column in rows.items(True, True)
+                    if key not in ("index", "generation")
+                }
+            )
+        online, offline = columns
         not_learned = ("trajectory", "collector", self.priority_key)  # names of episodes, priorities of new rows
         wrong = [
             f"{'/'.join(key)} ({offline.get(key, 'missing')}, online {column})"
@@ -122,27 +152,9 @@ class MixedReplay(Seeded, TrainingReplay):
                 f"rows of offline do not fit those of online: {', '.join(wrong)}. Fill offline with rows of the same "
                 "environment, with these columns and dtypes. Nothing was stored"
             )
-        self._fits = True
-
-    def extend(self, tensordicts: TensorDictBase, **options: Any) -> Tensor:
-        """Stores transitions in ``online``, as :meth:`~lightning_replay.Replay.extend`."""
-        return self._stored(self.online.extend, tensordicts, **options)
-
-    def extend_columns(self, columns: Mapping[NestedKey, Tensor | np.ndarray]) -> Tensor:
-        """Stores transitions in ``online``, as :meth:`~lightning_replay.Replay.extend_columns`."""
-        return self._stored(self.online.extend_columns, columns)
-
-    def _stored(self, store: Callable[..., Tensor], rows: Any, **options: Any) -> Tensor:
-        if self._fits:
-            return store(rows, **options)
-        self._check_columns()
-        slots = store(rows, **options)
-        try:
-            self._check_columns()
-        except ValueError:
-            self.online.empty()  # of these rows, the first
-            raise
-        return slots
+        if first is None:
+            self._has_compared = True
+            self.online._check_first = self.offline._check_first = None  # and neither keeps the other alive
 
     def sample(self, batch_size: int | None = None) -> TensorDictBase:
         """Draws a batch, TensorDict ``[B]``, of ``batch_size`` rows when other than the buffer's own.
@@ -152,7 +164,8 @@ class MixedReplay(Seeded, TrainingReplay):
             ValueError: ``batch_size`` is not positive, or rows of the two sides do not fit.
         """
         count = self.batch_size if batch_size is None else checked_count("batch_size", batch_size, of="transitions")
-        self._check_columns()
+        if not self._has_compared:  # at the first draw, also with rows that a side has loaded
+            self._compare()
         exact = round(self.share(self._clocks[self.share.clock]) * count, 9)  # 0.7 * 10 is 7.000000000000001
         offline = int(exact)
         if exact > offline:
@@ -163,37 +176,31 @@ class MixedReplay(Seeded, TrainingReplay):
             raise RuntimeError("offline is empty; call offline.extend(rows) before the first draw, or give share=0")
         drawn = [side.sample(rows) for side, rows in ((self.online, count - offline), (self.offline, offline)) if rows]
         self._clocks["draws"] += 1
-        return self._joined(drawn, count - offline)
+        return self._joined(drawn, first_offline=count - offline)
 
-    def _joined(self, drawn: list[TensorDictBase], online: int) -> TensorDictBase:
-        parts = [
-            {key if isinstance(key, tuple) else (key,): rows for key, rows in one.items(True, True)} for one in drawn
+    def _joined(self, drawn: list[TensorDictBase], first_offline: int) -> TensorDictBase:
+        parts = [{key: part.get(key) for key in part.keys(True, True)} for part in drawn]
+        device, shape = parts[0]["index"].device, drawn[0].shape[1:]
+        filled: dict[str, Tensor] = {}  # a row of what a side may not have
+        if self.is_prioritized:
+            filled["priority_weight"] = torch.ones(1, *shape, device=device)
+        if self.returns:
+            filled["steps_to_next_obs"] = torch.ones(1, 1, dtype=torch.int64, device=device)
+        pairs = [
+            name for name in ("index", "generation") if {part[name].ndim for part in parts if name in part} == {1, 2}
         ]
-        device = parts[0]["index",].device
-        names = [name for name in ("index", "generation") if all((name,) in part for part in parts)]
-        pairs = {name: max(part[name,].ndim for part in parts) for name in names}
-        filled: list[tuple[str, torch.dtype, list[int]]] = (
-            [("priority_weight", torch.float32, [])] if self.is_prioritized else []
-        )
-        if any(("steps_to_next_obs",) in part for part in parts):
-            filled.append(("steps_to_next_obs", torch.int64, [1]))
         for place, part in enumerate(parts):
-            is_offline, rows = place == 1 or not online, len(part["index",])
-            if is_offline:
-                part["index",] = part["index",] + OFFLINE_INDEX
-            for name, ndim in pairs.items():
-                if part[name,].ndim < ndim:
-                    part[name,] = torch.stack([part[name,], torch.full_like(part[name,], _NO_PARTNER)], -1)
-            for name, dtype, shape in filled:
-                if (name,) not in part:
-                    part[name,] = torch.ones(rows, *shape, dtype=dtype, device=device)
-            part["is_offline",] = torch.full((rows,), is_offline, device=device)
-        columns = {
-            key: torch.cat([part[key].to(device) for part in parts])
-            for key in parts[0]
-            if all(key in part for part in parts)
-        }
-        return gather_branch(nest(columns), columns, columns["is_offline",].shape, device)
+            is_offline, rows = place == 1 or not first_offline, len(part["index"])
+            part["index"] = part["index"] + OFFLINE_INDEX * is_offline
+            part["is_offline"] = torch.full((rows, *shape), is_offline, device=device)
+            for name in pairs:
+                if part[name].ndim == 1:
+                    part[name] = torch.stack([part[name], torch.full_like(part[name], _NO_PARTNER)], -1)
+            for name, one in filled.items():
+                part.setdefault(name, one.expand(rows, *one.shape[1:]))
+        common = [key for key in parts[0] if all(key in part for part in parts)]
+        joined = {key: torch.cat([part[key].to(device) for part in parts]) for key in common}
+        return TensorDict(joined, joined["is_offline"].shape, device=device)
 
     def update_priority(
         self,
@@ -203,41 +210,36 @@ class MixedReplay(Seeded, TrainingReplay):
         generation: Tensor | None = None,
         **signals: Any,
     ) -> None:
-        """Returns TD errors and signals to their rows, as :meth:`~lightning_replay.Replay.update_priority`.
-
-        Where one side refuses, neither is changed.
-        """
-        td_error = td_error_of(td_error, signals)
+        """Returns TD errors and signals to their rows, as :meth:`~lightning_replay.Replay.update_priority`."""
+        td_error = td_error_of(td_error, signals, self.online.signals + self.offline.signals)
         index, td_error, generation = given_feedback(index, td_error, generation)
-        first = index if index.ndim == 1 else index[:, 0]
-        given_rows: dict[str, Any] = {} if td_error is None else {"td_error": td_error}
+        first, of_rows = index if index.ndim == 1 else index[:, 0], {"td_error": td_error, "generation": generation}
         for name, value in signals.items():
-            signals[name] = given_rows[name] = row_numbers(name, value, "a tensor [B, ...]")
-        for name, value in given_rows.items():
-            if value.shape[:1] != index.shape[:1]:
+            of_rows[name] = row_numbers(name, value, "a tensor [B, ...]")
+        for name, value in of_rows.items():
+            if value is not None and value.shape[:1] != index.shape[:1]:
                 raise ValueError(
                     f"{name} must hold one value for each of the {len(index)} rows of the batch; got shape "
                     f"{list(value.shape)}. No priority was changed"
                 )
-        if td_error is None and self.is_prioritized:
-            raise ValueError("td_error is None, and a side draws by TD errors; give one for each row of the batch")
-        parts: list[tuple[Replay, Tensor, Any, Any, dict[str, Any]]] = []
+        parts: list[tuple[Replay, Tensor, dict[str, Any]]] = []
         for side, is_own, offset in (
             (self.online, first < OFFLINE_INDEX, 0),
             (self.offline, first >= OFFLINE_INDEX, OFFLINE_INDEX),
         ):
-            if not bool(is_own.any()):
-                continue
-            own = _of_single(index[is_own])
-            errors, given = (None if one is None else one[is_own.to(one.device)] for one in (td_error, generation))
-            of_rows = {name: value[is_own.to(value.device)] for name, value in signals.items()}
-            part = (side, own - offset, errors, None if given is None else _of_single(given), of_rows)
-            if side.takes_feedback:  # refuses before anything is changed
-                judged(*part[1:4], side.storage)
-                declared_writer(side.writer).read_feedback(len(own), errors, of_rows)
-            parts.append(part)
-        for side, own, errors, given, of_rows in parts:
-            side.update_priority(own, errors, generation=given, **of_rows)
+            if bool(is_own.any()):
+                own = {
+                    name: None if value is None else value[is_own.to(value.device)]
+                    for name, value in of_rows.items()
+                    if name in ("td_error", "generation", *side.signals)
+                }
+                own["generation"] = _of_single(own["generation"])
+                parts.append((side, _of_single(index[is_own]) - offset, own))
+        for side, slots, own in parts:  # refuses before anything is changed
+            if side.takes_feedback:
+                side.read_feedback(slots, **own)
+        for side, slots, own in parts:
+            side.update_priority(slots, **own)
 
     add: Any = Replay.add
     update_tensordict_priority: Any = Replay.update_tensordict_priority
@@ -246,18 +248,16 @@ class MixedReplay(Seeded, TrainingReplay):
 
     def advance(self, *, env_steps: int | None = None, updates: int | None = None) -> None:
         """Sets the clocks of schedules, of ``share`` and of both sides."""
-        given = {"env_steps": env_steps, "updates": updates}
-        readings = {name: checked_count(name, value, 0) for name, value in given.items() if value is not None}
         for side in (self.online, self.offline):
-            side.advance(**readings)
-        self._clocks |= readings
+            side.advance(env_steps=env_steps, updates=updates)
+        given = {"env_steps": env_steps, "updates": updates}
+        self._clocks |= {name: int(value) for name, value in given.items() if value is not None}
 
     def seed(self, seed: int) -> None:
         """Restarts all draws from ``seed``, the two sides from numbers of their own."""
-        checked_seed(seed)
-        self.reseed(seed)
         self.online.seed(seed)
         self.offline.seed(seed ^ 1 << 31)  # equal samplers would draw alike
+        self.reseed(seed)
 
     def draw_stamp(self) -> bytes:
         own = self._generator.get_state().numpy().tobytes()
@@ -272,64 +272,29 @@ class MixedReplay(Seeded, TrainingReplay):
         """Rows of both sides."""
         return len(self.online) + len(self.offline)
 
-    @property
-    def capacity(self) -> int:
-        """Most transitions kept, of both sides together."""
-        return self.online.capacity + self.offline.capacity
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of both sides."""
-        return self.online.nbytes + self.offline.nbytes
-
-    @property
-    def sampler_name(self) -> str:
-        """Names of the classes of both samplers."""
-        return f"{self.online.sampler_name} and offline {self.offline.sampler_name}"
-
-    @property
-    def returns(self) -> list[tuple[int, float]]:
-        """Lengths above 1 and discounts of the returns of both sides, each once."""
-        return list(dict.fromkeys([*self.online.returns, *self.offline.returns]))
-
-    @property
-    def is_prioritized(self) -> bool:
-        """Whether TD errors change what a side draws."""
-        return self.online.is_prioritized or self.offline.is_prioritized
-
-    @property
-    def takes_feedback(self) -> bool:
-        """Whether :meth:`update_priority` changes what a side draws or keeps."""
-        return self.online.takes_feedback or self.offline.takes_feedback
-
-    @property
-    def awaits_priorities(self) -> bool:
-        """Whether a side takes feedback and has had none since its last draw."""
-        return self.online.awaits_priorities or self.offline.awaits_priorities
-
-    @property
-    def awaits_new_episodes(self) -> bool:
-        """Whether the episodes that ran in loaded files end before the next rows are stored."""
-        return self.online.awaits_new_episodes
-
-    @awaits_new_episodes.setter
-    def awaits_new_episodes(self, ends: bool) -> None:
-        self.online.awaits_new_episodes = ends
-
+    capacity: Any = _of_both("capacity", operator.add)
+    nbytes: Any = _of_both("nbytes", operator.add)
+    sampler_name: Any = _of_both("sampler_name", "{} and offline {}".format)
+    returns: Any = _of_both("returns", lambda online, offline: list(dict.fromkeys(online + offline)))
+    is_prioritized: Any = _of_both("is_prioritized", operator.or_)
+    takes_feedback: Any = _of_both("takes_feedback", operator.or_)
+    awaits_priorities: Any = _of_both("awaits_priorities", operator.or_)
+    has_snapshots: Any = _of_both("has_snapshots", operator.and_)
+    sequence_length: Any = _of_online("sequence_length")  # the same in both
+    burn_in: Any = _of_online("burn_in")
     # Those of ``online``, which alone is written to.
-    write_count: Any = property(attrgetter("online.write_count"))
-    priority_key: Any = property(attrgetter("online.priority_key"))
-    end_episodes: Any = property(attrgetter("online.end_episodes"))
-    tasks: Any = property(attrgetter("online.tasks"))
-    progress: Any = property(attrgetter("online.progress"))
-    actor_tasks: Any = property(attrgetter("online.actor_tasks"))
-    needs_consecutive_rows: Any = property(attrgetter("online.needs_consecutive_rows"))
-    needs_initial_surprise: Any = property(attrgetter("online.needs_initial_surprise"))
-    set_initial_surprise: Any = property(attrgetter("online.set_initial_surprise"))
-
-    @property
-    def has_snapshots(self) -> bool:
-        return self.online.has_snapshots and self.offline.has_snapshots
+    extend: Any = _of_online("extend")
+    extend_columns: Any = _of_online("extend_columns")
+    write_count: Any = _of_online("write_count")
+    priority_key: Any = _of_online("priority_key")
+    end_episodes: Any = _of_online("end_episodes")
+    tasks: Any = _of_online("tasks")
+    progress: Any = _of_online("progress")
+    actor_tasks: Any = _of_online("actor_tasks")
+    needs_consecutive_rows: Any = _of_online("needs_consecutive_rows")
+    needs_initial_surprise: Any = _of_online("needs_initial_surprise")
+    set_initial_surprise: Any = _of_online("set_initial_surprise")
+    awaits_new_episodes: Any = _of_online("awaits_new_episodes")
 
     def state_dict(self) -> dict[str, Any]:
         """Returns a copy of all that decides the next draws, of both sides at one moment."""
@@ -352,20 +317,10 @@ class MixedReplay(Seeded, TrainingReplay):
         except BaseException:
             self.online.load_state_dict(before)
             raise
-        self._fits = False
+        self._has_compared = False
 
 
-def _columns_of(side: Replay) -> dict[tuple[str, ...], str]:
-    # Of the storage, not of a draw, whose transforms may refuse single rows.
-    row = side._collate_fn(side.storage.get(torch.zeros(1, dtype=torch.int64, device="cpu")))
-    columns = {key if isinstance(key, tuple) else (key,): row.get(key) for key in row.keys(True, True)}
-    return {
-        key: f"{column.dtype} {list(column.shape[1:])}"
-        for key, column in columns.items()
-        if key not in (("index",), ("generation",))
-    }
-
-
-def _of_single(rows: Tensor) -> Tensor:
+def _of_single(rows: Any) -> Any:
     # Rows [n, 2] of a side that draws single rows, of which the batch has pairs for the other side.
-    return rows[:, 0] if rows.ndim == 2 and bool((rows[:, 1] == _NO_PARTNER).all()) else rows
+    is_single = rows is not None and rows.shape[1:] == (2,) and bool((rows[:, 1] == _NO_PARTNER).all())
+    return rows[:, 0] if is_single else rows

@@ -159,7 +159,27 @@ class BufferHooks:
         """Ends the running episodes of these trajectories: their next rows follow no stored row."""
 
 
-class ReplaySampler(Seeded, Sampler):
+class PartHooks(Seeded):
+    """What samplers and writers have in common."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what the part keeps."""
+        return 0
+
+    def advance(self, *, env_steps: int | None = None, updates: int | None = None) -> None:
+        """Sets the clocks of schedules, in environment steps and updates since the start of training."""
+
+    def dumps(self, path: str | Path) -> None:
+        """Writes ``state_dict()`` into the directory ``path``."""
+        write_state(path, self.state_dict(), of=type(self).__name__)
+
+    def loads(self, path: str | Path) -> None:
+        """Reads what :meth:`dumps` wrote."""
+        load_state(path, self.load_state_dict)
+
+
+class ReplaySampler(PartHooks, Sampler):
     """Draws slots; base class of the samplers of this library.
 
     A subclass defines TorchRL's ``sample(storage, batch_size)``, which returns slots ``[B]`` (pairs: ``[B, 2]``) and a
@@ -256,41 +276,17 @@ class ReplaySampler(Seeded, Sampler):
         """
         return {}
 
-    def advance(self, *, env_steps: int | None = None, updates: int | None = None) -> None:
-        """Sets the clocks of schedules, in environment steps and updates since the start of training."""
-
     def stats(self) -> dict[str, float]:
         """Returns statistics for :meth:`Replay.stats <lightning_replay.replay.Replay.stats>`; none here."""
         return {}
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of what the sampler keeps."""
-        return 0
 
-    def dumps(self, path: str | Path) -> None:
-        """Writes ``state_dict()`` into the directory ``path``."""
-        write_state(path, self.state_dict(), of=type(self).__name__)
-
-    def loads(self, path: str | Path) -> None:
-        """Reads what :meth:`dumps` wrote."""
-        load_state(path, self.load_state_dict)
-
-
-class WriterHooks(Seeded):
+class WriterHooks(PartHooks):
     """Attributes and methods of a writer in addition to TorchRL's; the methods have no effect by default."""
 
     needs_feedback: bool = False  #: Whether ``update_priority`` of the buffer changes what is kept.
     signals: tuple[str, ...] = ()  #: Further names that ``Replay.update_priority`` accepts for this writer.
     may_refuse: bool = False  #: Whether rows may be left out although the storage is not full.
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of what the writer keeps."""
-        return 0
-
-    def advance(self, *, env_steps: int | None = None, updates: int | None = None) -> None:
-        """Sets the clocks of schedules, in environment steps and updates since the start of training."""
 
     def insert(self, data: TensorDictBase) -> Insertion:
         """Stores rows, TensorDict ``[N]``, oldest first; called by ``Replay.extend``."""
@@ -412,9 +408,6 @@ class ReplayWriter(WriterHooks, Writer):
 
     def extend(self, data: TensorDictBase) -> Tensor:
         return self.insert(data).slots
-
-    dumps: Any = ReplaySampler.dumps
-    loads: Any = ReplaySampler.loads
 
     def add(self, data: TensorDictBase) -> Any:
         """Stores one row, a TensorDict of batch size ``[]``; returns its slot, -1 where it was refused."""

@@ -122,6 +122,21 @@ class FrameOptions(ReplayOptions, total=False):
     frame_capacity: int | None
 
 
+class PriorityOptions(FrameOptions, total=False):
+    """Options of recipes that can draw by priority.
+
+    Args:
+        priority_exponent: α of prioritized draws, see :func:`prioritized`; 0 draws uniformly, by default except in
+            :func:`surprise_retention`, where it is 0.5.
+        importance_exponent: β of their correction, a number or a schedule; 0.4 by default.
+        priority_offset: ε, added to every priority; 1e-6 by default.
+    """
+
+    priority_exponent: float
+    importance_exponent: float | Schedule
+    priority_offset: float
+
+
 class MixingOptions(ReplayOptions, total=False):
     """Options of recipes that mix two transitions.
 
@@ -139,9 +154,9 @@ class MixingOptions(ReplayOptions, total=False):
 
 
 # jsonargparse prints what the docstring of a class describes, and a TypedDict has no base class to look in.
-for _kind in (FrameOptions, MixingOptions):
-    if _kind.__doc__ and ReplayOptions.__doc__:  # python -OO has none
-        _kind.__doc__ = _kind.__doc__.rstrip() + ReplayOptions.__doc__.partition("Args:")[2]
+for _kind, _base in ((FrameOptions, ReplayOptions), (PriorityOptions, FrameOptions), (MixingOptions, ReplayOptions)):
+    if _kind.__doc__ and _base.__doc__:  # python -OO has none
+        _kind.__doc__ = _kind.__doc__.rstrip() + _base.__doc__.partition("Args:")[2]
 
 
 def storage_for(
@@ -217,8 +232,15 @@ def mixing(options: Any) -> MixPairs:
     return MixPairs(**taken(options, "mixup_concentration", "fraction", "keys"))
 
 
+def priorities(options: Any) -> dict[str, Any]:
+    return taken(options, "priority_exponent", "importance_exponent", "priority_offset")
+
+
 def prioritized_or_uniform(
-    capacity: int, priority_exponent: float, importance_exponent: float | Schedule, priority_offset: float = 1e-6
+    capacity: int,
+    priority_exponent: float = 0.0,
+    importance_exponent: float | Schedule = 0.4,
+    priority_offset: float = 1e-6,
 ) -> Sampler:
     if priority_exponent != 0:
         return PrioritizedSampler(capacity, priority_exponent, importance_exponent, priority_offset)
@@ -388,10 +410,7 @@ def hindsight(
     share: float = 0.8,
     achieved_key: str | tuple[str, ...] = ACHIEVED_GOAL,
     desired_key: str | tuple[str, ...] = DESIRED_GOAL,
-    priority_exponent: float = 0.0,
-    importance_exponent: float | Schedule = 0.4,
-    priority_offset: float = 1e-6,
-    **options: Unpack[FrameOptions],
+    **options: Unpack[PriorityOptions],
 ) -> Replay:
     """Replaces goals of drawn rows by goals that their episodes achieved (HER, Andrychowicz et al. 2017).
 
@@ -407,14 +426,11 @@ def hindsight(
         share: probability that a row is relabelled; k / (k + 1) of the paper, 0.8 for k = 4.
         achieved_key: column of the achieved goal.
         desired_key: column of the desired goal.
-        priority_exponent: α of prioritized draws; 0 draws uniformly.
-        importance_exponent: β of their correction.
-        priority_offset: ε, added to every priority.
 
     Raises:
         ValueError: neither ``reward`` nor an ``env`` that computes it.
     """
-    sampler = prioritized_or_uniform(capacity, priority_exponent, importance_exponent, priority_offset)
+    sampler = prioritized_or_uniform(capacity, **priorities(options))
     relabel = RelabelGoals(strategy, share, reward, env, terminated, achieved_key, desired_key)
     return assemble(Replay, capacity, batch_size, options, sampler, transform=relabel)
 
@@ -454,10 +470,7 @@ def surprise_retention(
     rule: RetentionRule | None = None,
     always_admit: bool = False,
     initial_surprise: Callable[[TensorDictBase], Tensor] | None = None,
-    priority_exponent: float = 0.5,
-    importance_exponent: float | Schedule = 0.4,
-    priority_offset: float = 1e-6,
-    **options: Unpack[FrameOptions],
+    **options: Unpack[PriorityOptions],
 ) -> Replay:
     """Evicts the row of lowest surprise times on-policyness, for small buffers (https://openreview.net/forum?id=SPRHpBKzJE).
 
@@ -479,9 +492,6 @@ def surprise_retention(
         always_admit: store every new row, even the lowest.
         initial_surprise: surprise ``[M]`` of new transitions ``[M]``; without it they get the largest priority so far.
             Rules without surprise do not call it. See :class:`~lightning_replay.writers.RetentionWriter` for saves.
-        priority_exponent: α of prioritized draws; 0 draws uniformly.
-        importance_exponent: β of their correction.
-        priority_offset: ε, added to every sampling priority.
 
     Returns over ``n_steps`` are formed before they are stored, n - 1 steps later. The retention priorities are always
     on the CPU. A full frame store evicts the lowest transitions until a new one fits; kept rows are scattered and share
@@ -516,7 +526,7 @@ def surprise_retention(
         capacity,
         batch_size,
         options,
-        prioritized_or_uniform(capacity, priority_exponent, importance_exponent, priority_offset),
+        prioritized_or_uniform(capacity, **{"priority_exponent": 0.5} | priorities(options)),
         lambda frame_stack: frames_at_worst(capacity, frame_stack, n_steps),
         writer=RetentionWriter(
             SurpriseOnPolicyness(**of_rule) if rule is None else rule,
@@ -543,14 +553,11 @@ def event_tables(
     at_least_one: bool = False,
     normalize_over_batch: bool = False,
     return_probabilities: bool = False,
-    priority_exponent: float = 0.0,
-    importance_exponent: float | Schedule = 0.4,
-    priority_offset: float = 1e-6,
     sequence_length: int | None = None,
     burn_in: int = 0,
     max_trajectories: int = 64,
     forget_stale: bool = False,
-    **options: Unpack[FrameOptions],
+    **options: Unpack[PriorityOptions],
 ) -> TableReplay:
     """Draws a share of every batch from the steps that led to events (SSET, Kompella et al. 2022, arXiv:2211.00576).
 
@@ -575,9 +582,6 @@ def event_tables(
         normalize_over_batch: divide the weights by the largest of the batch.
         return_probabilities: add ``table_probability`` and ``raw_weight``, of
             :class:`~lightning_replay.samplers.tables.TableShares` or of the sampler of ``"continuous"``.
-        priority_exponent: α of prioritized draws inside each table; 0 draws uniformly.
-        importance_exponent: β of their correction.
-        priority_offset: ε, added to every priority.
         sequence_length: T, draws a sequence with each row, see :class:`~lightning_replay.samplers.SequenceSampler`.
         burn_in: steps at the beginning of a sequence from which nothing is learned.
         max_trajectories: episodes that may run at once.
@@ -599,7 +603,7 @@ def event_tables(
     check_tables(tables)  # the writer does too, and names its own argument
     checked_choice("correction", correction, (*CORRECTIONS, "continuous"))
     if correction == "continuous":
-        if multinomial or at_least_one or priority_exponent:
+        if multinomial or at_least_one or options.get("priority_exponent"):
             raise ValueError(
                 "correction='continuous' draws from all tables at once with priorities of its own; leave out "
                 "multinomial, at_least_one and priority_exponent, or use correction='mixture'"
@@ -631,9 +635,7 @@ def event_tables(
         at_least_one=at_least_one,
         correction=CORRECTIONS.get(correction),
         normalize_over_batch=normalize_over_batch,
-        priority_exponent=priority_exponent,
-        importance_exponent=importance_exponent,
-        priority_offset=priority_offset,
+        **priorities(options),
         return_probabilities=return_probabilities,
     )
     if correction == "continuous":  # TableShares has checked the shares
@@ -662,11 +664,8 @@ def sequences(
     overlap: int = 0,
     burn_in: int = 0,
     min_steps: int | None = None,
-    priority_exponent: float = 0.0,
-    importance_exponent: float | Schedule = 0.4,
-    priority_offset: float = 1e-6,
     max_share: float = MAX_SHARE,
-    **options: Unpack[FrameOptions],
+    **options: Unpack[PriorityOptions],
 ) -> Replay:
     """Draws sequences of steps ``[B, T]`` for recurrent agents and world models (R2D2, Kapturowski et al. 2019).
 
@@ -678,9 +677,6 @@ def sequences(
         overlap: steps that neighbouring sequences of an episode share.
         burn_in: steps at the beginning of a sequence from which nothing is learned.
         min_steps: fewest steps of a sequence; by default ``burn_in + 1``. ``length`` draws whole sequences alone.
-        priority_exponent: α; 0 draws uniformly.
-        importance_exponent: β of the correction.
-        priority_offset: ε, added to every priority.
         max_share: η, share of the largest TD error of a sequence in its priority.
     """
     sampler = SequenceSampler(
@@ -688,9 +684,7 @@ def sequences(
         overlap,
         burn_in,
         min_steps=min_steps,
-        priority_exponent=priority_exponent,
-        importance_exponent=importance_exponent,
-        priority_offset=priority_offset,
+        **priorities(options),
         max_share=max_share,
         check_continuity=options.get("check_continuity", True),
     )
@@ -705,10 +699,7 @@ def parallel_curriculum(
     *,
     scheduler: Scheduler | None = None,
     min_size: int | None = None,
-    priority_exponent: float = 0.0,
-    importance_exponent: float | Schedule = 0.4,
-    priority_offset: float = 1e-6,
-    **options: Unpack[FrameOptions],
+    **options: Unpack[PriorityOptions],
 ) -> CurriculumReplay:
     """Draws each batch from one of several tasks, a hard one and easier ones (DPCER).
 
@@ -723,9 +714,6 @@ def parallel_curriculum(
             ``Exp3``, ``Exp3S``; or a baseline, ``OneTask``, ``EasyToHard``, ``ReverseCurriculum``, for which all tasks
             share one table. It is copied.
         min_size: rows that a task needs before it is drawn from; by default the batch size, or the capacity if less.
-        priority_exponent: α of prioritized draws inside each table; 0 draws uniformly.
-        importance_exponent: β of their correction.
-        priority_offset: ε, added to every priority.
 
     Raises:
         ValueError: a task named twice, or a ``min_size`` that no table can reach.
@@ -743,34 +731,13 @@ def parallel_curriculum(
         tasks,
         scheduler,
         min_size=min(batch_size, reachable) if min_size is None else min_size,
-        priority_exponent=priority_exponent,
-        importance_exponent=importance_exponent,
-        priority_offset=priority_offset,
+        **priorities(options),
     )
     return assemble(CurriculumReplay, writer.num_slots, batch_size, options, sampler, writer=writer)
 
 
-@with_named_arguments
-def mixed(
-    online: Replay,
-    offline: Replay,
-    *,
-    share: float | Schedule = 0.5,
-    batch_size: int | None = None,
-    seed: int | None = None,
-) -> MixedReplay:
-    """Draws a part of each batch from rows that were there before (RLPD, Ball et al. 2023, arXiv:2302.02948).
-
-    See :class:`~lightning_replay.MixedReplay`: new rows are stored in ``online`` alone, and those of ``offline`` stay.
-
-    Args:
-        online: buffer of the rows that are collected, of any recipe.
-        offline: buffer of rows that stay, such as demonstrations, of any recipe.
-        share: part of each batch that is offline, in [0, 1]; a number or a schedule.
-        batch_size: transitions per batch.
-        seed: of all draws; ``None`` leaves the generators of both sides as they are.
-    """
-    return MixedReplay(online, offline, share=share, batch_size=batch_size, seed=seed)
+#: :class:`~lightning_replay.MixedReplay`, of which each side is a buffer of any recipe.
+mixed = MixedReplay
 
 
 def _shares(default_share: float, tables: Sequence[EventTable]) -> dict[str, float]:

@@ -18,20 +18,27 @@ from tensordict.utils import NestedKey
 from torch import Tensor, nn
 from torchrl.data import TensorDictReplayBuffer
 from torchrl.data.replay_buffers import RoundRobinWriter, Sampler, SliceSampler, Storage, TensorStorage, Writer
-from torchrl.envs import Compose, MultiStepTransform, Transform
+from torchrl.envs import MultiStepTransform, Transform
 
 from lightning_replay.divided_draws import check_divisible
 from lightning_replay.episodes.links import with_real_ends
 from lightning_replay.episodes.returns import EpisodeTracker, NStepTransitions, refuse_formed
 from lightning_replay.episodes.running import held_slots, newest_running, slots_by_age, stored_trajectories
-from lightning_replay.feedback import Feedback, given_feedback, given_priority, judged, set_in_one_pass, td_error_of
+from lightning_replay.feedback import (
+    Feedback,
+    Judged,
+    given_feedback,
+    given_priority,
+    judged,
+    set_in_one_pass,
+    td_error_of,
+)
 from lightning_replay.options import (
     check_kind,
     checked_count,
     checked_flag,
     checked_number,
     checked_seed,
-    did_you_mean,
 )
 from lightning_replay.parts import (
     BufferHooks,
@@ -143,6 +150,8 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
     _replay_lock: Any
     _futures_lock: Any
     awaits_new_episodes: bool  #: Whether the episodes that ran in loaded files end before the next rows are stored.
+    # Refuses the first rows, TensorDict [N], of a side of a MixedReplay, where they do not fit the other side's.
+    _check_first: Callable[[TensorDictBase], None] | None = None
 
     def __init__(
         self,
@@ -184,8 +193,6 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         sampler = UniformSampler() if sampler is None else sampler
         writer = FirstInFirstOutWriter() if writer is None else writer
         check_parts(storage, sampler, writer, n_steps)
-        if declared_sampler(sampler).sequence_length is not None:
-            check_sequences(sampler, writer, transform, n_steps)
         super().__init__(
             storage=storage,
             sampler=sampler,
@@ -357,8 +364,11 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         if rows.ndim != 1 or rows.shape[0] == 0:
             raise wrong_shape(rows)
         first_rows, columns = len(self._storage) == 0, None
-        for transform in self._own_transforms if first_rows else ():
-            transform.check_rows(rows)
+        if first_rows:
+            if self._check_first is not None:
+                self._check_first(rows)
+            for transform in self._own_transforms:
+                transform.check_rows(rows)
         # A PackedStorage checks rows itself, when it reads them.
         if self._packed is None:
             self._check_columns(rows)
@@ -530,9 +540,11 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         """Returns stored rows as they are, transforms not applied, or a column of all by its key."""
         if isinstance(index, tuple | str):  # a key, or an index of several dimensions
             return self[:][index]
+        if isinstance(index, Tensor):  # of which a storage of a list would read True and False as 1 and 0
+            index = index.cpu().numpy()
         with self._replay_lock:
             rows = self._storage[index]
-        return rows if isinstance(index, int) else self._collate_fn(rows)
+        return rows if isinstance(index, int | np.integer) else self._collate_fn(rows)
 
     def _read(self, index: Tensor) -> tuple[TensorDictBase, Tensor | None, list[Transform]]:
         # The rows that were drawn, their generations, and the transforms that are still to be applied.
@@ -603,14 +615,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
                 return self.update_priority(index, td_error, generation=generation, **signals)
         writer, sampler = self._writer_hooks, self._sampler_hooks
         if signals:
-            td_error = td_error_of(td_error, signals)
-            known = (*SIGNALS, *writer.signals)
-            for name in signals:
-                if name not in known:
-                    raise TypeError(
-                        f"update_priority got the signal {name!r}; the signals are {', '.join(dict.fromkeys(known))}"
-                        f"{did_you_mean(name, known)}"
-                    )
+            td_error = td_error_of(td_error, signals, self.signals)
         # Nobody uses the TD errors of a uniform buffer: they are read, so that an error in a loop shows, and dropped.
         needs_feedback, is_prioritized = writer.needs_feedback, sampler.uses_priorities
         if needs_feedback or not is_prioritized:
@@ -623,15 +628,6 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         with self._replay_lock, self._write_lock:
             if self._refusal is not None:
                 self._check_usable()
-            if td_error is None and is_prioritized:
-                raise ValueError(
-                    f"td_error is None, and {type(self._sampler).__name__} draws by TD errors; give one for each row "
-                    f"of the batch, or write them to its {self.priority_key!r} for update_tensordict_priority. No "
-                    "priority was changed"
-                )
-            # The writer's feedback and the TD errors are both checked before anything is changed: a refusal of either
-            # leaves all priorities as they are.
-            feedback = writer.read_feedback(len(index), td_error, signals) if needs_feedback else None
             # A sampler on the CPU compares generations in the same pass in which it sets priorities. Not where the
             # writer needs the slots of the rows that are left, too.
             if self._set_held is not None and not needs_feedback:
@@ -639,15 +635,26 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
                 if num_late is not None:
                     self._feedback.count(len(index), num_late)
                     return
-            if self.sequence_length is not None and is_prioritized:
-                given = given_feedback(index, td_error, generation)
-                index, td_error, generation = sampler.feedback_of_rows(*given)
-            slots, magnitudes, late = judged(index, td_error, generation, self._storage)
+            feedback, (slots, magnitudes, late) = self.read_feedback(index, td_error, generation, **signals)
             if is_prioritized:
                 sampler.set_priorities(slots, magnitudes, self._storage)
             if needs_feedback:
                 writer.update_priority(slots, feedback, both=sampler.update_partners)
             self._feedback.count(len(slots), late)
+
+    def read_feedback(self, index: Any, td_error: Any, generation: Any, **signals: Any) -> tuple[Any, Judged]:
+        # What writer and sampler get. Both are checked before anything is changed: a refusal leaves all as it is.
+        writer, sampler = self._writer_hooks, self._sampler_hooks
+        if td_error is None and sampler.uses_priorities:
+            raise ValueError(
+                f"td_error is None, and {type(self._sampler).__name__} draws by TD errors; give one for each row "
+                f"of the batch, or write them to its {self.priority_key!r} for update_tensordict_priority. No "
+                "priority was changed"
+            )
+        feedback = writer.read_feedback(len(index), td_error, signals) if writer.needs_feedback else None
+        if self.sequence_length is not None and sampler.uses_priorities:
+            index, td_error, generation = sampler.feedback_of_rows(*given_feedback(index, td_error, generation))
+        return feedback, judged(index, td_error, generation, self._storage)
 
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
         """Returns the TD errors in ``data[priority_key]`` to the rows of ``data["index"]``."""
@@ -823,11 +830,8 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
     @contextmanager
     def unchanged(self) -> Iterator[None]:
         """Keeps other threads from writing, drawing, updating and drawing ahead while the body runs."""
-        with self._futures_lock:
-            self._wait_for_draws()
-            with self._replay_lock, self._write_lock, torch.inference_mode(False):
-                self._check_usable()
-                yield
+        with self._futures_lock, self._changing():
+            yield
 
     def _check_usable(self) -> None:
         if self._refusal is not None:
@@ -865,7 +869,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
     def _attach_transforms(self) -> None:
         own = [one for one in self._transforms if isinstance(one, ReplayTransform)]
         if self.sequence_length is not None:
-            check_sequences(self._sampler_hooks, self._writer, self._transform, n_steps=1)
+            self._check_sequences(own)
         for one in own:
             one.check_buffer(self)
         following = [type(one).__name__ for one in own if one.follows_episodes]
@@ -880,6 +884,18 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         if following and self._episodes is None:
             self._follow(EpisodeTracker(1, 1.0))
         self._own_transforms = own
+
+    def _check_sequences(self, transforms: list[ReplayTransform]) -> None:
+        # Parts that change or keep single rows leave no sequences to follow.
+        unfit = [f"n_steps={steps}" for steps, _ in self.returns]
+        unfit += [type(one).__name__ for one in transforms if not one.takes_sequences]
+        if self._writer_hooks.may_refuse:
+            unfit.append(type(self._writer).__name__)
+        if unfit:
+            raise ValueError(
+                f"{', '.join(unfit)} works with single rows, and {self.sampler_name} draws sequences of "
+                f"{self.sequence_length} steps as they were played. Leave it out, or use a sampler of rows"
+            )
 
     def append_transform(self, transform: Any, *, invert: bool = False) -> Replay:
         """Appends a transform, which is applied last; nothing is changed where it does not fit the buffer."""
@@ -990,6 +1006,11 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
     def is_prioritized(self) -> bool:
         """Whether TD errors change what the sampler draws."""
         return self._sampler_hooks.uses_priorities
+
+    @property
+    def signals(self) -> tuple[str, ...]:
+        """Names of the signals that :meth:`update_priority` takes."""
+        return (*SIGNALS, *self._writer_hooks.signals)
 
     @property
     def sampler_name(self) -> str:
@@ -1172,18 +1193,3 @@ def check_parts(storage: Storage, sampler: Sampler, writer: Writer, n_steps: int
         )
     if isinstance(sampler, SliceSampler):
         check_slice_writer(sampler, writer)
-
-
-def check_sequences(sampler: Any, writer: Writer, transform: Any, n_steps: int) -> None:
-    # Parts that change or keep single rows leave no sequences to follow.
-    transforms = [*transform.transforms] if isinstance(transform, Compose) else [transform]
-    unfit = [f"n_steps={n_steps}"] if n_steps > 1 else []
-    unfit += [type(one).__name__ for one in transforms if isinstance(one, ReplayTransform) and not one.takes_sequences]
-    if declared_writer(writer).may_refuse or (isinstance(writer, TableWriter) and not sampler._draws_from_tables):
-        unfit.append(type(writer).__name__)
-    if unfit:
-        raise ValueError(
-            f"{', '.join(unfit)} works with single rows, and {type(sampler).__name__} draws sequences of "
-            f"{sampler.sequence_length} steps as they were played. Leave it out, or use a sampler of rows; over tables "
-            "give SequenceSampler first=TableShares(...), as recipes.event_tables(sequence_length=...) does"
-        )

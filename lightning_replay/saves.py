@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tensordict import TensorDict
 from torch import Tensor
@@ -37,6 +37,8 @@ from lightning_replay.training_replay import TrainingReplay
 __all__ = ["FrozenReplay", "SavedSize", "read_replay", "save_id", "save_replay", "verify_replay"]
 
 _NEEDED = ("built_from", "sampler", "writer", "transform", "feedback", "storage")
+
+R = TypeVar("R")
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -80,10 +82,7 @@ def frozen_state(replay: Any) -> Iterator[dict[str, Any]]:
 def restore_state(replay: Any, state: dict[str, Any]) -> None:
     """Restores what :func:`read_state` returned, into a buffer of the same capacity, parts and tables.
 
-    Raises:
-        TypeError: no dictionary.
-        ValueError: no state of a replay buffer, the buffer is built from other parts, or a part refuses its state;
-            nothing is changed then.
+    ``TypeError`` and ``ValueError`` for what is no such state or is refused by a part; nothing is changed then.
     """
     check_kind("the state", state, Mapping, "what state_dict() of a replay buffer returned")
     lacking = [name for name in _NEEDED if name not in state]
@@ -309,8 +308,7 @@ def verify_replay(path: str | Path) -> dict[str, Any]:
         open_data(manifest, data).check()
         return {key: manifest[key] for key in ("built_by", "length")}
 
-    with local_folder(path) as directory:
-        return read_save(directory, lambda: replay_manifest(directory), check)
+    return _read(path, check)
 
 
 def save_id(path: str | Path) -> str:
@@ -321,12 +319,12 @@ def save_id(path: str | Path) -> str:
 
 
 def read_replay(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    return _read(path, lambda manifest, data: (manifest, open_data(manifest, data).read()))
+
+
+def _read(path: str | Path, use: Callable[[dict[str, Any], Path], R]) -> R:
     with local_folder(path) as directory:
-        return read_save(
-            directory,
-            lambda: replay_manifest(directory),
-            lambda manifest, data: (manifest, open_data(manifest, data).read()),
-        )
+        return read_save(directory, lambda: replay_manifest(directory), use)
 
 
 def _chunks_in(directory: Path) -> dict[Fingerprint, Path]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Sequence
 from numbers import Integral
 from typing import Any
@@ -200,7 +199,6 @@ class Exp3(Scheduler):
 
     Each signal causes one update. It is applied at once if its task was drawn since the task's last update, with the
     probability of the last draw; otherwise it is kept for the next draw of the task, and a newer signal replaces it.
-    (Updating at every learner step instead saturates on the first task with a positive signal.)
 
     Weights do not decay: the task that has positive signals first, usually an easy one, keeps the largest weight, and
     the target falls towards ``exploration / N``. :class:`Exp3S`, or :class:`ReturnChange` as signal, corrects that.
@@ -261,13 +259,7 @@ class Exp3(Scheduler):
             self.update(task, value, probability)
 
     def update(self, task: int, profit: float, probability: float) -> None:
-        """Computes ``w[task] *= exp(exploration * profit / (probability * N))``.
-
-        Args:
-            task: the task the batch was drawn from.
-            profit: r, any finite number; the guarantees of the method need one in [0, 1].
-            probability: p of that draw, before this update.
-        """
+        """Computes ``w[task] *= exp(exploration * profit / (probability * N))``, for any finite profit r."""
         self._check_task(task)
         self.log_weights[task] += self._gain(profit, probability)
         self._normalize()
@@ -327,7 +319,7 @@ class Exp3S(Exp3):
         self._normalize()
 
 
-class ReturnProgress(ABC):
+class ReturnProgress(DeclaredState, ABC):
     """Turns the returns of episodes into progress signals in [0, 1], separately for each task.
 
     Call :meth:`episode` at the end of every episode and pass its result, unless ``None``, to the buffer's
@@ -344,6 +336,7 @@ class ReturnProgress(ABC):
     """
 
     least_episodes: int = 1
+    saved_attributes: tuple[str, ...] = ("_returns", "_episodes")
 
     def __init__(self, low: float, high: float, window: int = 100, every: int = 10) -> None:
         self.low: float = checked_number("low", low)
@@ -352,39 +345,26 @@ class ReturnProgress(ABC):
             raise ValueError(f"low is {low} and high is {high}; give the least and the greatest return, low < high")
         self.window: int = checked_count("window", window, self.least_episodes, of="episodes")
         self.every: int = checked_count("every", every, of="episodes")
-        self._returns: dict[int, deque[float]] = {}
-        self._episodes: dict[int, int] = {}
+        # By the number of the task as a text, as JSON has it: the newest returns, and how many episodes there were.
+        self._returns: dict[str, list[float]] = {}
+        self._episodes: dict[str, int] = {}
 
     def episode(self, task: int, episode_return: float) -> float | None:
-        """Takes the undiscounted, finite return of an episode that ended.
-
-        Returns:
-            A new signal in [0, 1] at every ``every``-th episode of the task, ``None`` at the others.
-        """
+        """Takes the undiscounted return of an episode; returns a signal at each ``every``-th one, else ``None``."""
         if not math.isfinite(episode_return):
             raise ValueError(
                 f"the return of an episode of task {task} is {episode_return}; a progress signal needs finite returns"
             )
-        returns = self._returns.setdefault(task, deque(maxlen=self.window))
-        returns.append(float(episode_return))
-        self._episodes[task] = self._episodes.get(task, 0) + 1
-        if self._episodes[task] % self.every or len(returns) < self.least_episodes:
+        name = str(int(task))
+        returns = self._returns[name] = [*self._returns.get(name, []), float(episode_return)][-self.window :]
+        self._episodes[name] = self._episodes.get(name, 0) + 1
+        if self._episodes[name] % self.every or len(returns) < self.least_episodes:
             return None
-        return min(max(self.signal(list(returns)), 0.0), 1.0)
+        return min(max(self.signal(returns), 0.0), 1.0)
 
     @abstractmethod
     def signal(self, returns: list[float]) -> float:
         """Computes the signal of a task from its newest returns, oldest first; clipped to [0, 1] afterwards."""
-
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "returns": {str(task): list(returns) for task, returns in self._returns.items()},
-            "episodes": {str(task): episodes for task, episodes in self._episodes.items()},
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._returns = {int(task): deque(returns, maxlen=self.window) for task, returns in state["returns"].items()}
-        self._episodes = {int(task): int(episodes) for task, episodes in state["episodes"].items()}
 
 
 @recorded
@@ -395,10 +375,7 @@ class MeanReturn(ReturnProgress):
     tasks that are played well.
 
     Args:
-        low: least return, the signal 0.
-        high: greatest return, the signal 1; 5 for a goal of the half-field tasks.
-        window: newest episodes of a task that count.
-        every: episodes of a task from one signal to the next.
+        low, high, window, every: as in :class:`ReturnProgress`; ``high`` is 5 for a goal of the half-field tasks.
 
     Example:
         >>> progress = MeanReturn(low=0.0, high=5.0, every=2)
@@ -419,10 +396,7 @@ class ReturnChange(ReturnProgress):
     being learned or forgotten.
 
     Args:
-        low: least return.
-        high: greatest return; a change from ``low`` to ``high`` is the signal 1.
-        window: newest episodes of a task that count, at least 2.
-        every: episodes of a task from one signal to the next.
+        low, high, window, every: as in :class:`ReturnProgress`; a change from ``low`` to ``high`` is the signal 1.
 
     Example:
         >>> progress = ReturnChange(low=0.0, high=5.0, window=4, every=4)

@@ -3,17 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from tensordict import TensorDictBase
-from torch import Tensor
-
-if TYPE_CHECKING:
-    import numpy as np
-    from tensordict.utils import NestedKey
+from typing import Any
 
 
 class TrainingReplay:
@@ -46,27 +37,19 @@ class TrainingReplay:
         """Names of the tasks of a curriculum, in the order of the column ``task``; none for other replays."""
         return []
 
-    def __len__(self) -> int:
-        raise NotImplementedError
-
-    def for_rank(self, rank: int, world_size: int) -> TrainingReplay:
-        """Returns the same replay for one of ``world_size`` processes, which draws its share of each batch."""
-        raise NotImplementedError
-
-    def extend_columns(self, columns: Mapping[NestedKey, Tensor | np.ndarray]) -> Tensor:
-        raise NotImplementedError
-
-    def sample(self) -> TensorDictBase:
-        raise NotImplementedError
-
-    def update_priority(self, index: Tensor | TensorDictBase, td_error: Tensor | None = None, **signals: Any) -> None:
-        raise NotImplementedError
-
-    def end_episodes(self, trajectories: Iterable[int] | None = None) -> Any:
-        raise NotImplementedError
-
-    def advance(self, *, env_steps: int | None = None, updates: int | None = None) -> None:
-        raise NotImplementedError
+    # Of both as well, see ``Replay``.
+    __len__: Any
+    for_rank: Any  #: Returns the same replay for one of N processes, which draws its share of each batch.
+    extend_columns: Any
+    sample: Any
+    update_priority: Any
+    end_episodes: Any
+    advance: Any
+    seed: Any
+    draw_stamp: Any  #: Returns a value that is equal while nothing is drawn.
+    stats: Any
+    save: Any
+    load: Any
 
     def progress(self, task: str, value: float) -> None:
         raise NotImplementedError("this replay has no curriculum, whose tasks make progress")
@@ -77,22 +60,6 @@ class TrainingReplay:
     def set_initial_surprise(self, measure: Any) -> None:
         """Sets a function, TensorDict ``[N]`` to ``[N]``, where it is needed."""
 
-    def seed(self, seed: int) -> Any:
-        raise NotImplementedError
-
-    def draw_stamp(self) -> Hashable:
-        """Returns a value that is equal while nothing is drawn."""
-        raise NotImplementedError
-
     def frozen_state(self) -> AbstractContextManager[dict[str, Any]]:
         """Context manager for the state as it is now, however others write and draw while a save reads it."""
         raise TypeError(f"a {type(self).__name__} saves itself: replay.save(path)")
-
-    def stats(self) -> dict[str, Any]:
-        raise NotImplementedError
-
-    def save(self, path: str | Path, *, previous: str | Path | None = None) -> None:
-        raise NotImplementedError
-
-    def load(self, path: str | Path) -> None:
-        raise NotImplementedError

@@ -13,9 +13,10 @@ import ray
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.dqn import DQN
 from ray.rllib.algorithms.iql import IQL
+from ray.rllib.algorithms.sac import SAC
 
 from lightning_replay.sharded.options import check_room, split_options
-from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
+from rllib_ext.buffer.buffer import SEVERAL_LEARNERS, RecipeEpisodeReplayBuffer
 from rllib_ext.buffer.building import CAPACITIES, RECIPE_DEFAULTS
 from rllib_ext.rllib_compat import algorithm_name, num_actors, settings_of_buffer
 from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
@@ -91,6 +92,33 @@ def check_buffer(config: AlgorithmConfig) -> None:
                 f"num_shards is {number}, which leaves {rows} rows to a shard, and an EnvRunner sends {fragment} steps "
                 "of an episode at once, which go to one shard. Give fewer shards, or raise the capacity"
             )
+
+
+def check_recurrent(config: AlgorithmConfig, modules: Sequence[str]) -> None:
+    """Refuses algorithms and buffers from which these modules, recurrent ones, cannot learn."""
+    from rllib_ext.buffer.sequences import check_sequences
+
+    # The Learner of SAC, TQC and CQL has no mask for steps that fill up sequences.
+    if issubclass(config.algo_class, SAC) and config.learner_class is config.get_default_learner_class():
+        raise ValueError(
+            f"{algorithm_name(config)} of RLlib learns from single steps alone, and the modules {list(modules)} are "
+            "recurrent. Train with DQN, where actions are discrete, or use modules without state (use_lstm=False)"
+        )
+    if config.is_multi_agent and config.num_learners > 1:
+        raise ValueError(SEVERAL_LEARNERS)
+    if num_shards_in(config.replay_buffer_config):
+        raise ValueError(
+            "a recurrent module learns from sequences, which are not drawn from shards. Leave num_shards out, or use a "
+            "module without state"
+        )
+    if not config.model_config.get("max_seq_len"):
+        raise ValueError(
+            "a recurrent module learns from sequences, and the config has no length for them. Give "
+            '.rl_module(model_config={"max_seq_len": 20, ...})'
+        )
+    trial = trial_buffer(**replay_options(config))
+    for module in filter(trial.options.stores, modules):
+        check_sequences(trial.options.build(module).replay, config.n_step)
 
 
 def replay_options(config: AlgorithmConfig) -> dict[str, Any]:

@@ -25,6 +25,8 @@ class ReplayCQL(CQL):
 
     def training_step(self) -> None:
         config, buffer, metrics = self.config, self.local_replay_buffer, self.metrics
+        if not len(buffer):
+            raise RuntimeError("the replay buffer is empty; call rllib_ext.fill(algorithm, replay) before training")
         for _ in range(config.dataset_num_iters_per_learner):
             with metrics.log_time((TIMERS, REPLAY_BUFFER_SAMPLE_TIMER)):
                 episodes = buffer.sample(config.total_train_batch_size, gamma=config.gamma)

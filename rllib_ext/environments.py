@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import gymnasium
 import numpy as np
+from gymnasium.spaces import Dict, Tuple
 from gymnasium.vector import VectorWrapper
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.env.env_context import EnvContext
@@ -53,6 +54,26 @@ def check_environment(config: AlgorithmConfig, task: str | None = None) -> None:
             "own is given by the name it is registered under, 'my_module:MyEnv-v0', or, in a YAML file, by class path, "
             "'my_module.MyEnv'"
         ) from error
+    check_observations(config, environment)
+
+
+def check_observations(config: AlgorithmConfig, environment: gymnasium.Env[Any, Any]) -> None:
+    """Refuses observations of which RLlib's catalog makes no default module."""
+    space = environment.observation_space
+    if not isinstance(space, Dict | Tuple) or config.is_multi_agent or config._env_to_module_connector is not None:
+        return
+    try:
+        spec = config.get_rl_module_spec(env=environment, inference_only=True)
+        if spec.module_class is config.get_default_rl_module_spec().module_class:  # the user's own stays untried
+            spec.build()
+    except Exception as error:  # others are for RLlib to report
+        if "No default encoder config" in str(error):
+            raise ValueError(
+                f"the observations of {config.env!r} are a {type(space).__name__}, for which RLlib has no default "
+                "module. Flatten them, .env_runners(env_to_module_connector=lambda env, spaces, device: "
+                "FlattenObservations()) of ray.rllib.connectors.env_to_module, or, with images, give a module of your "
+                "own, .rl_module(rl_module_spec=...)"
+            ) from error
 
 
 def make_environment(config: AlgorithmConfig) -> gymnasium.Env[Any, Any]:

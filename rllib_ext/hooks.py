@@ -45,9 +45,8 @@ def install_replay(
     algorithm: Any, *, restore: bool, incremental: bool, assign_tasks: bool = False, **ignored: Any
 ) -> None:
     """Connects the replay buffer to the algorithm; the callback ``on_algorithm_init``."""
-    from rllib_ext.buffer.buffer import SEVERAL_LEARNERS
     from rllib_ext.checkpoints import CheckpointedAlgorithm, ReplayPart
-    from rllib_ext.checks import check_buffer
+    from rllib_ext.checks import check_buffer, check_recurrent
     from rllib_ext.learner.remote_blocks import flags_connector
     from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
     from rllib_ext.sharded.checkpoint import ShardedReplayPart
@@ -62,9 +61,9 @@ def install_replay(
             "observations, as gymnasium.wrappers.FrameStackObservation(env, 4) makes them of uint8 images, and "
             "replay_config(frame_stack=4) stores each frame once"
         )
-    several = config.is_multi_agent and config.num_learners > 1
-    if several and any(values(algorithm.learner_group.foreach_learner(lambda learner: learner.module.is_stateful()))):
-        raise ValueError(SEVERAL_LEARNERS)
+    with_state, *_ = values(algorithm.learner_group.foreach_learner(_modules_with_state))
+    if with_state:
+        check_recurrent(config, with_state)
     buffer.num_learners = config.num_learners
     reads_flags = config._learner_connector is flags_connector and config.add_default_connectors_to_learner_pipeline
     is_sharded = isinstance(buffer, ShardedEpisodeReplayBuffer)
@@ -102,6 +101,18 @@ def _stacks_frames(learner: Any) -> bool:
     from ray.rllib.connectors.common.frame_stacking import FrameStacking
 
     return any(isinstance(piece, FrameStacking) for piece in learner._learner_connector.connectors)
+
+
+def _modules_with_state(learner: Any) -> list[str]:
+    from ray.rllib.algorithms.sac.default_sac_rl_module import DefaultSACRLModule
+    from ray.rllib.algorithms.tqc.default_tqc_rl_module import DefaultTQCRLModule
+
+    def has_state(module: Any) -> bool:
+        # These report no state, even with an LSTM in their networks.
+        is_other = isinstance(module, DefaultSACRLModule | DefaultTQCRLModule)
+        return bool(module.is_stateful() or (is_other and module.model_config.get("use_lstm")))
+
+    return [name for name, module in learner.module.items() if has_state(module.unwrapped())]
 
 
 def install_levels(

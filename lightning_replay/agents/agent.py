@@ -19,7 +19,7 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from lightning_replay.agents.encoders import Encoder, checked_observation_size, shapes_of
+from lightning_replay.agents.encoders import Encoder, checked_observation_size, entries_of, shapes_of
 from lightning_replay.agents.interfaces import (
     UpdateBatches,
     UpdatePriorities,
@@ -160,17 +160,28 @@ class SizedAgent(L.LightningModule):
         self.is_built = True
 
     def _refuse_other_sizes(self, sizes: dict[str, Any], module: type) -> None:
-        def size(name: str, value: Any) -> Any:
-            if name == "observation_size" and isinstance(value, int | Mapping):  # the encoders may be one's own
-                return shapes_of(value)
-            if name.endswith(("_low", "_high")):  # of bounds the number: those that were given may be narrower
-                return len(value) if isinstance(value, list | tuple) else None
-            return list(value) if isinstance(value, list | tuple) else value
+        def parts(sizes: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:  # what is compared, and what is shown
+            found: dict[str, tuple[Any, Any]] = {}
+            for name in self.size_names:
+                value = sizes.get(name)
+                if name == "observation_size" and isinstance(value, int | Mapping):  # the encoders may be one's own
+                    entries = dict(entries_of(value))
+                    for path, shape in shapes_of(value).items():
+                        entry = name + "".join(f"[{part!r}]" for part in path)
+                        found[entry] = shape, entries[path] if isinstance(entries[path], int) else shape
+                else:  # of bounds the number: those that were given may be narrower
+                    plain = list(value) if isinstance(value, list | tuple) else value
+                    is_bound = name.endswith(("_low", "_high"))
+                    found[name] = (len(plain) if isinstance(plain, list) else None) if is_bound else plain, plain
+            return found
 
-        given = {name: self.hparams.get(name) for name in self.size_names}
-        other = [name for name in self.size_names if size(name, given[name]) != size(name, sizes[name])]
+        given, read = parts(self.hparams), parts(sizes)
+        other = [name for name in given | read if given.get(name, [None])[0] != read.get(name, [None])[0]]
         if other:
-            ours, theirs = (", ".join(f"{name}={found[name]}" for name in other) for found in (given, sizes))
+            ours, theirs = (
+                ", ".join(f"{name}={of[name][1]}" for name in other if name in of) or "no such entry"
+                for of in (given, read)
+            )
             raise ValueError(
                 f"{type(self).__name__} was built with {ours}, and the environment of {module.__name__} has {theirs}. "
                 f"Give both the same environment, or leave these out: {type(self).__name__}() reads them."

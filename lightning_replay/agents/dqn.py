@@ -107,10 +107,16 @@ class DQN(ExploringAgent):
 
     def losses(self, batch: TensorDictBase) -> tuple[Tensor, Tensor]:
         """Returns the loss and the magnitude of the TD error of each row, ``[B]``."""
+        distances = self.distances(batch)
+        rows = smooth_l1_loss(distances, torch.zeros_like(distances), reduction="none")
+        return rows, distances.detach().abs()
+
+    def distances(self, batch: TensorDictBase) -> Tensor:
+        """Returns the values of the actions taken less their targets, ``[B]``: what another loss is computed from."""
         columns = _plain_columns(batch)
         taken, target = self._taken_and_target(columns, self.network, self.target_network)
-        current = self.network(self.observation_encoder(columns["observation"])).gather(-1, taken).squeeze(-1)
-        return smooth_l1_loss(current, target, reduction="none"), (target - current.detach()).abs()
+        encoded = self.observation_encoder(columns["observation"])
+        return self.network(encoded).gather(-1, taken).squeeze(-1) - target
 
     @torch.no_grad()
     def _taken_and_target(
@@ -164,9 +170,10 @@ class DQN(ExploringAgent):
             and next(self.observation_encoder.parameters(), None) is None
             and batch.ndim == 1
             and kind.losses is DQN.losses
+            and kind.distances is DQN.distances
             and kind.descend is DQN.descend
             and kind.take_gradients is DQN.take_gradients
-            and vars(self).keys().isdisjoint(("losses", "descend", "take_gradients"))
+            and vars(self).keys().isdisjoint(("losses", "distances", "descend", "take_gradients"))
             and self.takes_plain_gradients
             and not (torch.is_anomaly_enabled() or torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled())
             and not any(

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +12,10 @@ import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Space, Tuple
 
 from lightning_replay.agents.encoders import described_image
-from lightning_replay.envs.building import build_environment, check_env, parts_of, refused_entries
-from lightning_replay.envs.fitting import bounds_of
+from lightning_replay.envs.building import bounds_of, build_environment, check_env, parts_of, refused_entries
 
 _LEAST_SIDE = 4  # of an image; smaller boxes are flattened
+_OF_YOUR_OWN = "an agent of your own for MultiDiscrete and others (docs/lightning-agents.md), or wrap the environment."
 
 #: Id of an environment, the environment, a vector of them, or a callable that builds one.
 EnvironmentSource = (
@@ -132,7 +132,7 @@ def continuous_sizes(observation_space: Space[Any], action_space: Space[Any], ag
     if not isinstance(action_space, Box) or len(action_space.shape) != 1 or not action_space.is_bounded("both"):
         raise ValueError(
             f"{agent} got the action space {action_space}; it needs a bounded, one-dimensional Box. "
-            "Use DQN for Discrete actions, or wrap the environment."
+            f"Use DQN for Discrete actions, {_OF_YOUR_OWN}"
         )
     return {
         "observation_size": observation_size(observation_space, agent),
@@ -193,7 +193,7 @@ def _num_actions(space: Space[Any], agent: str) -> int:
     if not isinstance(space, Discrete) or space.start != 0:
         raise ValueError(
             f"{agent} got the action space {space}; it needs Discrete actions that start at 0. "
-            "Use TD3 or SAC for a Box, or wrap the environment."
+            f"Use TD3 or SAC for a Box, {_OF_YOUR_OWN}"
         )
     return int(space.n)
 
@@ -234,3 +234,39 @@ def _described(space: Space[Any]) -> int | dict[str, Any] | None:
     if dtype == np.uint8:
         return {"encoder": "flat", "shape": shape, "high": high} if len(shape) <= 3 else None
     return shape[0] if len(shape) == 1 and dtype.kind == "f" else {"encoder": "flat", "shape": shape}
+
+
+def spaces_of_sizes(sizes: Mapping[str, Any]) -> tuple[Space[Any], Space[Any]]:
+    """Returns the spaces of observations and actions that fit an agent's sizes; empty ones where it has no sizes.
+
+    Entries whose numbers may be of several dtypes are spaces without one.
+    """
+    observation: Space[Any] = Dict()
+    if sizes.get("observation_size") is not None:
+        observation = _space_of(sizes["observation_size"])
+    elif sizes.get("observation_shape") is not None:
+        observation = Space(sizes["observation_shape"])
+    if sizes.get("num_actions") is not None:
+        return observation, Discrete(sizes["num_actions"])
+    if sizes.get("action_low") is not None:
+        return observation, _box_between(sizes["action_low"], sizes["action_high"])
+    if sizes.get("parameter_sizes") is None:
+        return observation, Dict()
+    cuts = np.cumsum(sizes["parameter_sizes"])[:-1]
+    bounds = (np.split(np.array(sizes[name]), cuts) for name in ("parameter_low", "parameter_high"))
+    return observation, Tuple((Discrete(len(cuts) + 1), *map(_box_between, *bounds)))
+
+
+def _box_between(low: Any, high: Any) -> Box:
+    return Box(np.array(low, np.float32), np.array(high, np.float32))
+
+
+def _space_of(size: int | Mapping[str, Any]) -> Space[Any]:
+    if isinstance(size, int):
+        return Box(-np.inf, np.inf, (size,))
+    if not isinstance(size.get("encoder"), str):
+        return Dict({name: _space_of(part) for name, part in size.items()})
+    if size["encoder"] != "one_hot":
+        return Space(size["shape"])
+    low, counts = np.array(size["low"]), np.array(size["high"]) - size["low"] + 1
+    return MultiDiscrete(counts, start=low) if counts.ndim else Discrete(int(counts), start=int(low))

@@ -84,6 +84,9 @@ def parts_of(space: Space[Any]) -> dict[str, Space[Any]] | None:
     return {str(place): part for place, part in enumerate(space.spaces)} if isinstance(space, Tuple) else None
 
 
+ARRAYS = Box | Discrete | MultiDiscrete | MultiBinary  # the spaces whose values are arrays
+
+
 def leaf_spaces(space: Space[Any], key: tuple[str, ...] = ()) -> dict[tuple[str, ...], Space[Any]]:
     """Returns the spaces of the columns that values of a space are stored in, by key.
 
@@ -101,21 +104,55 @@ def refused_entries(space: Space[Any], is_accepted: Callable[[Space[Any]], bool]
     """Returns the entries of an observation space that are not accepted, for a message; empty if all are."""
 
     entries = leaf_spaces(space).items()
-    arrays = Box | Discrete | MultiDiscrete | MultiBinary
-    refused = [(path, part) for path, part in entries if not (isinstance(part, arrays) and is_accepted(part))]
+    refused = [(path, part) for path, part in entries if not (isinstance(part, ARRAYS) and is_accepted(part))]
     return "; ".join(f"observation{''.join(f'[{name!r}]' for name in path)}, {part}" for path, part in refused)
 
 
-def _shapes_of(space: Space[Any]) -> Any:
+def bounds_of(space: Space[Any]) -> tuple[Any, Any]:
+    """Returns the smallest and the largest value of a space, as numbers or arrays of its shape."""
+    if isinstance(space, Discrete):
+        return int(space.start), int(space.start) + int(space.n) - 1
+    if isinstance(space, MultiDiscrete):
+        low = space.start.astype(np.int64)
+        return low, low + space.nvec.astype(np.int64) - 1
+    if isinstance(space, MultiBinary):
+        return 0, 1
+    if isinstance(space, Box):
+        wide = np.float64 if space.low.dtype.kind == "f" else np.int64
+        return space.low.astype(wide), space.high.astype(wide)
+    raise ValueError(
+        f"actions of the space {space} are not supported; Box, Discrete, MultiDiscrete, MultiBinary, and Dict and "
+        "Tuple of them are"
+    )
+
+
+_ROUNDING = 1e-5  # how far float32 values may be out of bounds, relative to the bound
+
+
+def outside_bounds(column: np.ndarray, space: Space[Any], name: str) -> str:
+    """Returns a clause on the rows of a column ``[N, ...]`` that are no values of the space; empty where all are."""
+    low, high = bounds_of(space)
+    if column.dtype.kind == "f":
+        low, high = low - _ROUNDING * np.abs(low), high + _ROUNDING * np.abs(high)
+    inside = (column >= low) & (column <= high)  # NaN is not inside
+    if inside.all():
+        return ""
+    rows = len(inside) - int(inside.reshape(len(inside), -1).all(1).sum())
+    return (
+        f"{name} is out of the bounds of {space} in {rows} of {len(column)} rows: the values go from {column.min()} to "
+        f"{column.max()} ({'rescale them' if column.dtype.kind == 'f' else 'number them as the space does'})"
+    )
+
+
+def integer_bounds_of(space: Space[Any]) -> tuple[Any, Any] | None:
+    return bounds_of(space) if isinstance(space, Discrete | MultiDiscrete | MultiBinary) else None
+
+
+def _checked_parts_of(space: Space[Any]) -> Any:
     parts = parts_of(space)
-    return list(space.shape or ()) if parts is None else {name: _shapes_of(part) for name, part in parts.items()}
-
-
-def _found_shapes(observation: Any, expected: Any) -> Any:
-    if type(expected) is list or not isinstance(observation, Mapping | tuple):
-        return list(observation.shape if type(observation) is np.ndarray else np.shape(observation))
-    given = observation if isinstance(observation, Mapping) else dict(enumerate(observation))
-    return {str(name): _found_shapes(part, expected.get(str(name), [])) for name, part in given.items()}
+    if parts is None:
+        return (space, space.shape, integer_bounds_of(space)) if isinstance(space, ARRAYS) else None
+    return {name: _checked_parts_of(part) for name, part in parts.items()}
 
 
 def with_checked_steps(make: Callable[[], gymnasium.Env[Any, Any]]) -> CheckedSteps:
@@ -128,16 +165,19 @@ class CheckedSteps(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)
-        self._shapes = _shapes_of(env.observation_space)
+        self._parts = _checked_parts_of(env.observation_space)
+        self._checks_dtypes = True  # of the first observations of an episode: those of later steps take time
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         returned = checked_reset(self.env.reset(seed=seed, options=options), self.env)
+        self._checks_dtypes = True
         self._check(returned[0], "reset")
         return returned
 
     def step(self, action: Any) -> Step:
         returned = checked_step(self.env.step(action), self.env)
         self._check(returned[0], "step")
+        self._checks_dtypes = False
         if returned[2] or returned[3]:
             observation, reward, terminated, truncated, info = returned
             # The vector resets the environment in this step, which may write into the same array and dictionary.
@@ -146,12 +186,37 @@ class CheckedSteps(gymnasium.Wrapper[Any, Any, Any, Any]):
         return returned
 
     def _check(self, observation: Any, method: str) -> None:
-        found = _found_shapes(observation, self._shapes)
-        if found != self._shapes:
+        if wrong := self._wrong(self._parts, observation, "observation"):
             raise ValueError(
-                f"{method} of {self.env} returned an observation of shape {found}, and its observation_space has the "
-                f"shape {self._shapes}. Return observations of the space, or correct it"
+                f"{method} of {self.env} returned an {'; an '.join(wrong)}. Return observations of the space, or "
+                "correct it"
             )
+
+    def _wrong(self, expected: Any, observation: Any, entry: str) -> list[str]:
+        if type(expected) is dict:
+            given = dict(enumerate(observation)) if isinstance(observation, tuple) else observation
+            entries = {str(name): part for name, part in given.items()} if isinstance(given, Mapping) else {}
+            if entries.keys() != expected.keys():
+                found = f"{entry} with the entries {sorted(entries)}, and its observation_space has {sorted(expected)}"
+                return [found]
+            wrong = []
+            for name, part in expected.items():
+                wrong += self._wrong(part, entries[name], f"{entry}[{name!r}]")
+            return wrong
+        if expected is None:
+            return []
+        space, expected_shape, bounds = expected
+        shape = observation.shape if type(observation) is np.ndarray else np.shape(observation)
+        if shape != expected_shape:
+            wanted = f"its observation_space has the shape {list(expected_shape)}"
+            return [f"{entry} of shape {list(shape)}, and {wanted}"]
+        if bounds is not None or self._checks_dtypes:
+            array = np.asarray(observation)
+            if not np.can_cast(array.dtype, space.dtype, "same_kind"):
+                return [f"{entry} of {array.dtype}, and its observation_space has {space.dtype}"]
+            if bounds is not None and ((array < bounds[0]) | (array > bounds[1])).any():
+                return [f"{entry} of {array.tolist()}, which {space} does not hold"]
+        return []
 
 
 class LimitedEpisodes(TimeLimit[Any, Any]):

@@ -23,13 +23,15 @@ def chain(successor, index, length):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def back(predecessor, index, steps):  # type: ignore[no-untyped-def]
-    """Loop of :meth:`EpisodeLinks.back`."""
+def walk(links, index, steps):  # type: ignore[no-untyped-def]
+    """Returns the slots up to so many ``steps`` along links from each slot, as far as these go, and how many."""
     slots, gone = index.copy(), np.zeros(index.size, np.int64)
     for row in range(index.size):
-        while gone[row] < steps[row] and predecessor[slots[row]] >= 0:
-            slots[row] = predecessor[slots[row]]
-            gone[row] += 1
+        slot, count = slots[row], 0
+        while count < steps[row] and links[slot] >= 0:
+            slot = links[slot]
+            count += 1
+        slots[row], gone[row] = slot, count
     return slots, gone
 
 
@@ -54,7 +56,7 @@ def name(predecessor, index, number, episode):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def walk(predecessor, slot, most):  # type: ignore[no-untyped-def]
+def path_back(predecessor, slot, most):  # type: ignore[no-untyped-def]
     """Returns a slot and those before it in its episode, latest first, at most so many."""
     slots, count = np.empty(most, np.int64), 0
     while slot >= 0 and count < most:

@@ -99,10 +99,7 @@ class Continuity:
     Compared are the columns named ``observation`` or below it; without such a name every column that is stored at the
     root and, of the same dtype and shape, under ``"next"``, flags and rewards left out. NaN equals NaN. Frames that are
     stored once are compared by their numbers; of other columns with more than 4,096 numbers a row every k-th is
-    compared. Rows without such a column all continue.
-
-    Args:
-        source: the storage of the rows, or rows, TensorDict ``[N]``, whose slots are their places.
+    compared. Rows without such a column all continue. Of a TensorDict ``[N]`` as ``source`` the slots are the places.
     """
 
     def __init__(self, source: Storage | TensorDictBase) -> None:
@@ -180,6 +177,18 @@ def with_real_ends(rows: TensorDictBase) -> TensorDictBase | None:
     return rows.copy().update({"next": following.copy().update({"done": ended, "truncated": ended & ~terminated})})
 
 
+def walk_together(table: Tensor, index: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns what ``kernels.walk`` does, on any device: all rows move at once."""
+    slots, gone = index, torch.zeros_like(index)
+    for step in range(int(steps.max()) if len(steps) else 0):
+        following = table[slots]
+        moves = (following >= 0) & (gone < steps)
+        if step % 16 == 15 and not bool(moves.any()):  # rarely, because it waits for the GPU
+            break
+        slots, gone = torch.where(moves, following, slots), gone + moves
+    return slots, gone
+
+
 class EpisodeLinks:
     """Slots of the next and the previous step of every slot: ``successor[slot]``, ``predecessor[slot]``, -1 for none.
 
@@ -244,17 +253,17 @@ class EpisodeLinks:
             slots.append(current)
         return torch.stack(slots, dim=1), steps_used
 
-    def back(self, index: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the slots up to so many ``steps`` before each, as far as rows are stored, and how many; ``[B]``."""
-        if self.predecessor.device.type == "cpu":
-            arrays = kernels.back(self.predecessor.numpy(), *(np.ascontiguousarray(part) for part in (index, steps)))
+    def walk(self, index: Tensor, steps: Tensor, *, back: bool = False) -> tuple[Tensor, Tensor]:
+        """Follows the episode of each slot, ahead or back, for up to ``steps`` rows, int64 ``[B]`` as the slots are.
+
+        Returns:
+            int64 ``[B]`` each: the slots, and how many steps away they are; fewer where no more are stored.
+        """
+        table = self.predecessor if back else self.successor
+        if table.device.type == "cpu":
+            arrays = kernels.walk(table.numpy(), *(np.ascontiguousarray(part) for part in (index, steps)))
             return torch.from_numpy(arrays[0]), torch.from_numpy(arrays[1])
-        slots, gone = index, torch.zeros_like(index)
-        for _ in range(int(steps.max()) if len(steps) else 0):
-            before = self.predecessor[slots]
-            moves = (before >= 0) & (gone < steps)
-            slots, gone = torch.where(moves, before, slots), gone + moves
-        return slots, gone
+        return walk_together(table, index, steps)
 
     def ended(self, index: Tensor) -> list[int]:
         """Returns those of the slots ``[n]`` that nothing follows, now or later, each once."""
@@ -403,12 +412,7 @@ class MissingSteps(NamedTuple):
 
 
 def missing_steps(trajectory: Tensor | None, stored: np.ndarray, count: int) -> MissingSteps:
-    """Compares the rows that were stored with those that were given, in order of time.
-
-    Args:
-        trajectory: int64 of ``count`` elements, the running episode of each row; ``None`` for one environment.
-        stored: int64 ``[n]`` ascending, which of the rows were stored.
-        count: rows given.
+    """Compares the rows ``stored``, int64 ``[n]`` ascending, with the ``count`` rows that were given, in order of time.
 
     Example:
         >>> missing_steps(torch.tensor([7, 8, 7, 8, 7]), np.array([0, 3, 4]), 5)

@@ -39,10 +39,6 @@ def n_step_returns(reward: Tensor, steps_used: Tensor, discount: float) -> Tenso
 
     Rewards after ``steps_used``, int64 ``[B]`` from 1 to n, are ignored. The result ``[B]`` has the dtype of the
     rewards; float32 for integers and for floats of fewer bits, in which a sum may be infinite.
-
-    Example:
-        >>> n_step_returns(torch.tensor([[1.0, 2.0, 9.0]]), torch.tensor([2]), discount=0.5)
-        tensor([2.])
     """
     if not reward.is_floating_point() or reward.itemsize < torch.float32.itemsize:
         reward = reward.to(torch.float32)  # powers of a discount below 1 are no integers
@@ -54,15 +50,7 @@ def n_step_returns(reward: Tensor, steps_used: Tensor, discount: float) -> Tenso
 
 
 def bootstrap_discounts(steps_used: Tensor, terminated: Tensor, discount: float) -> Tensor:
-    """Computes the factor of the bootstrap value: ``discount**steps_used``, and 0 where the last step terminated.
-
-    ``steps_used`` is int64 ``[B]``, ``terminated`` bool ``[B]``, of the last step used; truncation does not count.
-    Returns float64 ``[B]``.
-
-    Example:
-        >>> bootstrap_discounts(torch.tensor([2, 1]), torch.tensor([False, True]), discount=0.5)
-        tensor([0.2500, 0.0000], dtype=torch.float64)
-    """
+    """Computes ``discount**steps_used``, and 0 where the last step used terminated, float64 ``[B]``."""
     factors = torch.pow(torch.tensor(discount, dtype=torch.float64, device=steps_used.device), steps_used)
     return factors.masked_fill(terminated, 0.0)
 
@@ -87,10 +75,9 @@ class EpisodeTracker(FollowedEpisodes):
             require_columns(rows, purpose)
 
     def draw(self, data: TensorDictBase, index: Tensor, storage: Storage) -> TensorDictBase:
-        """Turns the rows drawn at ``index`` into n-step rows; ``data`` has its shape, ``[B]`` or ``[B, 2]``.
+        """Turns the rows ``data`` drawn at ``index``, ``[B]`` or ``[B, 2]``, into rows of several steps.
 
-        It gets ``next`` of the last step, the summed ``("next", "reward")``, ``discount`` float32 ``[..., 1]``
-        (``discount**steps``, 0 where terminated) and ``steps_to_next_obs`` int64 ``[..., 1]``.
+        ``next`` is that of the last step, its reward the sum; columns as in :class:`NStepTransitions`, ``[..., 1]``.
         """
         # The rows of a return are found when it is drawn, not when they are stored: until its episode ends or has n
         # more rows, a return grows with every step.
@@ -161,8 +148,6 @@ class NStepTransitions(ReplayTransform):
         >>> formed["next", "reward"].flatten(), formed["next", "observation"]
         (tensor([1.5000, 1.5000]), tensor([2., 3.]))
     """
-
-    takes_sequences = False
 
     def __init__(self, n_steps: int, discount: float, check_continuity: bool = True) -> None:
         super().__init__()

@@ -51,14 +51,10 @@ class _Combined(NamedTuple):
 
 
 class ConditionBlock:
-    """Evaluates the conditions that can be written as comparisons, all of them at once.
+    """Evaluates the V conditions that can be written as comparisons, all of them at once.
 
     These are thresholds, flags, regions and combinations of them, exactly of the classes of this library. Numbers are
     compared in the precision in which the condition by itself compares them.
-
-    Args:
-        conditions: V of them.
-        kinds: dtype and shape per row of the columns.
     """
 
     def __init__(self, conditions: Sequence[ConditionLike], kinds: Kinds) -> None:
@@ -120,10 +116,7 @@ class ConditionBlock:
 
 @compiled
 def _evaluate(numbers, columns, lows, highs, are_every, start, parts, held):  # type: ignore[no-untyped-def]
-    """Fills in the results ``[R, N]``: comparisons of float64 ``[columns, N]``, or where the column is -1 combinations.
-
-    Result r combines the earlier results ``parts[start[r] : start[r + 1]]``.
-    """
+    # Result r is a comparison of numbers, or where the column is -1 of results parts[start[r] : start[r + 1]].
     for result in range(columns.size):
         column, low, high, is_every = columns[result], lows[result], highs[result], are_every[result]
         if column >= 0:

@@ -162,10 +162,7 @@ def load_state_of(condition: ConditionLike, state: dict[str, Any]) -> None:
 def warn_of_unmet(
     what: str, condition: ConditionLike, rows: int, stored: TensorDictBase, slots: Tensor, done_key: NestedKey = _DONE
 ) -> bool:
-    """Warns of a condition, that of ``what``, which was true at none of so many rows; returns whether it did.
-
-    It does where an episode has ended, by ``done_key``, in the slots, int64 ``[n]``, of all rows ``stored``.
-    """
+    """Warns of a condition that was true at none of so many rows if an episode has ended; returns whether it did."""
     done, reward = stored.get(done_key, None), stored.get(("next", "reward"), None)
     if done is None or not bool(done[slots].any()):
         return False

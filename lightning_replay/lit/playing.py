@@ -12,7 +12,7 @@ import gymnasium
 import lightning as L
 import numpy as np
 import torch
-from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
+from gymnasium.spaces import Box, Discrete, Space
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from tensordict import TensorDictBase
 from torch import Tensor, nn
@@ -28,10 +28,12 @@ from lightning_replay.agents.interfaces import (
 from lightning_replay.agents.spaces import ParameterizedActions, is_parameterized
 from lightning_replay.envs.building import (
     MAX_EPISODE_STEPS,
+    CheckedSteps,
     LimitedEpisodes,
     build_environment,
     check_env,
     checked_reset,
+    integer_bounds_of,
     refused_entries,
     with_checked_steps,
 )
@@ -114,7 +116,7 @@ class ActionReader:
         self.actions: ParameterizedActions | None = ParameterizedActions.of(space) if is_parameterized(space) else None
         self._space = space
         self._dtype, self._shape = np.dtype(space.dtype), tuple(space.shape or ())
-        self._bounds = _bounds_of(space)
+        self._bounds = integer_bounds_of(space)
         if self.actions is not None:
             self._parameters = Box(self.actions.low, self.actions.high)
             self._parts = ActionReader(Discrete(len(self.actions.boxes))), ActionReader(self._parameters)
@@ -145,14 +147,6 @@ class ActionReader:
         return array
 
 
-def _bounds_of(space: Space[Any]) -> tuple[Any, Any] | None:
-    if isinstance(space, Discrete):
-        return int(space.start), int(space.start) + int(space.n) - 1
-    if isinstance(space, MultiDiscrete):
-        return space.start, space.start + space.nvec - 1
-    return (0, 1) if isinstance(space, MultiBinary) else None
-
-
 class States:
     """The states ``[N, ...]`` of a recurrent agent in N environments: those before the present step."""
 
@@ -176,11 +170,13 @@ class States:
 
     def _checked(self, state: Any, method: str, shape: Sequence[int]) -> Tensor:
         is_float = isinstance(state, Tensor) and state.is_floating_point()
-        if not is_float or (state.shape[:1] if method == "initial_state" else state.shape) != shape:
+        is_first = method == "initial_state"
+        if not is_float or (state.shape[:1] if is_first else state.shape) != shape:
+            accepted = ", ".join(map(str, (*shape, "...") if is_first else shape))
             raise ValueError(
                 f"{type(self._agent).__name__}.{method} returned as states {_shown(state)} for {self._count} "
-                f"environments; accepted is one tensor of floats {[*shape]} (h and c of an LSTM stacked)"
-                + ("." if method == "initial_state" else ", after the actions: (action, state).")
+                f"environments; accepted is one tensor of floats [{accepted}], with environments first (h and c of an "
+                f"LSTM stacked: torch.stack([h, c], 1)){'.' if is_first else ', after the actions: (action, state).'}"
             )
         return state.detach().float()
 
@@ -261,7 +257,7 @@ def as_array(returned: Any) -> np.ndarray | None:
 def _refusal(returned: Any, space: Space[Any], count: int, source: str) -> str:
     shape = (count, *(space.shape or ()))
     numbers, hint = f"{'floats' if np.issubdtype(space.dtype, np.floating) else space.dtype} {list(shape)}", ""
-    if (bounds := _bounds_of(space)) is not None:
+    if (bounds := integer_bounds_of(space)) is not None:
         numbers = f"integers {list(shape)} from {bounds[0]} to {bounds[1]}"
     is_array = isinstance(returned, Tensor | np.ndarray)
     if isinstance(space, Discrete) and is_array and tuple(returned.shape) == (count, space.n):
@@ -291,7 +287,7 @@ def episode_returns(
     max_episode_steps: int = MAX_EPISODE_STEPS,
 ) -> Iterator[float]:
     """Plays whole episodes, the i-th from ``seed + i``, and yields the return of each."""
-    environment = LimitedEpisodes(environment, max_episode_steps)
+    environment = LimitedEpisodes(CheckedSteps(environment), max_episode_steps)
     policy: Any = agent
     read = ActionReader(environment.action_space)
     for episode in range(episodes):

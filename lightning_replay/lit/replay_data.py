@@ -18,6 +18,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from lightning_replay.agents.agent import SizedAgent
 from lightning_replay.agents.interfaces import (
     UpdatePriorities,
     check_sequences,
@@ -26,11 +27,12 @@ from lightning_replay.agents.interfaces import (
     recurrent_agent,
     takes_update_batches,
 )
+from lightning_replay.agents.spaces import spaces_of_sizes
 from lightning_replay.envs.building import checked_info_keys
 from lightning_replay.lit.checkpoint_files import opened, saved_replay
 from lightning_replay.lit.collection import Collection, Pace, TaskAssignment, UpdatePace
 from lightning_replay.lit.data import ActsAtUpdates, EnvStepDataModule, UpdateStream
-from lightning_replay.lit.playing import episode_returns, make_environments
+from lightning_replay.lit.playing import States, episode_returns, make_environments
 from lightning_replay.lit.stored_rows import Columns, row_differences
 from lightning_replay.mixed_replay import MixedReplay
 from lightning_replay.options import check_kind, checked_count, checked_optional_count, with_named_arguments
@@ -259,7 +261,7 @@ class ReplayDataModule(EnvStepDataModule):
         return UpdateStream(self, math.ceil(updates / several), several)
 
     def _check_rows(self) -> None:
-        """Refuses less rows than a first batch needs, and rows that do not fit the environment."""
+        """Refuses less rows than a first batch needs, and rows that fit neither environment nor agent."""
         replay = self.replay
         if not self.pace.warmup_steps and len(replay) < replay.batch_size:
             remedy = "collect at least as many by warmup_steps, or fill it" if self.pace.env_steps else "fill it"
@@ -267,14 +269,18 @@ class ReplayDataModule(EnvStepDataModule):
                 f"the replay holds {len(replay)} rows and its batches have {replay.batch_size}, and the first one is "
                 f"drawn from rows that are there; {remedy} before fit, see lightning_replay.datasets"
             )
-        observation, action = self.observation_space, self.action_space
-        if observation is None or action is None:
-            return
+        spaces, source = (self.observation_space, self.action_space), f"environment {self.env!r}"
+        if of_agent := self.env is None:
+            if not isinstance(self._agent, SizedAgent):
+                return
+            spaces, source = spaces_of_sizes(self._agent.hparams), f"agent {type(self._agent).__name__}"
+        observation, action = spaces
+        assert observation is not None and action is not None
         further: Columns = {("next", key): (torch.float32, (1,)) for key in self._info_keys}
         further |= {("task",): (torch.int64, ())} if self._tasks else {}
         recurrent, num_envs = recurrent_agent(self._agent), self._num_envs if self.pace.env_steps else 0
         if recurrent is not None:
-            further["recurrent_state",] = (torch.float32, tuple(recurrent.initial_state(1).shape[1:]))
+            further["recurrent_state",] = (torch.float32, tuple(States(recurrent, 1).current.shape[1:]))
         sides: list[tuple[Any, int]] = [(replay, num_envs)]
         if isinstance(replay, MixedReplay):  # which compares further columns of its sides itself
             sides = [(replay.online, num_envs), (replay.offline, 0)]
@@ -282,13 +288,12 @@ class ReplayDataModule(EnvStepDataModule):
             one
             for side, count in sides
             if isinstance(side, Replay) and len(side)
-            for one in row_differences(side, observation, action, count, further)
+            for one in row_differences(side, observation, action, count, further, of_agent)
         ]
         if differences:
             raise ValueError(
-                f"rows of the replay are not those of the environment {self.env!r}. Different: "
-                f"{'; '.join(differences)}. Store rows as lightning_replay.datasets makes them, and leave others out "
-                "(exclude); where environments are several, trajectory is the number of each row's episode"
+                f"rows of the replay are not those of the {source}. Different: {'; '.join(differences)}. Convert the "
+                "rows before they are stored, see docs/demonstrations.md"
             )
 
     def _joins_updates(self) -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the rows that a replay holds are those that environments of a data module store."""
+"""Whether the rows that a replay holds are those that environments store, or that an agent takes."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from gymnasium.spaces import Box, Dict, Discrete, Space
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Space
 
 from lightning_replay.agents.spaces import ParameterizedActions, is_parameterized
-from lightning_replay.envs.building import leaf_spaces
-from lightning_replay.envs.fitting import outside_bounds
+from lightning_replay.envs.building import leaf_spaces, outside_bounds
 from lightning_replay.episodes.running import held_slots
 from lightning_replay.replay import Replay
 from lightning_replay.storage.columns import NOT_STORED
@@ -20,16 +19,23 @@ from lightning_replay.storage.rows import leaves_of, shown
 
 __all__ = ["Columns", "row_differences"]
 
-#: dtype and shape of one row, by key
-Columns = dict[tuple[str, ...], tuple[torch.dtype, tuple[int, ...]]]
+#: dtype and shape of one row
+Column = tuple[torch.dtype, tuple[int, ...]]
+Columns = dict[tuple[str, ...], Column]
 
 
 def row_differences(
-    replay: Replay, observation_space: Space[Any], action_space: Space[Any], num_envs: int, further: Columns
+    replay: Replay,
+    observation_space: Space[Any],
+    action_space: Space[Any],
+    num_envs: int,
+    further: Columns,
+    of_agent: bool = False,
 ) -> list[str]:
     """Returns what differs between stored rows and those of ``num_envs`` environments, a clause for each column.
 
-    ``further`` are columns of the environments beside those that all store.
+    ``further`` are columns of the environments beside those that all store. Spaces ``of_agent`` are those of
+    :func:`~lightning_replay.agents.spaces.spaces_of_sizes`, whose integers may have any dtype.
     """
     if replay._changes_rows:  # transforms, on their way in
         return []
@@ -43,24 +49,45 @@ def row_differences(
     slots = held_slots(replay.storage)
     row = replay.storage.get(slots[:1])[0]
     stored: Columns = {key: (dtype, tuple(shape)) for key, dtype, shape in leaves_of(row) if key not in NOT_STORED}
+    if of_agent:  # which takes these columns as well
+        taken = (key for key, space in spaces.items() if key in stored and _takes(key, space, *stored[key]))
+        expected |= {key: stored[key] for key in taken}
     if num_envs:  # else no rows are added, and columns of the spaces alone matter
         ends = {("next", name): (torch.bool, (1,)) for name in ("terminated", "truncated", "done")}
         expected |= {("next", "reward"): (torch.float32, (1,))} | ends | further
         if num_envs > 1 or ("trajectory",) in stored:
             expected["trajectory",] = (torch.int64, ())
-    absent = "no such column"
+    absent, source = "no such column", "agent" if of_agent else "environment"
     differences = [
-        f"{shown(key)}: stored {stored.get(key, absent)}, of the environment {expected.get(key, absent)}"
+        f"{shown(key)}: stored {stored.get(key, absent)}, of the {source} {expected.get(key, absent)}"
+        + _remedy(key, stored.get(key), expected.get(key), spaces.get(key))
         for key in sorted(expected.keys() | stored.keys() if num_envs else expected)
         if stored.get(key) != expected.get(key)
     ]
-    for key, space in actions_of.items():
-        if stored.get(key) == expected[key]:
+    for key, space in spaces.items():
+        if stored.get(key) == expected[key] and (key in actions_of or isinstance(space, Discrete | MultiDiscrete)):
             (column,) = read_columns(replay.storage, slots, [key])
             differences += filter(None, [outside_bounds(column.cpu().numpy(), space, shown(key))])
     return differences
 
 
-def _column_of(space: Space[Any]) -> tuple[torch.dtype, tuple[int, ...]]:
+def _column_of(space: Space[Any]) -> Column:
     dtype = torch.from_numpy(np.zeros(0, space.dtype)).dtype
     return torch.float32 if dtype.is_floating_point else dtype, tuple(space.shape or ())
+
+
+def _takes(key: tuple[str, ...], space: Space[Any], dtype: torch.dtype, shape: tuple[int, ...]) -> bool:
+    if key[0] == "action":  # which losses index with
+        return isinstance(space, Discrete) and dtype == torch.int64 and shape == (1,)
+    is_open = space.dtype is None or np.dtype(space.dtype).kind == "i"
+    return is_open and not dtype.is_floating_point and shape == space.shape
+
+
+def _remedy(key: tuple[str, ...], stored: Column | None, expected: Column | None, space: Space[Any] | None) -> str:
+    if expected is None:
+        return f" (leave it out: rows.exclude({shown(key)}))"
+    if stored is None:
+        known = {"recurrent_state": "zeros will do", "trajectory": "the number of each row's episode"}
+        return f" ({known[key[0]]})" if key[0] in known else ""
+    is_one_hot = isinstance(space, Discrete) and stored[1] == (space.n,)
+    return " (of one-hot values store argmax(-1))" if is_one_hot else ""

@@ -64,14 +64,12 @@ class NeighborCache:
             self.put(block, distance, kept.gather(1, order))
 
     def enter(self, arriving: Tensor, closest: Tensor) -> None:
-        """Enters the rows ``arriving`` ``[q]``, in no list but each other's, into the lists whose radius reaches them.
-
-        ``closest`` ``[limit]`` is the squared distance of each slot to the closest of them.
-        """
+        # The rows arriving [q] are in no list but each other's; closest [limit] are squared distances to the nearest.
         reached = closest.clamp_(min=0) < self.radius[: len(closest)]
         for block in blocks_of(reached.nonzero().squeeze(1), _BLOCK):
             radius = self.radius[block]
-            distance = self.table.cross_distances(block, arriving)
+            mode = "donot_use_mm_for_euclid_dist"
+            distance = torch.cdist(self.table.points(block), self.table.points(arriving), compute_mode=mode).square_()
             distance = distance.masked_fill_(distance >= radius.unsqueeze(1), torch.inf)
             distance = torch.cat([self.distance[block], distance], 1)
             slot = torch.cat([self.slot[block], arriving.int().expand(len(block), -1)], 1)
@@ -103,17 +101,11 @@ class NeighborCache:
             getattr(self, name)[: len(saved)] = saved
 
 
+# The lists: slot and distance, int32 and float32 [L, M], nearest first, empty places the slot capacity; choices,
+# float32 [L], the rows to draw from, num_neighbors at most; radius, float32 [L].
 @compiled
 def pick(index, uniform, choices, slot, picked):  # type: ignore[no-untyped-def]
-    """Picks one of the first ``choices[i]`` of the list of each slot i by a number in [0, 1).
-
-    Args:
-        index: int64 ``[B]``.
-        uniform: float32 ``[B]``.
-        choices: float32 ``[L]``, rows to draw from.
-        slot: int32 ``[L, M]``.
-        picked: int64 ``[B]``, the result.
-    """
+    """Writes ``picked``, one of the first ``choices[i]`` of the list ``slot[i]`` of each slot i in ``index``."""
     for number in range(index.size):
         row = index[number]
         picked[number] = slot[row, np.int64(uniform[number] * choices[row])]
@@ -121,15 +113,7 @@ def pick(index, uniform, choices, slot, picked):  # type: ignore[no-untyped-def]
 
 @compiled
 def drop(slot, distance, choices, leaving, lowest, highest, num_neighbors):  # type: ignore[no-untyped-def]
-    """Removes marked slots from lists; the others keep their order and move to the front.
-
-    Args:
-        slot, distance: lists int32 and float32 ``[L, M]``, nearest first; empty places are the slot ``capacity``.
-        choices: float32 ``[L]``, rows to draw from.
-        leaving: bool ``[capacity + 1]``, the marks; ``capacity`` is unmarked.
-        lowest, highest: int32, bounds of the marked slots.
-        num_neighbors: most rows to draw from.
-    """
+    """Removes the slots marked in ``leaving``, ``lowest`` to ``highest``, from lists; others move to the front."""
     lists, length = slot.shape
     empty, span = np.int32(leaving.size - 1), np.uint32(highest - lowest)
     for row in range(lists):
@@ -157,15 +141,7 @@ def enter(  # type: ignore[no-untyped-def]
 ):
     """Enters rows into the lists whose radius reaches them; the radius of a list that has no room for all shrinks.
 
-    Args:
-        slot, distance, choices: as in :func:`drop`.
-        radius: float32 ``[L]``.
-        points: float32 ``[L, >= d]``, the rows that the lists belong to, in their first d columns.
-        closest: float32 ``[L]``, squared distance of each to the closest of ``arriving``, as it was found by a product.
-        arriving: int32 ``[q]``, the slots of the rows.
-        queries: float32 ``[d, q]``, their points.
-        empty: int32, the slot in empty places.
-        num_neighbors: most rows to draw from.
+    The rows are in the slots ``arriving``, int32 ``[q]``; ``queries``, float32 ``[d, q]``, are their ``points``.
     """
     length, (width, count) = slot.shape[1], queries.shape
     squares = np.empty(count, dtype=np.float32)

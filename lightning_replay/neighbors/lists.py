@@ -102,7 +102,6 @@ class NeighborLists:
 
     @property
     def standardization(self) -> Standardization:
-        """Returns the standardisation of the lists, with the drift of the rows as of the last pass."""
         return self._rows.standardization
 
     def write(self, index: Tensor, features: Tensor) -> None:
@@ -135,7 +134,8 @@ class NeighborLists:
         self._rows.allocate(features)
         if self.refresh_interval > 1:
             table = PointTable(self.capacity, self._rows.width, features.device)
-            self._cache = cache_for(table, self.num_neighbors, -(-(self.num_neighbors + self.num_spare) // 8) * 8)
+            kind = CompiledNeighborCache if features.device.type == "cpu" else NeighborCache
+            self._cache = kind(table, self.num_neighbors, -(-(self.num_neighbors + self.num_spare) // 8) * 8)
             # One more than slots: short lists refer to the slot after the last.
             self._waiting = torch.zeros(self.capacity + 1, dtype=torch.bool, device=features.device)
 
@@ -232,7 +232,7 @@ class NeighborLists:
         return torch.cat([self._rows.features[:0], *self._left])
 
     def _due(self, cache: NeighborCache, arriving_count: int) -> Tensor:
-        """Returns slots whose lists are searched again: too short ones, and the next of a renewal."""
+        # Slots whose lists are searched again: too short ones, and the next of a renewal.
         limit = self._rows.limit
         short = cache.short(limit, min(self.num_neighbors, len(self) - 1))
         if not self._renewals_left:
@@ -257,10 +257,7 @@ class NeighborLists:
         return functional.pad(distance, missing, value=torch.inf), functional.pad(slots[position], missing, value=-1)
 
     def recall_at(self, k: int, sample: int = 1000, generator: torch.Generator | None = None) -> float:
-        """Returns the share of the true k nearest rows, in the present standardisation, that the lists hold.
-
-        ``k`` is at most ``num_neighbors``; ``sample`` rows are compared, drawn without replacement.
-        """
+        """Returns the share of the true k nearest rows that the lists of ``sample`` rows hold, as standardised now."""
         if checked_count("k", k) > self.num_neighbors:
             raise ValueError(f"k is {k}; it must be at most num_neighbors, which is {self.num_neighbors}")
         checked_count("sample", sample, of="rows")
@@ -291,11 +288,7 @@ class NeighborLists:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned, on the device of the saved tensors.
-
-        Raises:
-            ValueError: the state is of lists with other options.
-        """
+        """Restores what :meth:`state_dict` returned, by lists of the same options, on the device of its tensors."""
         saved = (state["num_neighbors"], state["num_spare"], bool(state["upkeep"]) or not state["rows"]["limit"])
         mine = (self.num_neighbors, self.num_spare, self.refresh_interval > 1 or not state["rows"]["limit"])
         if saved != mine or state["rows"]["limit"] > self.capacity:
@@ -327,12 +320,6 @@ def _choose(index: Tensor, neighbor: Tensor, uniform: Tensor) -> Tensor:
     position = (uniform * choices).long()
     partner = neighbor.gather(1, position.unsqueeze(1)).squeeze(1)
     return torch.where(choices > 0, partner, index)
-
-
-def cache_for(table: PointTable, num_neighbors: int, num_candidates: int) -> NeighborCache:
-    """Returns lists that are updated by compiled loops on the CPU, by torch elsewhere."""
-    kind = CompiledNeighborCache if table.rows.device.type == "cpu" else NeighborCache
-    return kind(table, num_neighbors, num_candidates)
 
 
 class SameActionLists(DeclaredState):
@@ -387,7 +374,10 @@ class SameActionLists(DeclaredState):
         for position, value in enumerate(values.tolist()):
             group = self._group_of(tuple(value))
             rows = row_group == position
-            numbers = self._take_numbers(group, int(rows.sum()))
+            count, free = int(rows.sum()), self._free[group]
+            freed = [free.pop() for _ in range(min(count, len(free)))]
+            used, self._used[group] = self._used[group], self._used[group] + count - len(freed)
+            numbers = torch.tensor([*freed, *range(used, self._used[group])], dtype=torch.int64, device="cpu")
             self._group[slots[rows]] = group
             self._number[slots[rows]] = numbers
             self._slot_of[group][numbers] = slots[rows]
@@ -434,11 +424,3 @@ class SameActionLists(DeclaredState):
             self._free.append([])
             self._used.append(0)
         return self._actions[value]
-
-    def _take_numbers(self, group: int, count: int) -> Tensor:
-        free = self._free[group]
-        numbers = [free.pop() for _ in range(min(count, len(free)))]
-        new = count - len(numbers)
-        numbers += range(self._used[group], self._used[group] + new)
-        self._used[group] += new
-        return torch.tensor(numbers, dtype=torch.int64, device="cpu")

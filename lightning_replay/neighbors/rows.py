@@ -19,16 +19,7 @@ class Standardization(DeclaredState):
     """Divides each of ``width`` features by its population standard deviation over the stored rows.
 
     Every write updates the sums (:meth:`replace`), in float64 and about a shift near the mean. ``mean`` and ``std``
-    change at :meth:`refit` alone, so that distances in between can be compared; :meth:`drift` is how far the rows have
-    moved since then. A feature with ``std`` 0 is ignored.
-
-    Example:
-        >>> rows = torch.tensor([[0.0, 5.0], [2.0, 5.0]])
-        >>> standardization = Standardization(width=2)
-        >>> standardization.refit(rows)
-        >>> standardization.apply(rows)
-        tensor([[-1.,  0.],
-                [ 1.,  0.]])
+    change at :meth:`refit` alone, so that distances in between can be compared. A feature with ``std`` 0 is ignored.
     """
 
     saved_attributes: tuple[str, ...] = ("count", "mean", "std", "_total", "_square")
@@ -61,17 +52,14 @@ class Standardization(DeclaredState):
         self.std = (self._square / self.count).sqrt()
 
     def drift(self) -> float:
-        """Largest relative change of a standard deviation since the last :meth:`refit`.
-
-        Distances do not depend on the mean; it counts as infinite drift where it has moved by more than one standard
-        deviation, because float32 products lose digits far from the origin.
-        """
+        """Largest relative change of a standard deviation since the last :meth:`refit`."""
         offset = self._total / self.count
         mean_square = self._square / self.count
         variance = mean_square - offset.square()
         variance = torch.where(variance <= _ROUNDING * mean_square, 0.0, variance)
         change = (variance.sqrt() / self.std - 1).abs()
         change = torch.where((self.std == 0) & (variance == 0), 0.0, change)
+        # Distances do not depend on the mean, but float32 products lose digits far from the origin.
         change = torch.where(offset.abs() > self.std, torch.inf, change)
         return float(change.max())
 
@@ -81,10 +69,7 @@ class Standardization(DeclaredState):
 
 
 class FeatureRows:
-    """Features of ``capacity`` slots, with their standardisation.
-
-    Width, dtype and device are those of the first rows written; integers become float32.
-    """
+    """Features of ``capacity`` slots, with their standardisation; of the width, dtype and device of the first rows."""
 
     features: Tensor
     stored: Tensor
@@ -125,7 +110,7 @@ class FeatureRows:
 
     def allocate(self, features: Tensor) -> None:
         self.width, device = features.shape[1], features.device
-        dtype = features.dtype if features.is_floating_point() else torch.float32
+        dtype = features.dtype if features.is_floating_point() else torch.float32  # of integers
         self.features = torch.zeros(self.capacity, self.width, dtype=dtype, device=device)
         self.stored = torch.zeros(self.capacity, dtype=torch.bool, device=device)
         self.standardization = Standardization(self.width, device)

@@ -52,9 +52,8 @@ class PointTable:
     def nearest(self, slots: Tensor, count: int, limit: int) -> tuple[Tensor, Tensor, Tensor]:
         """Finds the ``count`` other rows below ``limit`` that are nearest to each of the stored rows ``slots`` ``[q]``.
 
-        Returns:
-            Squared distances ``[q, count]``, nearest first, infinite where there are fewer; their slots
-            ``[q, count]``; and for each searched slot its squared distance to the closest query ``[limit]``.
+        Returns squared distances, nearest first, infinite where there are fewer, and slots ``[q, count]``; and for each
+        searched slot its squared distance to the closest query ``[limit]``.
         """
         query = self.rows.index_select(0, slots)
         point, square, one = query.split([self.width, 1, 1], 1)
@@ -70,8 +69,15 @@ class PointTable:
             # A group is strided over the tile, so that the minimum runs over contiguous columns.
             minimum.append(distance.view(len(slots), _GROUP, -1).amin(1))
         member = self._members(torch.cat(minimum, 1), count, tile, len(table))
-        distance, slot = self._best(slots, point, member, count)
-        return distance, slot, torch.cat(closest)[:limit]
+        distance = self._direct(point, member).masked_fill(member == slots.unsqueeze(1), torch.inf)
+        distance, position = distance.topk(min(count, member.shape[1]), dim=1, largest=False)
+        missing = (0, count - position.shape[1])
+        distance = functional.pad(distance, missing, value=torch.inf)
+        return (
+            distance,
+            functional.pad(member.gather(1, position), missing, value=self.capacity),
+            torch.cat(closest)[:limit],
+        )
 
     def _members(self, minimum: Tensor, count: int, tile: int, length: int) -> Tensor:
         # The count + 1 nearest rows, the query among them, lie in the count + 1 groups of the smallest minima.
@@ -80,14 +86,6 @@ class PointTable:
         stride = (length - start).clamp_(max=tile) // _GROUP
         first = start + group % (tile // _GROUP)
         return (first.unsqueeze(2) + stride.unsqueeze(2) * self._steps).flatten(1)
-
-    def _best(self, slots: Tensor, point: Tensor, member: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        distance = self._direct(point, member)
-        distance = distance.masked_fill(member == slots.unsqueeze(1), torch.inf)
-        distance, position = distance.topk(min(count, member.shape[1]), dim=1, largest=False)
-        slot = member.gather(1, position)
-        missing = (0, count - slot.shape[1])
-        return functional.pad(distance, missing, value=torch.inf), functional.pad(slot, missing, value=self.capacity)
 
     def _direct(self, point: Tensor, member: Tensor) -> Tensor:
         # By differences: matrix products lose the digits in which very close rows differ.
@@ -98,11 +96,6 @@ class PointTable:
     def distances(self, slots: Tensor, others: Tensor) -> Tensor:
         """Squared distances ``[n, m]`` of ``slots`` ``[n]`` to ``others`` ``[n, m]``."""
         return self._direct(self.points(slots), others)
-
-    def cross_distances(self, slots: Tensor, others: Tensor) -> Tensor:
-        """Squared distances ``[n, m]`` of ``slots`` ``[n]`` to each of ``others`` ``[m]``."""
-        mode = "donot_use_mm_for_euclid_dist"
-        return torch.cdist(self.points(slots), self.points(others), compute_mode=mode).square_()
 
 
 #: From table, slots of all N stored rows, count and limit to squared distances and slots of neighbours ``[N, count]``.
@@ -158,13 +151,7 @@ def search_by_name(backend: str) -> Search:
 
 
 def direct_neighbors(rows: Tensor, std: Tensor, index: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Finds the ``count`` rows nearest to those at ``index`` ``[q]`` by the definition: by differences in float64.
-
-    Every pair of ``rows`` ``[N, d]`` is compared; features of ``std`` 0 are ignored.
-
-    Returns:
-        Distances, nearest first, and positions, both ``[q, count]``.
-    """
+    """Returns distances and positions ``[q, count]`` of the rows nearest to those at ``index``, in float64."""
     scale = torch.where(std > 0, 1 / std, 0.0)
     points = (rows.double() - rows[0].double()) * scale
     blocks = []

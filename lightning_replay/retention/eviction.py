@@ -37,14 +37,6 @@ class LeavingOrder:
 
     The lowest priority comes first, of equal ones the oldest: the key of a slot is one int64, its float32 priority in
     the upper half and its arrival in the lower, so that keys compare by priority and then by age. All are different.
-
-    Example:
-        >>> order = LeavingOrder(4)
-        >>> order.place(np.array([0, 1, 2]), np.array([2.0, 1.0, 1.0], dtype=np.float32), np.array([0, 1, 2]))
-        >>> order.lowest(2)
-        array([1, 2])
-        >>> order.set(np.array([1]), np.array([9.0], dtype=np.float32)); order.lowest(1)
-        array([2])
     """
 
     def __init__(self, capacity: int) -> None:
@@ -164,16 +156,9 @@ def _set(slot, key, nodes, starts):  # type: ignore[no-untyped-def]
 
 @compiled
 def evict_lowest(bits, begin, first_arrival, always_admits, ties_enter, slots, nodes, starts):  # type: ignore[no-untyped-def]
-    """Gives slots to the rows from ``begin`` on that enter, one after the other; returns how many did.
+    """Gives ``slots``, int64 ``[M]``, to the rows from ``begin`` on that enter one by one; returns how many did.
 
-    Args:
-        bits: of their float32 priorities, int32 ``[M]``.
-        begin: rows before it have a slot.
-        first_arrival: of the first row; the others follow.
-        always_admits: whether they enter whatever their priority.
-        ties_enter: whether they evict rows of equal priority.
-        slots: int64 ``[M]``, -1 where a row has none; written.
-        nodes, starts: of the :class:`LeavingOrder`.
+    ``bits`` are those of their float32 priorities, int32 ``[M]``; ``nodes`` and ``starts`` of a :class:`LeavingOrder`.
     """
     lowest, slot = _lowest(nodes, starts)
     evicted = 0
@@ -183,7 +168,7 @@ def evict_lowest(bits, begin, first_arrival, always_admits, ties_enter, slots, n
         if not (always_admits or mine > other or (ties_enter and mine == other)):
             continue
         earlier = (lowest & ARRIVALS) - first_arrival
-        if earlier >= 0:  # a row of this call leaves again
+        if 0 <= earlier < row:  # a row of this call leaves again; a damaged state may have other numbers
             slots[earlier] = -1
         slots[row] = slot
         _set(slot, (mine << ARRIVAL_BITS) | (first_arrival + row), nodes, starts)
@@ -193,15 +178,12 @@ def evict_lowest(bits, begin, first_arrival, always_admits, ties_enter, slots, n
 
 
 class Factors(NamedTuple):
-    """Surprise, on-policyness and the priority of both, float32 ``[n]`` each; a surprise of NaN is unknown.
-
-    ``is_known`` is false of new rows without feedback: a priority of NaN stands for the largest seen, and they enter
-    also when equal to the lowest.
-    """
+    """Surprise, on-policyness and the priority of both, float32 ``[n]`` each; a surprise of NaN is unknown."""
 
     surprise: np.ndarray
     on_policyness: np.ndarray
     priority: np.ndarray
+    # False of new rows without feedback: a priority of NaN stands for the largest, and they enter beside equal ones.
     is_known: bool = True
 
     @classmethod
@@ -289,14 +271,9 @@ class RetainedRows:
     def offer_one(
         self, row: int, factors: Factors, arrival: int, always_admits: bool, fits: Callable[[np.ndarray], bool]
     ) -> tuple[int, np.ndarray] | None:
-        """Decides on the new row at place ``row`` of ``factors``, which evicts several others or none.
+        """Decides on the new row at place ``row`` of ``factors``, which evicts rows until the storage ``fits`` it.
 
-        Args:
-            fits: whether the storage has room once the rows in these slots, int64 ``[n]``, have left.
-
-        Returns:
-            its slot, and the slots whose rows left, int64 ``[n]``, its own among them unless that was free; ``None``
-            where it was refused.
+        Returns its slot, and the slots whose rows left, its own among them unless that was free; ``None`` if refused.
         """
         priority = self._first_priorities(factors, slice(row, row + 1))
         mine = int(key_of(priority, np.array([arrival]))[0]) >> ARRIVAL_BITS

@@ -51,22 +51,10 @@ def cross_entropy(target: Tensor, log_probability: Tensor) -> Tensor:
 
 
 def categorical_projection(probabilities: Tensor, reward: Tensor, discount: Tensor, support: Tensor) -> Tensor:
-    """The distribution of ``reward + discount * z`` brought back onto the atoms z of ``support``.
+    """The distribution ``[B, N]`` of ``reward + discount * z``, ``[B]`` each, brought back onto the atoms z, ``[N]``.
 
-    The probability of each moved atom, clamped to the support, is divided between the two atoms around it, the nearer
-    one getting more (Bellemare et al. 2017, algorithm 1, https://arxiv.org/abs/1707.06887).
-
-    Args:
-        probabilities: ``[B, N]``, of the atoms.
-        reward: ``[B]``.
-        discount: ``[B]``, 0 where nothing follows.
-        support: ``[N]``, evenly spaced and ascending.
-
-    Returns:
-        ``[B, N]``, probabilities.
-
-    Raises:
-        ValueError: shapes that do not fit.
+    The probability of each moved atom, clamped to the evenly spaced support, is divided between the two atoms around
+    it, the nearer one getting more (Bellemare et al. 2017, algorithm 1, https://arxiv.org/abs/1707.06887).
 
     Example:
         >>> half = torch.tensor([[0.5, 0.0, 0.5]])
@@ -221,12 +209,7 @@ def retention_priority(surprise: Tensor, on_policyness: Tensor, *, surprise_expo
 
 
 def action_index(action_values: Tensor, action: Tensor) -> Tensor:
-    """Returns actions as int64 ``[B]`` beside ``action_values`` ``[B, A]``; one-hot ones by their position.
-
-    Raises:
-        ValueError: shapes that do not fit.
-        IndexError: an action that does not exist.
-    """
+    """Returns actions as int64 ``[B]`` beside ``action_values`` ``[B, A]``; one-hot ones by their position."""
     if action_values.ndim != 2 or not action_values.is_floating_point():
         raise ValueError(
             f"action_values must be floating point [B, A], one value for each action; got {action_values.dtype} "

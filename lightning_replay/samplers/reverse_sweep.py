@@ -140,7 +140,7 @@ class ReverseSweepSampler(FollowsEpisodes, UniformSampler):
                 drawn = torch.randint(len(self._goals), (), generator=generator, device=generator.device)
                 self._cursor = self._goals.slot(int(drawn))
             predecessor = self.followed.links_on(torch.device("cpu")).predecessor.numpy()
-            parts.append(torch.from_numpy(kernels.walk(predecessor, self._cursor, batch_size)))
+            parts.append(torch.from_numpy(kernels.path_back(predecessor, self._cursor, batch_size)))
             self._cursor = int(predecessor[parts[-1][-1]])
             batch_size -= len(parts[-1])
         index, device = torch.cat(parts), device_of(storage)

@@ -195,7 +195,7 @@ class SequenceSampler(FollowsEpisodes, DependentSampler):
     def _around(self, rows: Tensor, storage: Storage) -> tuple[Tensor, Tensor]:
         links, length = self.followed.links_on(rows.device), self.sequence_length
         _, ahead = links.chain(rows, length - self.burn_in)
-        begin, place = links.back(rows, length - ahead)
+        begin, place = links.walk(rows, length - ahead, back=True)
         slots, steps = links.chain(begin, length)
         is_held = occupancy_of(storage).held(slots)
         if is_held is None:
@@ -285,7 +285,7 @@ class SequenceSampler(FollowsEpisodes, DependentSampler):
         assert self.followed.links is not None
         device = self.followed.links.successor.device
         wanted = torch.from_numpy(steps).to(device)
-        found, gone = self.followed.links.back(torch.from_numpy(slots).to(device), wanted)
+        found, gone = self.followed.links.walk(torch.from_numpy(slots).to(device), wanted, back=True)
         return found[gone == wanted]
 
     def _nothing_to_draw(self, starts: SequenceStarts, stored: int) -> Exception:

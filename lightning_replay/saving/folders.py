@@ -31,6 +31,7 @@ class Folder:
 
     filesystem: fs.FileSystem
     path: str
+    url: str | None = dataclasses.field(default=None, kw_only=True)  #: by which it was given, for messages
 
     @classmethod
     def at(cls, path: str | Path | None, filesystem: fs.FileSystem | None = None) -> Folder:
@@ -50,16 +51,19 @@ class Folder:
     def at_url(cls, url: str) -> Folder:
         """Returns the folder at a URL that fsspec knows, such as ``s3://bucket/folder``, as Lightning's paths are."""
         filesystem, path = fsspec.core.url_to_fs(url)
-        return cls(fs.PyFileSystem(fs.FSSpecHandler(filesystem)), path)
+        return cls(fs.PyFileSystem(fs.FSSpecHandler(filesystem)), path, url=url)
 
     @property
     def local(self) -> Path | None:  # None on another file system
         return Path(self.path) if isinstance(self.filesystem, fs.LocalFileSystem) else None
 
     def __truediv__(self, name: str) -> Folder:
-        return dataclasses.replace(self, path=f"{self.path}/{name}")
+        url = None if self.url is None else f"{self.url}/{name}"
+        return dataclasses.replace(self, path=f"{self.path}/{name}", url=url)
 
     def __str__(self) -> str:
+        if self.url is not None:
+            return self.url
         return self.path if self.local is not None else f"{self.filesystem.type_name}:{self.path}"
 
     def exists(self) -> bool:

@@ -36,16 +36,9 @@ class Record(NamedTuple):
 
     set_again: tuple[str, ...]
     chosen_when_loaded: tuple[str, ...]
-    env_ids: tuple[str, ...]
 
 
-def recorded(
-    cls: C,
-    *,
-    set_again: tuple[str, ...] = (),
-    chosen_when_loaded: tuple[str, ...] = (),
-    env_ids: tuple[str, ...] = (),
-) -> C:
+def recorded(cls: C, *, set_again: tuple[str, ...] = (), chosen_when_loaded: tuple[str, ...] = ()) -> C:
     """Class decorator: keeps the constructor's arguments as ``self.init_arguments``.
 
     :func:`build` rebuilds recorded classes alone, so a file cannot name another class to be called. Unknown arguments
@@ -56,7 +49,6 @@ def recorded(
         set_again: arguments that are left to their defaults where they have no form in JSON; the class logs when it
             loads that they are to be set again.
         chosen_when_loaded: arguments that are taken from ``chosen`` of :func:`build`, not from the save.
-        env_ids: arguments that may be ids of environments; Gymnasium imports the module before a colon in them.
     """
     original = cls.__init__  # type: ignore[misc]
     signature = inspect.signature(original)
@@ -85,9 +77,8 @@ def recorded(
             original(self, *args, **kwargs)
 
     cls.__init__ = __init__  # type: ignore[misc]
-    inherited: Record = getattr(cls, "_record", Record((), (), ()))
-    given = Record(set_again, chosen_when_loaded, env_ids)
-    cls._record = Record(*(before + own for before, own in zip(inherited, given, strict=True)))  # type: ignore[attr-defined]
+    inherited: Record = getattr(cls, "_record", Record((), ()))
+    cls._record = Record(inherited.set_again + set_again, inherited.chosen_when_loaded + chosen_when_loaded)  # type: ignore[attr-defined]
     return cls
 
 
@@ -152,10 +143,9 @@ def build(
         raise _not_rebuildable(name, content, content if kind == "class" else description.get("defined"))
     given = dict(description["arguments"])
     given |= {key: (chosen or {}).get(key) for key in record.chosen_when_loaded if key in given}
-    for key in record.env_ids:
-        module, colon, _ = given[key].partition(":") if isinstance(given.get(key), str) else ("", "", "")
-        if colon:
-            _check_trusted(module, f"{name}.{key}", given[key], (*trust, "gymnasium_robotics"))
+    env = given.get("env")
+    if isinstance(env, str) and ":" in env:  # the id of an environment; Gymnasium imports the module before the colon
+        _check_trusted(env.partition(":")[0], f"{name}.env", env, (*trust, "gymnasium_robotics"))
     return cls(**{key: part(item, f"{name}.{key}") for key, item in given.items()})
 
 

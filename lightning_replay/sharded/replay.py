@@ -502,11 +502,9 @@ def checked_feedback(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, dict[str, np.ndarray]]:
     # Index, generation, TD errors [B] and signals by name.
     # Everything is refused here that can be: an error in a shard comes with a later call.
-    index, td_error, generation = given_feedback(index, td_error_of(td_error, signals), generation)
+    index, td_error, generation = given_feedback(index, td_error_of(td_error, signals, SIGNALS), generation)
     if generation is None:
         raise TypeError("update_priority got no generation; give the batch, or generation=batch['generation']")
-    for name in set(signals) - set(SIGNALS):
-        raise TypeError(f"update_priority got the signal {name!r}; the signals are {', '.join(SIGNALS)}")
     if td_error is None:
         raise TypeError("update_priority got no td_error; give one for each row of the batch")
     errors = td_error.cpu().float().reshape(-1).numpy()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import warnings
@@ -16,10 +17,8 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
-from lightning_replay.compiled import compiled
-from lightning_replay.episodes.links import EpisodeLinks
 from lightning_replay.episodes.returns import FORMED_KEYS, EpisodeTracker, bootstrap_discounts, n_step_returns
-from lightning_replay.options import BELOW_ONE, check_kind, checked_choice, checked_key, checked_share, missing_extra
+from lightning_replay.options import check_kind, checked_choice, checked_key, checked_share
 from lightning_replay.parts import ReplayTransform
 from lightning_replay.samplers.pairs import PairSampler
 from lightning_replay.saving.spec import recorded
@@ -33,65 +32,15 @@ DESIRED_GOAL = ("observation", "desired_goal")
 GoalFunction = Callable[[Any, Any, dict[str, Any]], Any]
 
 
-@compiled
-def walk(successor, predecessor, index, place, from_first, found):  # type: ignore[no-untyped-def]
-    """Writes into ``found``, int64 ``[n]``, a step of the episode of each row in ``index``, int64 ``[n]``.
-
-    Args:
-        successor, predecessor: int64 ``[slots]``, the step after and before each; -1 where none is stored.
-        place: float64 ``[n]`` in [0, 1), where between the row and the newest step.
-        from_first: whether the steps begin with the first that is stored, not with the row itself.
-    """
-    for row in range(len(index)):
-        slot = index[row]
-        while from_first and predecessor[slot] >= 0:
-            slot = predecessor[slot]
-        last, count = slot, 1
-        while successor[last] >= 0:
-            last = successor[last]
-            count += 1
-        for _ in range(int(place[row] * count)):
-            slot = successor[slot]
-        found[row] = slot
-
-
-def walk_together(successor: Tensor, predecessor: Tensor, index: Tensor, place: Tensor, from_first: bool) -> Tensor:
-    """Returns what :func:`walk` finds, on any device: all rows move at once, a step at a time."""
-
-    def moved(table: Tensor, slots: Tensor, most: Tensor | int) -> tuple[Tensor, Tensor]:
-        steps = torch.zeros_like(slots)
-        while True:
-            following = table[slots]
-            moves = (following >= 0) & (steps < most)
-            if not bool(moves.any()):
-                return slots, steps
-            slots, steps = torch.where(moves, following, slots), steps + moves
-
-    first = moved(predecessor, index, len(predecessor))[0] if from_first else index
-    ahead = moved(successor, first, len(successor))[1]
-    return moved(successor, first, (place * (ahead + 1)).long())[0]
-
-
-def steps_of_episodes(links: EpisodeLinks, index: Tensor, place: Tensor, from_first: bool) -> Tensor:
-    successor, predecessor = links.successor, links.predecessor
-    if successor.device.type != "cpu":
-        return walk_together(successor, predecessor, index, place.to(index.device), from_first)
-    found = torch.empty_like(index, device="cpu")
-    walk(successor.numpy(), predecessor.numpy(), index.cpu().numpy(), place.numpy(), from_first, found.numpy())
-    return found.to(index.device)
-
-
-@functools.partial(recorded, env_ids=("env",))
+@recorded
 class RelabelGoals(ReplayTransform):
     """Replaces the desired goals of a share of each batch by goals achieved in the same episodes.
 
-    So an episode that misses its goal shows how to reach where it went instead. Each row of a batch is relabelled with
-    the probability ``share``. Its new goal is the achieved goal after one step of its episode (under ``"next"``), drawn
-    along the links between stored rows: never across the end of an episode, a gap, an overwritten row or environments.
-    The reward is computed anew, and so is ``terminated`` where a function for it is given; with ``n_steps`` of the
-    buffer for every step of the return, which ends where the new goal terminates it. Stored rows, ``index``, weights
-    and priorities stay as they are. Hindsight Experience Replay, Andrychowicz et al. 2017,
-    https://arxiv.org/abs/1707.01495, section 4.5; there ``share`` is k / (k + 1), 0.8 for k = 4.
+    The new goal of a row is the achieved goal after one step of its episode (under ``"next"``), drawn along the links
+    between stored rows: never across the end of an episode, a gap, an overwritten row or environments. The reward is
+    computed anew, and so is ``terminated`` where a function for it is given; with ``n_steps`` of the buffer for every
+    step of the return, which ends where the new goal terminates it. Stored rows, ``index``, weights and priorities stay
+    as they are. Hindsight Experience Replay, Andrychowicz et al. 2017, https://arxiv.org/abs/1707.01495, section 4.5.
 
     For a :class:`~lightning_replay.Replay`, which gives it stored rows; TorchRL's buffers do not. The time of a draw
     grows with the length of the episodes, by about a millisecond for 256 rows of 1,000 steps, not with the capacity.
@@ -99,7 +48,7 @@ class RelabelGoals(ReplayTransform):
     Args:
         strategy: ``"future"``, a step from the row itself on to the newest stored one of its episode, all equally
             likely; ``"final"``, the newest stored one; ``"episode"``, any stored one, all equally likely.
-        share: probability that a row is relabelled.
+        share: probability that a row is relabelled; k / (k + 1) of the paper, 0.8 for k = 4.
         reward: ``(achieved, desired, info)`` of NumPy arrays ``[N, ...]`` to the rewards ``[N]``, as ``compute_reward``
             of Gymnasium-Robotics; ``info`` is an empty dictionary. Saves name it by its import path.
         env: an id, an environment, or a class or function that builds one, whose ``compute_reward`` is used where
@@ -114,7 +63,7 @@ class RelabelGoals(ReplayTransform):
 
     Raises:
         ValueError: neither ``reward`` nor an ``env`` with ``compute_reward``; rows without the columns of goals or with
-            returns over several steps; a buffer that draws pairs; rewards or flags of another shape.
+            returns over several steps; a buffer that draws pairs or sequences; rewards or flags of another shape.
 
     Example:
         >>> from tensordict import TensorDict
@@ -122,16 +71,12 @@ class RelabelGoals(ReplayTransform):
         >>> goals, done = {"desired_goal": torch.full((2, 1), 9.0)}, torch.tensor([[False], [True]])
         >>> after = {"observation": goals | {"achieved_goal": torch.tensor([[1.0], [2.0]])}}
         >>> after |= {"reward": torch.zeros(2, 1), "terminated": done, "done": done}
-        >>> rows = {"observation": goals, "next": after}
         >>> relabel = RelabelGoals("final", 1.0, lambda achieved, desired, info: (achieved == desired).all(-1))
         >>> replay = recipes.uniform(capacity=10, batch_size=4, transform=relabel, check_continuity=False, seed=0)
-        >>> slots = replay.extend(TensorDict(rows, [2]))
+        >>> slots = replay.extend(TensorDict({"observation": goals, "next": after}, [2]))
         >>> batch = replay.sample()
-        >>> torch.cat((batch["index"].view(-1, 1), batch["observation", "desired_goal"], batch["next", "reward"]), 1)
-        tensor([[0., 2., 0.],
-                [1., 2., 1.],
-                [1., 2., 1.],
-                [0., 2., 0.]])
+        >>> batch["index"], batch["observation", "desired_goal"].flatten(), batch["next", "reward"].flatten()
+        (tensor([0, 1, 1, 0]), tensor([2., 2., 2., 2.]), tensor([0., 1., 1., 0.]))
     """
 
     follows_episodes = True
@@ -158,17 +103,35 @@ class RelabelGoals(ReplayTransform):
         self.achieved_key: tuple[str, ...] = checked_key("achieved_key", achieved_key)
         self.desired_key: tuple[str, ...] = checked_key("desired_key", desired_key)
         self._given: tuple[Any, Any, Any] = reward, terminated, env
-        self._from_environment()
+        self._set_functions()
 
-    def _from_environment(self) -> None:
-        self._functions, self._flat = goal_functions(*self._given)
+    def _set_functions(self) -> None:
+        reward, terminated, env = self._given
+        self._flat: dict[str, slice] = {}  # where the entries of flattened observations are
+        if env is not None:
+            built = _built(env)
+            if reward is None and built.has_wrapper_attr("compute_reward"):
+                reward = built.get_wrapper_attr("compute_reward")
+            if terminated is None and built.has_wrapper_attr("compute_terminated"):
+                terminated = functools.partial(_row_by_row, built.get_wrapper_attr("compute_terminated"))
+            self._flat = _places(built)
+            if built is not env:
+                built.close()
+        if reward is None:
+            which = "no env is given" if env is None else f"{env} has no compute_reward"
+            raise ValueError(
+                f"reward is None and {which}, so the rewards of other goals are unknown; give reward=, a function of "
+                "achieved goals, desired goals and info, or an env with compute_reward(achieved_goal, desired_goal, "
+                "info)"
+            )
+        self._functions: Any = reward, terminated
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_functions": None}  # which may be methods of a whole simulation
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._from_environment()
+        self._set_functions()
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Refuses: goals are drawn from stored rows."""
@@ -178,10 +141,10 @@ class RelabelGoals(ReplayTransform):
         )
 
     def check_buffer(self, replay: Any) -> None:
-        if isinstance(replay.sampler, PairSampler):
+        if isinstance(replay.sampler, PairSampler) or replay.needs_consecutive_rows:
             raise ValueError(
-                f"RelabelGoals got a buffer with a {replay.sampler_name}; a mixture of two transitions with different "
-                "goals belongs to no goal. Use it with a sampler of single rows, such as UniformSampler"
+                f"RelabelGoals got a buffer with a {replay.sampler_name}; rows with goals of their own make neither "
+                "pairs nor sequences. Use a sampler of single rows, such as UniformSampler"
             )
 
     def check_rows(self, rows: TensorDictBase) -> None:
@@ -190,10 +153,9 @@ class RelabelGoals(ReplayTransform):
                 "the rewards of the transitions are returns over several steps, which RelabelGoals cannot compute for "
                 "another goal; nothing was stored. Store single steps and give n_steps= to the buffer"
             )
-        keys = ("next", *self.achieved_key), self.desired_key
-        found = [self._part(rows, key) for key in keys]
-        lacking = [repr(key) for key, part in zip(keys, found, strict=True) if part is None]
-        shapes = [list(rows.get(part[0])[..., part[1]].shape) for part in found if part is not None]
+        found = {key: self._part(rows, key) for key in (("next", *self.achieved_key), self.desired_key)}
+        lacking = [repr(key) for key, part in found.items() if part is None]
+        shapes = [list(rows.get(part[0])[..., part[1]].shape) for part in found.values() if part is not None]
         if lacking or shapes[0] != shapes[1]:
             what = f"no {' and no '.join(lacking)}" if lacking else f"goals of two shapes, {shapes[0]} and {shapes[1]}"
             raise ValueError(
@@ -202,18 +164,19 @@ class RelabelGoals(ReplayTransform):
                 "achieved_key= and desired_key="
             )
         if self.share > 0:
-            self._compare_rewards(rows[:1000], keys)
+            self._compare_rewards(rows[:1000])
 
-    def _compare_rewards(self, rows: TensorDictBase, keys: Any) -> None:
+    def _compare_rewards(self, rows: TensorDictBase) -> None:
         # A wrong environment or order of keys makes goals of other numbers without any error.
-        goals = [rows.get(column)[..., place] for column, place in (self._part(rows, key) or ((), ()) for key in keys)]
+        parts = (self._part(rows, key) or ((), ...) for key in (("next", *self.achieved_key), self.desired_key))
+        goals = [rows.get(column)[..., place] for column, place in parts]
         computed, stored = _computed("reward", self._functions[0], *goals), rows.get(("next", "reward"), None)
         if not isinstance(stored, Tensor) or stored.numel() != len(computed):
             return  # which is refused elsewhere
-        both = torch.stack((stored.reshape(-1).double(), computed.double()))
-        differ = (~torch.isclose(both[0], both[1], rtol=1e-3, atol=1e-3)).nonzero().flatten()
+        pairs = torch.stack((stored.reshape(-1).double(), computed.double()))
+        differ = (~torch.isclose(pairs[0], pairs[1], rtol=1e-3, atol=1e-3)).nonzero().flatten()
         if len(differ):
-            stored_one, computed_one = both[:, differ[0]].tolist()
+            stored_one, computed_one = pairs[:, differ[0]].tolist()
             warnings.warn(
                 f"{len(differ)} of the first {len(computed)} transitions have another reward than RelabelGoals "
                 f"computes for the goals that they have: {stored_one:g} is stored and {computed_one:g} computed, and a "
@@ -242,16 +205,18 @@ class RelabelGoals(ReplayTransform):
                 "follows episodes from then on, not to replay.transform"
             )
         drawn = torch.rand(2, len(index), generator=self._rng, dtype=torch.float64, device=self._rng.device)
-        relabelled, place = drawn.cpu()
-        rows = (relabelled < self.share).nonzero().squeeze(1)
-        if not len(rows):
+        relabelled, place = drawn.to(index.device)
+        chosen = (relabelled < self.share).nonzero().squeeze(1)
+        if not len(chosen):
             return batch
-        place = torch.full_like(place, BELOW_ONE) if self.strategy == "final" else place
-        chosen = rows.to(index.device)
-        slots = index[chosen]
-        of_goals = steps_of_episodes(links, slots, place[rows], self.strategy == "episode")
+        slots, most = index[chosen], torch.full_like(chosen, links.capacity)
+        first = links.walk(slots, most, back=True)[0] if self.strategy == "episode" else slots
+        newest, ahead = links.walk(first, most)
+        # Of the row, or the first one, and those ahead of it, each is as likely; the place is below 1.
+        steps = (place[chosen] * (ahead + 1)).long()
+        of_goals = newest if self.strategy == "final" else links.walk(first, steps)[0]
         goal = self._achieved(batch, storage, of_goals)
-        self._set_returns(batch, chosen, slots, goal, storage, links, episodes.discount)
+        self._set_returns(batch, chosen, slots, goal, storage, episodes)
         for key in (self.desired_key, ("next", *self.desired_key)):
             part = self._part(batch, key)
             if part is not None:
@@ -264,21 +229,13 @@ class RelabelGoals(ReplayTransform):
         return read_columns(storage, slots, [key])[0][..., place]
 
     def _set_returns(
-        self,
-        batch: TensorDictBase,
-        chosen: Tensor,
-        slots: Tensor,
-        goal: Tensor,
-        storage: Storage,
-        links: EpisodeLinks,
-        discount: float,
+        self, batch: TensorDictBase, chosen: Tensor, slots: Tensor, goal: Tensor, storage: Storage, episodes: Any
     ) -> None:
         # Along the return of each row, [n, steps]: its rewards and flags are those of the new goal, [n, ...].
-        counts = batch.get("steps_to_next_obs", None)
+        counts, discount = batch.get("steps_to_next_obs", None), episodes.discount
         used = torch.ones_like(slots) if counts is None else counts[chosen].flatten()
-        along = links.chain(slots, int(used.max()))[0]
-        achieved = self._achieved(batch, storage, along.flatten())
-        goals = (achieved, goal.repeat_interleave(along.shape[1], 0))
+        along = episodes.links.chain(slots, int(used.max()))[0]
+        goals = self._achieved(batch, storage, along.flatten()), goal.repeat_interleave(along.shape[1], 0)
         reward, ends = self._functions
         following = batch.get("next")
         terminated, done = following.get("terminated"), following.get("done")
@@ -296,7 +253,9 @@ class RelabelGoals(ReplayTransform):
             done[chosen] |= terminated[chosen]
         summed = n_step_returns(_computed("reward", reward, *goals).view(along.shape), used, discount)
         rewards = following.get("reward")
+        rewards = rewards if rewards.is_floating_point() else rewards.float()  # whole numbers as they were stored
         rewards[chosen] = summed.view(rewards[chosen].shape).to(rewards.dtype)
+        following.set("reward", rewards)
         if counts is not None:
             counts[chosen] = used.view(counts[chosen].shape)
             remaining = bootstrap_discounts(used, terminated[chosen].flatten(), discount)
@@ -315,31 +274,8 @@ def _computed(name: str, function: GoalFunction, achieved: Tensor, desired: Tens
     return values.to(achieved.device)
 
 
-def goal_functions(reward: Any, terminated: Any, env: Any) -> tuple[tuple[Any, Any], dict[str, slice]]:
-    """Returns the functions of rewards and of flags, by default those of the environment, ``None`` where it has none.
-
-    And the places of the entries of its observations where these are flattened.
-    """
-    own = ends = None
-    flat: dict[str, slice] = {}
-    if env is not None:
-        built, names = _built(env), ("compute_reward", "compute_terminated")
-        own, ends = (built.get_wrapper_attr(name) if built.has_wrapper_attr(name) else None for name in names)
-        flat = _places(built)
-        if built is not env:
-            built.close()
-    if reward is None and own is None:
-        which = "no env is given" if env is None else f"{env} has no compute_reward"
-        raise ValueError(
-            f"reward is None and {which}, so the rewards of other goals are unknown; give reward=, a function of "
-            "achieved goals, desired goals and info, or an env with compute_reward(achieved_goal, desired_goal, info)"
-        )
-    if terminated is None and ends is not None:
-        terminated = functools.partial(_row_by_row, ends)  # which Gymnasium-Robotics defines for one step
-    return (own if reward is None else reward, terminated), flat
-
-
 def _row_by_row(function: GoalFunction, achieved: Any, desired: Any, info: dict[str, Any]) -> Any:
+    # Gymnasium-Robotics defines compute_terminated for one step.
     return np.array([bool(function(one, other, info)) for one, other in zip(achieved, desired, strict=True)])
 
 
@@ -361,18 +297,13 @@ def _places(env: Any) -> dict[str, slice]:
 def _built(env: Any) -> Any:
     import gymnasium  # which rows and a function of rewards do not need
 
-    from lightning_replay.envs.building import UnknownEnvironmentError, build_environment
+    from lightning_replay.envs.building import build_environment
 
     if isinstance(env, gymnasium.Env):
         return env
     if not callable(env):
         check_kind("env", env, str, "the id of an environment, an environment, or a class or function that builds one")
-    try:
-        return build_environment(env, {})
-    except UnknownEnvironmentError as error:
-        # Most goal environments are registered by this package when it is imported.
-        try:
-            importlib.import_module("gymnasium_robotics")
-        except ModuleNotFoundError:
-            raise missing_extra(f"env {env!r}, which is not registered,", "gymnasium-robotics", "mazes") from error
-        return build_environment(env, {})
+        if ":" not in env and env not in gymnasium.registry:  # most goal environments are those of this package
+            with contextlib.suppress(ModuleNotFoundError):
+                importlib.import_module("gymnasium_robotics")
+    return build_environment(env, {})

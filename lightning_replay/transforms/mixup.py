@@ -33,14 +33,8 @@ _BLOCK = 4096
 def mix_pairs(rows, flags, index, blocks, terminated, coefficient, mixed):  # type: ignore[no-untyped-def]
     """Gathers pairs of rows and mixes each into one row; returns whether all slots are rows, else nothing is mixed.
 
-    Args:
-        rows: float32 ``[N, elements]``, packed rows.
-        flags: uint8 ``[N, bytes]``, the same rows.
-        index: int64 ``[B, 2]``, slots of the pairs.
-        blocks: int64 ``[K, 2]``, begin and end of the elements that are mixed; others are those of the first row.
-        terminated: two ints, begin and end of the flags that leave a pair as its first row where one is set.
-        coefficient: float32 ``[B]``, weights of the first rows; set to 1 where a pair is left as its first row.
-        mixed: float32 ``[B, elements]``, the result.
+    Of packed ``rows``, float32, which ``flags`` are as bytes, the elements in ``blocks``, int64 ``[K, 2]``, are mixed.
+    The ``coefficient`` of a pair is set to 1 where the bytes ``terminated`` of one are set, or both are the same row.
     """
     begin, end = terminated
     # Rows are scattered in memory: loads of all their cache lines, which depend on nothing, overlap; copies hardly do.
@@ -75,14 +69,11 @@ def mix_pairs(rows, flags, index, blocks, terminated, coefficient, mixed):  # ty
 
 
 class Mixing:
-    """Mixes the leaves ``[B, 2, ...]`` of a batch into ``[B, ...]``.
-
-    ``found`` counts the keys of the tree it had; ``has_others`` is whether columns at or under them were not floating.
-    """
+    """Mixes the leaves ``[B, 2, ...]`` of a batch into ``[B, ...]``."""
 
     def __init__(self, coefficient: Tensor, untouched: Tensor | None) -> None:
-        self.found: int = 0
-        self.has_others: bool = False
+        self.found: int = 0  # keys of the tree that were there
+        self.has_others: bool = False  # columns at or under them that are not floating
         self._coefficient = coefficient
         self._untouched = untouched
         self._shaped: dict[tuple[torch.dtype, int], tuple[Tensor, Tensor | None]] = {}
@@ -125,16 +116,12 @@ class _Place(NamedTuple):  # elements of one dtype in a row
 
 
 class PackedMixing:
-    """Mixes pairs of packed rows of one layout in a compiled loop; columns side by side in a row are one block.
-
-    Args:
-        layout: of the rows.
-        keys: the columns that are mixed; a key stands for all under it, of which flags stay.
-    """
+    """Mixes the columns under ``keys`` of pairs of packed rows in a compiled loop, those side by side as one block."""
 
     def __init__(self, layout: RowLayout, keys: set[Key]) -> None:
         self.layout = layout
-        under = {column: any(_is_under(column, key) for key in keys) for column in layout.columns}
+        is_under = {(column, key): column[: len(key)] == key for column in layout.columns for key in keys}
+        under = {column: any(is_under[column, key] for key in keys) for column in layout.columns}
         row = layout.leaves(
             torch.empty(1, layout.row_bytes // WORD_BYTES, dtype=torch.int64, device="cpu"), torch.Size([1])
         )
@@ -149,7 +136,7 @@ class PackedMixing:
             self._blocks.append(place)
         # What the loop does not do: refuse columns, compare the stored discounts of returns, mix other floats.
         self.is_covered: bool = (
-            all(any(_is_under(column, key) for column in layout.columns) for key in keys)
+            all(any(is_under[column, key] for column in layout.columns) for key in keys)
             and all(can_be_mixed(key, place.dtype, keys) for key, place in self._places.items() if under[key])
             and (_TERMINATED in self._places and ("discount",) not in self._places)
             and {place.dtype for place in self._blocks} <= {torch.float32}
@@ -176,10 +163,6 @@ class PackedMixing:
                 f"{len(rows) - 1}; nothing was mixed. Let the sampler draw slots below len(storage)"
             )
         return mixed, coefficient
-
-
-def _is_under(column: Key, key: Key) -> bool:
-    return column[: len(key)] == key
 
 
 def can_be_mixed(column: Key, dtype: torch.dtype, keys: set[Key]) -> bool:
@@ -303,9 +286,15 @@ class MixPairs(ReplayTransform):
         if mixing.has_others:
             columns = {leaf: value for path in self._mixed_keys for leaf, value in columns_under(tensordict, path)}
             dtypes = {leaf: value.dtype for leaf, value in columns.items()}
-            unmixable = {leaf: one for leaf, one in dtypes.items() if not can_be_mixed(leaf, one, self._mixed_keys)}
+            unmixable = [leaf for leaf, one in dtypes.items() if not can_be_mixed(leaf, one, self._mixed_keys)]
             if unmixable:
-                raise _not_floating(unmixable)
+                found = ", ".join(f"{listed([leaf])} has dtype {dtypes[leaf]}" for leaf in sorted(unmixable))
+                raise ValueError(
+                    f"{found}; MixPairs mixes floating columns, and where others stay as they were, the mixed row is "
+                    "none of the environment. Convert them before they are stored, or name the columns that are mixed "
+                    "with keys=. For discrete actions use neighborhood_mixup with discrete='same_action', or another "
+                    "recipe."
+                )
         return mixed
 
     def _mix_stored(self, storage: PackedStorage, index: Tensor) -> TensorDictBase:
@@ -432,12 +421,3 @@ class MixStates(ReplayTransform):
             weight = coefficient.to(observation).reshape(shape + (1,) * (observation.ndim - len(shape)))
             tensordict.set(path, torch.lerp(following, observation, weight))
         return tensordict.set("mixup_coefficient", coefficient.to(observation.device))
-
-
-def _not_floating(dtypes: dict[tuple[str, ...], torch.dtype]) -> ValueError:
-    found = ", ".join(f"{listed([leaf])} has dtype {dtypes[leaf]}" for leaf in sorted(dtypes))
-    return ValueError(
-        f"{found}; MixPairs mixes floating columns, and where others stay as they were, the mixed row is none of the "
-        "environment. Convert them before they are stored, or name the columns that are mixed with keys=. For discrete "
-        "actions use neighborhood_mixup with discrete='same_action', or another recipe."
-    )

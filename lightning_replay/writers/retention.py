@@ -20,12 +20,7 @@ from torchrl.data.replay_buffers import Storage, TensorDictReplayBuffer
 from lightning_replay.feedback import real_numbers
 from lightning_replay.options import check_kind, checked_flag
 from lightning_replay.parts import BufferHooks, Insertion, ReplayWriter
-from lightning_replay.retention.eviction import (
-    ARRIVAL_BITS,
-    Decisions,
-    Factors,
-    RetainedRows,
-)
+from lightning_replay.retention.eviction import ARRIVAL_BITS, Decisions, Factors, RetainedRows
 from lightning_replay.retention.rules import RetentionRule, SurpriseOnly, SurpriseOnPolicyness
 from lightning_replay.retention.surprise import squared_td_error
 from lightning_replay.saving.spec import recorded
@@ -46,11 +41,7 @@ InitialSurprise = Callable[[TensorDictBase], Tensor]
 
 
 class NewestRows(DeclaredState):
-    """Ends of episodes and surprise of the newest ``capacity`` rows that were offered, stored or refused.
-
-    The kept rows are compared with them, see :meth:`RetentionWriter.stats`: a buffer hoards that keeps old rows whose
-    surprise training does not remove. Row k is at place ``k % capacity``.
-    """
+    """Ends of episodes and surprise of the newest ``capacity`` rows that were offered; row k is at ``k % capacity``."""
 
     saved_attributes: tuple[str, ...] = ("_is_terminal", "_surprise", "_next")
 
@@ -98,11 +89,7 @@ def _mean(values: np.ndarray) -> float:
 
 
 def checked_surprise(what: str, given: Any, count: int, outcome: str) -> Tensor:
-    """Returns the surprise of ``count`` rows, finite and not negative, as float32 ``[count]`` on the CPU.
-
-    Args:
-        what: the name of what was given, for errors, which end with ``outcome``.
-    """
+    """Returns the surprise of ``count`` rows, finite and not negative, as float32 ``[count]`` on the CPU."""
     numbers = real_numbers(what, given, outcome)
     if numbers.shape not in ((count,), (count, 1)):
         raise ValueError(
@@ -217,9 +204,8 @@ class RetentionWriter(ReplayWriter):
     ) -> None:
         super().__init__()
         if rule is not None:
-            check_kind(
-                "rule", rule, RetentionRule, "a rule of lightning_replay.writers, such as SurpriseOnPolicyness()"
-            )
+            accepted = "a rule of lightning_replay.writers, such as SurpriseOnPolicyness()"
+            check_kind("rule", rule, RetentionRule, accepted)
         if initial_surprise is not None:
             check_kind("initial_surprise", initial_surprise, Callable, "a function TensorDict [M] -> [M]")
         # A copy, which may follow a schedule.
@@ -330,14 +316,8 @@ class RetentionWriter(ReplayWriter):
     def read_feedback(self, count: int, td_error: Tensor | None, signals: Mapping[str, Any]) -> Factors:
         """Returns the surprise and on-policyness that feedback gives for a batch; changes nothing.
 
-        Args:
-            count: B, rows of the batch.
-            td_error: ``[B]``; may be ``None`` where the signals hold all that the rule needs.
-            signals: ``action_values`` ``[B, A]`` with ``action``, and ``surprise`` ``[B]`` in place of ``td_error**2``.
-
-        Raises:
-            ValueError: feedback of another shape, or that is no surprise; none that the rule needs.
-            IndexError: an action that does not exist.
+        Signals are those of :meth:`~lightning_replay.Replay.update_priority`; feedback of another shape, or none that
+        the rule needs, is a ``ValueError``, and an action that does not exist an ``IndexError``.
         """
         rule = self.rule
         if signals.get("surprise") is not None:
@@ -447,12 +427,7 @@ class RetentionWriter(ReplayWriter):
         return type(self.rule).__name__ + schedule + discount
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned.
-
-        Raises:
-            RuntimeError: the writer is in no buffer yet.
-            ValueError: the state is of another rule; nothing is changed.
-        """
+        """Restores what :meth:`state_dict` returned; refused are another rule, and a writer that is in no buffer."""
         if self._storage is None:
             raise RuntimeError(
                 "a RetentionWriter keeps a priority for each slot of a storage and has no storage yet; build the "

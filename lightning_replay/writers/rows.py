@@ -49,14 +49,9 @@ def write_slots(storage: PackedStorage, slots: np.ndarray, values: Sequence[Colu
 
 
 def announce(storage: Storage, index: Tensor, entered: np.ndarray, rows: Any, count: int) -> None:
-    """Informs the buffers of a storage of rows just written, and of missing steps, over which no return may go.
+    """Informs the buffers of rows just written, and of missing steps, over which no return may go.
 
-    Args:
-        storage: of the rows.
-        index: int64 ``[n]``, their slots.
-        entered: int64 ``[n]`` ascending, their places among the rows that were given.
-        rows: the rows that were given, TensorDict ``[N]`` or columns by key, in time order within each trajectory.
-        count: N.
+    The rows in the slots ``index`` are those at the places ``entered``, ascending, of ``count`` rows that were given.
     """
     missing = missing_steps(trajectory_of(as_rows(rows)), entered, count) if len(entered) < count else None
     for buffer in storage._attached_entities:

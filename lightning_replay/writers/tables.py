@@ -13,7 +13,7 @@ from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
 from lightning_replay.episodes.links import MOST_NUMBERS, comparable, trajectory_name, trajectory_of
-from lightning_replay.episodes.running import Breaks, ObservationPair, RunningObservations
+from lightning_replay.episodes.running import Breaks, RunningObservations
 from lightning_replay.events.compiled import ConditionBlock
 from lightning_replay.events.conditions import Condition, ConditionError, holds, load_state_of, state_of, warn_of_unmet
 from lightning_replay.events.event_table import EventTable
@@ -36,13 +36,7 @@ _SUSPICIOUS_SHARE = 0.95
 
 
 class TableWriter(ReplayWriter):
-    """Writes rows into slots that :class:`~lightning_replay.tables.Tables` hands out, so that samplers find the tables.
-
-    The storage is a ``PackedStorage`` with ``num_slots`` rows or more; the tables are its ``occupancy``.
-
-    Args:
-        tables: where the slots are kept.
-    """
+    """Writes rows into slots that ``tables`` hand out, which are the ``occupancy`` of its ``PackedStorage``."""
 
     saved_attributes: tuple[str, ...] = ("_write_count",)
     saved_parts: tuple[str, ...] = ("tables",)
@@ -58,12 +52,7 @@ class TableWriter(ReplayWriter):
         return self.tables.num_slots
 
     def register_storage(self, storage: Storage) -> None:
-        """Attaches the storage; called by the buffer.
-
-        Raises:
-            TypeError: another storage than a ``PackedStorage``, or a sampler that does not draw from tables.
-            ValueError: a storage with fewer rows than ``num_slots``.
-        """
+        """Attaches a ``PackedStorage`` with ``num_slots`` rows or more, in a buffer that draws from tables."""
         storage = packed_storage(storage, self, self.num_slots)
         if storage.capacity < self.num_slots:
             raise ValueError(
@@ -75,7 +64,7 @@ class TableWriter(ReplayWriter):
                 raise TypeError(
                     f"the sampler is a {type(buffer._sampler).__name__}, which would draw slots that no table of "
                     f"{type(self).__name__} holds any more; use TableShares or ScheduledSampler, alone or as first= of "
-                    "a sampler of pairs"
+                    "a sampler of pairs or sequences"
                 )
         super().register_storage(storage)
         storage.held_by = self.tables
@@ -85,16 +74,13 @@ class TableWriter(ReplayWriter):
             self.tables.on_free = self._frames.release
 
     def write(self, slots: np.ndarray, values: Sequence[Column]) -> Tensor:
-        """Stores columns ``[N, ...]`` in the slots, int64 ``[N]``, that were just appended; returns these.
-
-        While frames do not fit, the oldest entries leave the table that is fullest, by the share of its capacity, and
-        at last the histories of running episodes.
-        """
+        """Stores columns ``[N, ...]`` in the slots, int64 ``[N]``, that were just appended; returns these."""
         if self._frames is not None:
             self._free_frames(self._frames, slots, values)
         return write_slots(self._storage, slots, values)
 
     def _free_frames(self, storage: FrameStorage, slots: np.ndarray, values: Sequence[Column]) -> None:
+        # The oldest entries leave the table that is fullest, and at last the histories of running episodes.
         new = (self.tables.position[:, slots] >= 0).sum(1)
         while lacking := storage.frames_missing(values, slots):
             old = self.tables.length - new
@@ -146,6 +132,9 @@ class EventTableWriter(TableWriter):
             episodes; nothing is stored then.
     """
 
+    saved_attributes: tuple[str, ...] = ("_write_count", "_fired", "_rows_tested")
+    saved_parts: tuple[str, ...] = ("tables", "_histories")
+
     def __init__(
         self,
         capacity: int,
@@ -196,7 +185,9 @@ class EventTableWriter(TableWriter):
         if self._trajectory_at is not None:
             named = as_array(columns[self._trajectory_at]).reshape(-1)
             trajectory = np.ascontiguousarray(named, dtype=np.int64)
-        observations = self._observations(columns)
+        observations = [(columns[own], columns[following]) for own, following in self._observed_at]
+        if not self._are_vectors or type(observations[0][0]) is not np.ndarray:
+            observations = [(comparable(own, "cpu"), comparable(following, "cpu")) for own, following in observations]
         whole = groups_of(trajectory, done)
         # Rows that do not start where the last row of their episode ended begin another episode: a step of the one
         # before must not count as leading to an event.
@@ -237,12 +228,6 @@ class EventTableWriter(TableWriter):
         self._count(fired)  # may warn, and a warning may be made an error
         return Insertion(index, kept)
 
-    def _observations(self, columns: Sequence[Column]) -> list[ObservationPair]:
-        pairs = [(columns[own], columns[following]) for own, following in self._observed_at]
-        if self._are_vectors and type(pairs[0][0]) is np.ndarray:
-            return pairs
-        return [(comparable(own, "cpu"), comparable(following, "cpu")) for own, following in pairs]
-
     def _read_columns(self, columns: Mapping[Key, tuple[torch.dtype, torch.Size]]) -> None:
         places = {key: place for place, key in enumerate(columns)}
         dtype, shape = columns.get(("next", "done"), (None, torch.Size()))
@@ -265,13 +250,7 @@ class EventTableWriter(TableWriter):
         self._columns = columns
 
     def _test(self, columns: Sequence[Column], given: Any, breaks: Breaks | None) -> np.ndarray:
-        """Returns which events happened in each row, bool ``[V, N]``.
-
-        Args:
-            columns: of the rows ``[N]``, for compiled conditions.
-            given: the rows, with which other conditions are called.
-            breaks: where episodes begin that conditions would take for the one before.
-        """
+        """Returns which events happened in each row, bool ``[V, N]``; conditions are not compiled get ``given``."""
         happened = self._block(columns)
         for number in self._block.others:
             rows, condition = as_rows(given), self._events[number].condition
@@ -384,11 +363,8 @@ class EventTableWriter(TableWriter):
 
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {
-            "histories": self._histories.state_dict(),
             "running": self._running.state_dict(),
             "sent": torch.from_numpy(self._event_arrays.sent.T.copy()),
-            "fired": self._fired.tolist(),
-            "rows_tested": self._rows_tested,
             "conditions": [state_of(event.condition) for event in self._events],
         }
 
@@ -400,14 +376,12 @@ class EventTableWriter(TableWriter):
                 "them with the saved events"
             )
         super().load_state_dict(dict(state_dict))
-        self._histories.load_state_dict(state_dict["histories"])
         if "running" in state_dict:
             self._running.load_state_dict(state_dict["running"])
         else:  # format 3 began without it: what its episodes ended with is not known, so that nothing continues them
             self._running.abandon(state_dict["histories"]["trajectory"].tolist())
         self._event_arrays.sent[:] = state_dict["sent"].numpy().T
-        self._fired = np.array(state_dict["fired"], dtype=np.int64)
-        self._rows_tested = int(state_dict["rows_tested"])
+        self._fired = np.array(self._fired, dtype=np.int64)  # format 3 began with a list
         if self._rows_tested >= _ROWS_BEFORE_WARNING:  # these were warned of before the save
             self._judged_at = 2 * self._rows_tested
             unmet = np.flatnonzero(self._fired == 0).tolist()

@@ -233,8 +233,6 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
     def _sequences(
         self, modules: dict[str, ModuleReplay], num_steps: int, n_step: Any, gamma: float, longest: int, burn_in: int
     ) -> list[SingleAgentEpisode]:
-        if n_step != 1:
-            raise ValueError(f"n_step is {n_step}; RLlib learns from sequences with n_step=1 alone. Set it to 1")
         if self._several_agents and self.num_learners > 1:
             raise ValueError(SEVERAL_LEARNERS)
         drawn: list[SingleAgentEpisode] = []
@@ -244,7 +242,7 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
                 module.expect(places[name])
                 episodes = [piece.episode for _, piece in dealt]
             else:
-                episodes = module.draw_sequences(num_steps, longest, burn_in, self.num_learners)
+                episodes = module.draw_sequences(num_steps, n_step, longest, burn_in, self.num_learners)
             self.counters.counts["steps_sampled", name] += sum(map(len, episodes))
             drawn += episodes
         return drawn
@@ -454,6 +452,10 @@ class ModuleReplay:
         columns = flat[0].columns
         if not self.converter.columns:  # the first rows decide what fits
             check_stacks(self.replay.storage, columns["observation"])
+            if "state_out" in columns:  # of a recurrent module
+                from rllib_ext.buffer.sequences import check_sequences
+
+                check_sequences(self.replay)
         steps, max_rows = sum(len(one.episode) for one in flat), self.max_rows
         if (TASK,) in flat[0].arrays and len(self.replay.tables or ()) > 1:  # a table for each task
             steps = int(np.bincount(np.concatenate([one.arrays[(TASK,)] for one in flat])).max())
@@ -461,12 +463,6 @@ class ModuleReplay:
             raise ValueError(
                 f"capacity is {max_rows}, and {steps} steps came with one add(). Raise the capacity to that of "
                 "several rounds of all EnvRunners, or shorten rollout_fragment_length"
-            )
-        if "state_out" in columns and self._stored_returns is not None:
-            raise ValueError(
-                "the module is recurrent (its episodes carry state_out) and learns from sequences of steps, and "
-                f"{type(self.replay.writer).__name__} keeps single transitions, scattered over the episodes. Use "
-                'replay_config("uniform", ...) or replay_config("prioritized", ...), or a module without state'
             )
         return flat
 
@@ -539,11 +535,13 @@ class ModuleReplay:
             actions = batch.get(key)[places] if self._reads_actions else None
             self._expected = Expected(batch["index"][places], batch["generation"][places], actions)
 
-    def draw_sequences(self, num_steps: int, longest: int, burn_in: int, num_learners: int) -> list[SingleAgentEpisode]:
+    def draw_sequences(
+        self, num_steps: int, n_step: Any, longest: int, burn_in: int, num_learners: int
+    ) -> list[SingleAgentEpisode]:
         """Draws sequences of ``num_steps`` steps together; from the first ``burn_in`` of each nothing is learned."""
         from rllib_ext.buffer.sequences import SequencePriorities, check_sequences, draw_sequences, read_episodes
 
-        check_sequences(self.replay)
+        check_sequences(self.replay, n_step)
         if longest <= burn_in:
             raise ValueError(
                 f"burn_in_len is {burn_in} and max_seq_len is {longest}: nothing is left to learn from. "

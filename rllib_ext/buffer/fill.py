@@ -17,7 +17,7 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.env.utils.infinite_lookback_buffer import InfiniteLookbackBuffer
 from tensordict import TensorDictBase
 
-from lightning_replay.envs.fitting import bounds_of, outside_bounds
+from lightning_replay.envs.building import bounds_of, outside_bounds
 from lightning_replay.episodes.links import trajectory_of
 from lightning_replay.options import check_kind
 from lightning_replay.replay import Replay

@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,7 +16,8 @@ from ray.rllib.env.utils.infinite_lookback_buffer import InfiniteLookbackBuffer
 from torch import Tensor
 from torchrl.data.replay_buffers import SliceSampler
 
-from lightning_replay.samplers.pairs import PairSampler
+from lightning_replay.parts import declared_writer
+from lightning_replay.samplers import CombinedSampler, PairSampler
 from lightning_replay.samplers.sequences import sequence_priorities
 from lightning_replay.storage.packed import read_columns
 from rllib_ext.episodes import Columns
@@ -31,12 +32,18 @@ if TYPE_CHECKING:
 _MAX_EMPTY_ROUNDS = 1000  # in a row without one sequence that is long enough; 0.1 s
 
 
-def check_sequences(replay: Replay) -> None:
-    """Refuses replays whose sampler draws pairs or slices, or whose transforms change drawn rows."""
+def check_sequences(replay: Replay, n_step: Any = 1) -> None:
+    """Refuses returns over several steps, and replays that draw no first steps of sequences or change drawn rows."""
+    if n_step != 1:
+        raise ValueError(f"n_step is {n_step}; RLlib learns from sequences with n_step=1 alone. Set it to 1")
     transforms = [type(transform).__name__ for transform in replay.transform]
     sampler = type(replay.sampler).__name__
     if isinstance(replay.sampler, PairSampler | SliceSampler):
         reason = f"{sampler} draws {'pairs' if isinstance(replay.sampler, PairSampler) else 'slices'} of rows"
+    elif isinstance(replay.sampler, CombinedSampler):
+        reason = f"{sampler} draws the newest row, which no step follows yet"
+    elif declared_writer(replay.writer).may_refuse:
+        reason = f"{type(replay.writer).__name__} keeps single transitions, scattered over the episodes"
     elif transforms:
         reason = f"{', '.join(transforms)} changes single transitions once they are drawn"
     else:

@@ -20,7 +20,7 @@ from lightning_replay.levels.scores import discounts_of
 from lightning_replay.options import check_kind
 from rllib_ext.buffer.building import built
 from rllib_ext.checks import check_api_stack
-from rllib_ext.environments import make_environment
+from rllib_ext.environments import check_observations, make_environment
 from rllib_ext.rllib_compat import algorithm_name
 
 if TYPE_CHECKING:
@@ -129,6 +129,7 @@ def check_environment(
                     f"the environment cannot play level {held_out[-1]}, which evaluation would: {error!r}. Give levels "
                     "that it can, configure(config, levels=..., held_out_levels=[...])"
                 ) from error
+        check_observations(config, environment)
         return environment.action_space
     finally:
         environment.close()

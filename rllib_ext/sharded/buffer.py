@@ -204,7 +204,6 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
             num_items: rows, of each module.
             n_step, gamma: rewards summed into one return, and its discount.
             beta: ignored; the recipe's ``importance_exponent`` is the correction's exponent.
-            batch_length_T: 0 or ``None``: sequences for recurrent modules are not drawn from shards.
             sample_episodes: given by RLlib's algorithms.
             ignored: RLlib's further arguments.
 
@@ -213,17 +212,12 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
 
         Raises:
             RuntimeError: no shard holds rows, or an algorithm that was not prepared by :func:`rllib_ext.configure`.
-            ValueError: sequences, or returns other than those stored.
+            ValueError: returns other than those stored.
         """
         if sample_episodes and self._owner is None:
             raise RuntimeError(
                 "num_shards is given, and the algorithm was not prepared for it, so that its Learners do not fetch the "
                 "rows. Call config = rllib_ext.configure(config) last, before build_algo()"
-            )
-        if batch_length_T:
-            raise ValueError(
-                f"batch_length_T is {batch_length_T}: a recurrent module learns from sequences, which are not drawn "
-                "from shards. Leave num_shards out, or use a module without state"
             )
         num_items = checked_count("num_items", num_items, of="rows")
         self.start()

@@ -57,6 +57,8 @@ def note_batches(learner: Any) -> None:
 
 def test_it_learns_from_the_rows_of_its_buffer(tmp_path: Path) -> None:
     algorithm = rllib_ext.configure(config()).build_algo()
+    with pytest.raises(RuntimeError, match=r"call rllib_ext.fill\(algorithm, replay\)"):
+        algorithm.train()
     assert rllib_ext.fill(algorithm, demonstrations()) == 60
     algorithm.learner_group.foreach_learner(note_batches)
     before = algorithm.get_module().get_state()

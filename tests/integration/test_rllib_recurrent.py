@@ -14,6 +14,8 @@ import ray
 import torch
 from ray.rllib.algorithms.dqn import DQNConfig
 from ray.rllib.algorithms.dqn.torch.dqn_torch_learner import DQNTorchLearner
+from ray.rllib.algorithms.sac import SACConfig
+from ray.rllib.algorithms.tqc import TQCConfig
 from ray.rllib.core.rl_module.multi_rl_module import MultiRLModuleSpec
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.env.multi_agent_env import make_multi_agent
@@ -27,6 +29,7 @@ from .rllib_algorithms import Counting
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_ray", "algorithms_end")]
 
+BITS = "lightning_replay.envs:BitFlipping-v0"
 LSTM = {"fcnet_hiddens": [8], "head_fcnet_hiddens": [8], "use_lstm": True, "lstm_cell_size": 4, "max_seq_len": 6}
 
 
@@ -147,6 +150,32 @@ def test_an_agent_with_memory_learns_beside_one_without(monkeypatch: pytest.Monk
                 monkeypatch.setattr(module.replay, "update_priority", update)
     algorithm.train()
     assert all(len(one) > 50 and all(one) for one in home.values())
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "changed", "reason"),
+    [
+        (SACConfig, {}, {}, r"SAC of RLlib learns from single steps alone, .* Train with DQN"),
+        (TQCConfig, {}, {}, r"TQC of RLlib learns from single steps alone"),
+        (DQNConfig, {"recipe": "hindsight", "env": BITS}, {}, r"RelabelGoals changes .* Use replay_config.\"uniform\""),
+        (DQNConfig, {"recipe": "neighborhood_mixup"}, {}, r"NeighborhoodMixupSampler draws pairs"),
+        (DQNConfig, {"recipe": "surprise_retention"}, {}, r"RetentionWriter keeps single transitions"),
+        (DQNConfig, {"modules": {"default_policy": {"recipe": "noisy", "keys": ["x"]}}}, {}, r"GaussianNoise changes"),
+        (DQNConfig, {"num_shards": 2}, {}, r"Leave num_shards out"),
+        (DQNConfig, {}, {"n_step": 3}, r"n_step is 3; .* Set it to 1"),
+        (DQNConfig, {}, {"max_seq_len": 0}, r"no length for them. Give .rl_module\(model_config=.\"max_seq_len\": 20"),
+    ],
+)
+def test_what_cannot_learn_from_sequences_is_refused_when_it_is_built(
+    kind: Any, options: dict[str, Any], changed: dict[str, Any], reason: str
+) -> None:
+    n_step, model = changed.get("n_step", 1), {**LSTM, "max_seq_len": changed.get("max_seq_len", 6)}
+    settings = {"recipe": "uniform", "capacity": 300, **options}
+    config = kind().environment("Pendulum-v1" if kind is not DQNConfig else CountingLonger)
+    config.training(replay_buffer_config=rllib_ext.replay_config(**settings), n_step=n_step)
+    config.rl_module(model_config=model).env_runners(num_env_runners=0).debugging(log_sys_usage=False)
+    with pytest.raises(ValueError, match=reason):
+        rllib_ext.configure(config).build_algo()
 
 
 def test_states_stored_are_those_of_the_module() -> None:

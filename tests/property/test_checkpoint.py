@@ -135,5 +135,5 @@ class SavingMachine(RuleBasedStateMachine):
             assert replay.sample()["index"].tolist() == draws
 
 
-SavingMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+SavingMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
 TestSaving = SavingMachine.TestCase

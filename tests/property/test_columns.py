@@ -89,7 +89,7 @@ class _ByColumns:
         return getattr(self._replay, name)
 
 
-@settings(max_examples=100)
+@settings(max_examples=65)
 @given(variant=st.sampled_from(VARIANTS), history=HISTORY)
 def test_columns_are_stored_as_the_rows_they_make(variant: Variant, history: list[tuple[str, int]]) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -65,7 +65,7 @@ def steps(draw) -> TensorDict:
     return TensorDict({"next": following}, [count])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(rows=steps(), several=st.lists(several_conditions, min_size=1, max_size=6))
 def test_a_block_of_conditions_is_each_of_them(rows, several) -> None:
     storage = PackedStorage(8)

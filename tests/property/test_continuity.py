@@ -95,7 +95,7 @@ def led_to(batches: list[list[Row]], place: int, most: int) -> list[int]:
     return found
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(histories(), st.booleans(), st.sampled_from(["returns", "pairs", "sweep", "torchrl"]))
 def test_links_are_those_of_rows_that_connect(batches, named, kind) -> None:
     if kind == "returns":
@@ -116,7 +116,7 @@ def is_event(rows: TensorDict) -> torch.Tensor:
     return rows["next", "reward"][:, 0] > 0
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(histories(), st.booleans(), st.integers(0, 7))
 def test_histories_and_conditions_go_back_over_rows_that_connect(batches, remembers, saved_after) -> None:
     """With a condition that has a memory the rows go another way, and so do the first ones."""
@@ -140,7 +140,7 @@ def test_histories_and_conditions_go_back_over_rows_that_connect(batches, rememb
     assert replay.table("event")["observation"][:, 0].int().tolist() == [rows[place].seen for place in expected]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(histories())
 def test_returns_formed_before_rows_are_stored_are_of_rows_that_connect(batches) -> None:
     replay = Replay(storage=PackedStorage(100), transform=NStepTransitions(3, 0.5), batch_size=4)
@@ -166,7 +166,7 @@ def test_returns_formed_before_rows_are_stored_are_of_rows_that_connect(batches)
     assert {seen: tuple(formed) for seen, *formed in found} == expected
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(histories(), st.sampled_from(IMAGE_KEYS))
 def test_stacks_of_frames_are_compared_as_they_are(batches, image_key) -> None:
     """Observation n is the stack of frames n and n + 1, so that stacks of one episode share a frame.
@@ -188,7 +188,7 @@ def test_stacks_of_frames_are_compared_as_they_are(batches, image_key) -> None:
     assert replay.successors(torch.arange(len(expected))).tolist() == expected
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(histories())
 def test_slices_find_an_end_where_rows_do_not_connect(batches) -> None:
     sampler = SliceSampler(slice_len=2, end_key=("next", "done"), strict_length=False)

@@ -53,7 +53,7 @@ def assert_alike(shards: Shards, batch_size: int = 400) -> None:
         assert divided[row] == pytest.approx(whole[row], rel=1e-5)
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(lengths=divisions, priority=priorities, exponent=exponents, beta=exponents)
 def test_prioritized_weights_are_those_of_one_replay(lengths, priority, exponent, beta) -> None:
     options = {"priority_exponent": exponent, "importance_exponent": beta, "seed": 1}
@@ -79,7 +79,7 @@ def test_prioritized_rows_are_those_of_one_replay_at_the_same_points(lengths, pr
         np.testing.assert_allclose(columns["priority_weight"][order], expected, rtol=1e-6)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     lengths=divisions,
     priority=priorities,
@@ -104,7 +104,7 @@ def test_weights_of_the_continuous_correction_are_those_of_one_replay(lengths) -
     assert_alike(shards)
 
 
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(lengths=divisions, priority=priorities, exponent=exponents, batch_size=st.integers(1, 40))
 def test_totals_add_up_and_parts_are_the_batch(lengths, priority, exponent, batch_size) -> None:
     shards = Shards(lambda: of_tables(exponent, 0.4), lengths)

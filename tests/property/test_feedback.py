@@ -59,7 +59,7 @@ def _outcome(replay: Replay, given_rows: list, form: str, *, carefully: bool = F
 
 @pytest.mark.parametrize("backend", ["numba", "torch"])
 @pytest.mark.parametrize(("exponent", "offset"), [(0.6, 1e-6), (1.0, 0.0), (0.0, 0.0), (3.0, 0.5)])
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(history=histories)
 def test_one_pass_is_the_general_way(backend: str, exponent: float, offset: float, history: list) -> None:
     one_pass, general = _replay(exponent, offset, backend), _replay(exponent, offset, backend)

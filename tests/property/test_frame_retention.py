@@ -293,5 +293,5 @@ class FrameRetentionMachine(RuleBasedStateMachine):
         self.drawn.append((batch["index"], batch["generation"], batch["action"].tolist()))
 
 
-FrameRetentionMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+FrameRetentionMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
 TestFrameRetention = FrameRetentionMachine.TestCase

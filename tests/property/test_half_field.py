@@ -31,7 +31,7 @@ def _action(env: HalfField, choice: str, power: float, angle: float) -> tuple:
     return index, pair, pair[1:], pair
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(
     task=st.sampled_from(HalfField.TASKS),
     keeper=st.booleans(),

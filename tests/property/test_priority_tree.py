@@ -68,7 +68,7 @@ def _assert_equal(tree: PriorityTree, oracle: PriorityOracle, uniform: np.ndarra
 
 
 @pytest.mark.parametrize(("backend", "is_monotone"), [("numba", True), ("torch", True), ("torch", False)])
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     sequence=writes(),
     uniform=st.lists(st.floats(0, 1, exclude_max=True), min_size=1, max_size=20),
@@ -89,7 +89,7 @@ def test_equals_the_oracle(backend, is_monotone, sequence, uniform, widest_top) 
 
 
 @pytest.mark.parametrize("backend", ["numba", "torch"])
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(
     seed=st.integers(0, 2**31),
     capacity=st.sampled_from([40, 3_000, 300_000]),

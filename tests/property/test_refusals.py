@@ -44,7 +44,7 @@ class Asked(Twins):
         assert found is None, f"{name} of {self.variant}: {found}"
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(variant=st.sampled_from(VARIANTS), calls=st.lists(CALLS, min_size=1, max_size=12))
 def test_a_refused_call_anywhere_in_a_history_changes_nothing(variant: Variant, calls: list[tuple[str, int]]) -> None:
     with tempfile.TemporaryDirectory() as folder:

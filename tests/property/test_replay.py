@@ -81,5 +81,5 @@ class ReplayMachine(RuleBasedStateMachine):
         assert rows["observation"][:, 0].tolist() == self.oracle.number[: self.oracle.length]
 
 
-ReplayMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+ReplayMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
 TestReplay = ReplayMachine.TestCase

@@ -160,11 +160,11 @@ class RetentionMachine(RuleBasedStateMachine):
         assert counted == [self.oracle.admitted, self.oracle.refused, self.oracle.evicted, max(ages)]
 
 
-RetentionMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
+RetentionMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=20, deadline=None)
 TestRetention = RetentionMachine.TestCase
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     surprise=st.lists(st.floats(0, 8, width=16), min_size=1, max_size=40),
     cuts=st.lists(st.integers(1, 9), min_size=1, max_size=40),
@@ -199,7 +199,7 @@ def test_an_extend_of_many_is_as_many_extends_of_one(surprise: list[float], cuts
     assert buffers[0] == buffers[1]
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     capacity=st.sampled_from([1, 3, 64, 65, 300, 4097]),
     writes=st.lists(st.tuples(st.integers(0, 4096), st.floats(-4, 4, width=16)), min_size=1, max_size=30),
@@ -225,7 +225,7 @@ def test_the_order_is_that_of_a_sorted_list(capacity: int, writes: list[tuple[in
 PRIORITIES = st.sampled_from([0.0, -0.0, 1.0, 1.5, 3.0, 1e-42, 3e38])
 
 
-@settings(max_examples=300)
+@settings(max_examples=195)
 @given(
     capacity=st.sampled_from([1, 3, 64, 65, 300, 5000]),
     seed=st.integers(0, 2**32 - 1),

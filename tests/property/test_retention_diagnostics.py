@@ -58,7 +58,7 @@ def rows_of(first: int, rows: list[tuple[bool, float]]) -> TensorDict:
     return TensorDict({"number": number, "error": error, "next": {"terminated": ends, "done": ends}}, [len(rows)])
 
 
-@settings(max_examples=80)
+@settings(max_examples=50)
 @given(
     capacity=st.sampled_from([1, 5, 64, 65, 150]),
     knows_surprise=st.booleans(),

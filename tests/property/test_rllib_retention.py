@@ -73,7 +73,7 @@ def returns_of(first: int, last: int, n_step: int, terminated: bool) -> Counter[
     return rows
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(ROUNDS, st.integers(1, 4))
 def test_stored_rows_are_the_returns_of_unbroken_stretches(rounds: list[list[Sent]], n_step: int) -> None:
     buffer = RecipeEpisodeReplayBuffer("surprise_retention", capacity=500, seed=0)

@@ -41,7 +41,7 @@ class Lists:
                 self.free.append(slot)
 
 
-@settings(max_examples=200)
+@settings(max_examples=130)
 @given(
     calls=st.lists(st.lists(st.integers(-1, 3), min_size=1, max_size=12), min_size=1, max_size=6),
     leaving=st.integers(0, 3),

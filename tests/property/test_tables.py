@@ -54,7 +54,7 @@ def check_same(replay: TableReplay, oracle: TableOracle) -> None:
     assert sorted([*free, *alive.tolist()]) == list(range(replay.capacity)), "every slot is free or referred to, once"
 
 
-@settings(max_examples=120)
+@settings(max_examples=80)
 @given(
     capacity=st.integers(1, 8),
     tables=st.tuples(event_table("first"), event_table("second")),
@@ -88,7 +88,7 @@ def test_event_tables_hold_what_plain_lists_hold(capacity, tables, calls, saved_
             check_same(replay, oracle)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     capacity=st.integers(1, 5),
     calls=st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9), min_size=1, max_size=6),

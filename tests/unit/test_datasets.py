@@ -129,6 +129,9 @@ def test_files_that_are_no_data_set_are_refused(tmp_path: Path, monkeypatch: pyt
     columns = steps([0, 0, 1], [0, 0, 0])
     with pytest.raises(FileNotFoundError):
         from_d4rl(tmp_path / "absent.hdf5")
+    (tmp_path / "other.hdf5").write_text("no HDF5")
+    with pytest.raises(OSError, match=r"other\.hdf5 cannot be read as HDF5 \(.*give a whole file"):
+        from_d4rl(tmp_path / "other.hdf5")
     with pytest.raises(ValueError, match=r"actions.*all of one length"):
         from_d4rl(write_hdf5(tmp_path / "short.hdf5", **columns | {"actions": [[0.0]]}))
     with pytest.raises(ValueError, match=r"has the columns .*give one with observations, actions"):
@@ -191,6 +194,8 @@ def test_rows_of_minari_are_those_of_its_episodes(recorded: str) -> None:
         [0, 0, 0, 1, 1],
     ]
     assert torch.equal(from_minari(minari.load_dataset(recorded))["action"], rows["action"])
+    with pytest.raises(FileNotFoundError, match="no data set 'absent/x-v0' .*; run 'minari download absent/x-v0' in"):
+        from_minari("absent/x-v0")
 
 
 FEATURES = {
@@ -270,6 +275,16 @@ def test_several_observations_of_lerobot_are_a_dictionary_and_a_missing_reward_i
         from_lerobot(tmp_path / "absent")
 
 
+def test_the_last_frames_of_lerobot_may_be_cut_off(tmp_path: Path) -> None:
+    """Also where a success is marked: both episodes go on after their last frame, whose successor is not known."""
+    folder = write_lerobot(tmp_path / "set")
+    rows = from_lerobot(folder, done="truncated")
+    assert rows["observation"][:, 0].tolist() == [0, 1, 3] and rows["next", "observation"][:, 0].tolist() == [1, 2, 4]
+    assert listed(rows, ("next", "terminated"), ("next", "truncated")) == [[False] * 3, [False, True, True]]
+    with pytest.raises(ValueError, match=r"done is 'ended'.*terminated.*truncated"):
+        from_lerobot(folder, done="ended")
+
+
 def torchrl_rows(count: int = 6) -> TensorDict:
     """As TorchRL's collectors give them, flags of the step before and other columns included."""
     number = torch.arange(count, dtype=torch.float64)
@@ -320,9 +335,9 @@ def test_named_episodes_and_several_observations_of_torchrl() -> None:
     found = from_torchrl(rows, ("observation", "pixels"))
     assert found["trajectory"].tolist() == [7, 8, 7, 8, 8, 7]
     assert found["next", "observation", "pixels"].shape == (6, 2, 2, 3)
-    with pytest.raises(ValueError, match=r"they lack: 'state', \('next', 'state'\)\. "):
+    with pytest.raises(ValueError, match=r"the rows lack 'state', \('next', 'state'\); they have .*'action'.*by obs"):
         from_torchrl(rows, ("state",))
-    with pytest.raises(ValueError, match=r"these have \[3\]; columns that they lack: none.*transpose"):
+    with pytest.raises(ValueError, match=r"single steps, and these have the batch size \[3\] each\. .*transpose"):
         from_torchrl(torchrl_rows().reshape(2, 3))
     with pytest.raises(ValueError, match="holds no rows"):
         from_torchrl(LazyTensorStorage(10))

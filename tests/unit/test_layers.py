@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,7 @@ def _modules(package: str) -> list[Path]:
     return sorted((ROOT / package).rglob("*.py"))
 
 
+@cache
 def _imported(path: Path) -> set[str]:
     """Dotted names a file imports anywhere, also in functions and for type checkers; relative ones made absolute."""
     package = path.relative_to(ROOT).with_suffix("").parts[:-1]

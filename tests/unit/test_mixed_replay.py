@@ -104,15 +104,16 @@ def test_pairs_and_returns_on_one_side() -> None:
 
 @pytest.mark.parametrize("online", sorted(recipes.known()))
 def test_any_recipe_may_be_a_side(tmp_path: Path, online: str) -> None:
-    replay = mixed(online)
+    other = "sequences" if online == "sequences" else "uniform"
+    replay = mixed(online, other)
     replay.extend(fitting(replay.online, numbered_steps(0, 40)))
     if online != "parallel_curriculum":
         assert replay.tasks == []
-        other = mixed("uniform", online)
-        other.extend(numbered_steps(0, 40))
-        for each in (replay, other):
+        swapped = mixed(other, online)
+        swapped.extend(numbered_steps(0, 40))
+        for each in (replay, swapped):
             batch = each.sample()
-            assert batch.shape == (8,)
+            assert batch.shape == ((8, 2) if online == "sequences" else (8,))
             each.update_priority(batch, torch.rand(8))
             each.save(tmp_path)
             again = load_replay(tmp_path)
@@ -122,6 +123,35 @@ def test_any_recipe_may_be_a_side(tmp_path: Path, online: str) -> None:
         assert replay.sample()["task"].shape == (8,)
         replay.progress(TASKS[0], 0.5)
         assert len(replay.actor_tasks(2)) == 2
+
+
+def test_signals_of_two_columns_reach_their_side() -> None:
+    replay = mixed("uniform", "surprise_retention")
+    replay.extend(numbered_steps(0, 20))
+    batch, values = replay.sample(), torch.tensor([[1.0, -1.0]] * 8)
+    replay.update_priority(batch, torch.ones(8), action_values=values, action=torch.zeros(8, dtype=torch.int64))
+    assert replay.stats()["offline"]["priorities_updated"] == 4
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_td_errors_of_sequences_reach_their_side(length: int) -> None:
+    options = {"capacity": 100, "batch_size": 4, "length": length, "priority_exponent": 1.0, "max_share": 1.0}
+    replay = mixed(*[recipes.sequences(**options, priority_offset=0.0) for _ in range(2)])
+    replay.extend(numbered_steps(0, 60))
+    batch = replay.sample()
+    assert replay.sequence_length == length
+    assert batch["index"].shape == batch["is_offline"].shape == batch["priority_weight"].shape == (8, length)
+    assert batch["is_offline"][:, 0].tolist() == [False] * 4 + [True] * 4
+    assert (batch["observation"][4:, 0, 0] >= 1000).all()
+    error = torch.arange(1.0, 9.0).unsqueeze(1).expand(8, length)
+    with pytest.raises(ValueError, match="sequences of"):
+        replay.update_priority(batch, error[:, :1].expand(8, length + 1))
+    replay.update_priority(batch, error)
+    for side, rows, offset in ((replay.online, slice(0, 4), 0), (replay.offline, slice(4, 8), OFFLINE_INDEX)):
+        first = batch["index"][rows, 0] - offset
+        last = {slot: value for slot, value in zip(first.tolist(), error[rows, 0].tolist(), strict=True)}
+        found = side.sampler.priority_of(torch.tensor(list(last)))
+        torch.testing.assert_close(found, torch.tensor(list(last.values())))
 
 
 def test_share_follows_its_clock() -> None:
@@ -227,6 +257,10 @@ def test_one_side_refuses_feedback_and_neither_changes() -> None:
     for wrong in (error, torch.ones(7), None):
         with pytest.raises(ValueError, match="td_error"):
             replay.update_priority(batch, wrong)
+    with pytest.raises(ValueError, match="generation must hold one value"):
+        replay.update_priority(batch["index"], torch.ones(8), generation=batch["generation"][:3])
+    with pytest.raises(TypeError, match="the signal 'suprise'.*Did you mean 'surprise'"):
+        replay.update_priority(batch, torch.ones(8), suprise=torch.ones(8))
     for signal in ([1.0] * 3, torch.ones(3)):
         with pytest.raises(ValueError, match="surprise must hold one value"):
             replay.update_priority(batch, torch.ones(8), surprise=signal)
@@ -235,23 +269,31 @@ def test_one_side_refuses_feedback_and_neither_changes() -> None:
     assert (replay.online.sampler.priority_of(torch.arange(20)) < 1.001).all()
 
 
-def test_rows_that_do_not_fit_are_named_all_at_once() -> None:
+def test_rows_that_do_not_fit_are_named_all_at_once(tmp_path: Path) -> None:
     replay = mixed()
     rows = numbered_steps(0, 5).set("camera", torch.zeros(5, 2)).set("trajectory", torch.zeros(5, dtype=torch.int64))
     rows["observation"] = rows["observation"].double()
     with pytest.raises(ValueError, match=r"observation \(torch.float32.*online torch.float64.*camera \(missing"):
         replay.extend(rows)
     assert len(replay.online) == 0
+    not_finite = numbered_steps(0, 5)
+    not_finite["next", "reward"][0] = float("nan")
+    for refused, message in ((not_finite, "finite"), (rows, "camera")):
+        with pytest.raises(ValueError, match=message):
+            replay.extend(refused)
+    replay.extend(numbered_steps(0, 5))  # nothing is left of the columns that were refused
     full = recipes.uniform(capacity=10, batch_size=2)
     full.extend(rows)
     with pytest.raises(ValueError, match="camera"):
         recipes.mixed(online=full, offline=replay.offline)
-    later = recipes.mixed(online=full, offline=recipes.uniform(capacity=10), batch_size=2)
-    later.offline.extend(numbered_steps(0, 5))
-    for refused in (later.sample, lambda: later.extend(rows)):
-        with pytest.raises(ValueError, match="camera"):
-            refused()
-    assert len(full) == 5, "rows that were there before stay"
+    later = recipes.mixed(online=full, offline=recipes.uniform(capacity=100, batch_size=4), batch_size=2)
+    with pytest.raises(ValueError, match="camera"):
+        later.offline.extend(numbered_steps(0, 5))
+    assert (len(full), len(later.offline)) == (5, 0), "rows that were there before stay"
+    replay.offline.save(tmp_path)
+    later.offline.load(tmp_path)
+    with pytest.raises(ValueError, match="camera"):
+        later.sample()
 
 
 @pytest.mark.parametrize(
@@ -278,6 +320,8 @@ def test_other_refusals() -> None:
         recipes.mixed(
             online=recipes.uniform(10, n_steps=2, discount=0.9), offline=recipes.uniform(10, n_steps=2, discount=0.8)
         )
+    with pytest.raises(ValueError, match=r"\(3, 0\) in online and \(None, 0\) in offline"):
+        recipes.mixed(online=recipes.sequences(10, length=3), offline=side)
     replay = recipes.mixed(online=side, offline=recipes.uniform(capacity=10))
     replay.extend(numbered_steps(0, 20))
     with pytest.raises(RuntimeError, match="offline is empty"):

@@ -7,10 +7,11 @@ import threading
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
-from torchrl.data import LazyMemmapStorage, LazyTensorStorage
+from torchrl.data import LazyMemmapStorage, LazyTensorStorage, ListStorage
 from torchrl.envs import RewardScaling
 
 from lightning_replay import recipes
@@ -484,3 +485,16 @@ def test_neighbours_of_the_same_discrete_action_are_mixed(one_hot: bool) -> None
     batch = replay.sample()
     assert torch.equal(batch["action"], steps["action"][batch["index"][:, 0]])
     assert (batch["mixup_coefficient"] < 1).all()
+
+
+@pytest.mark.parametrize("storage", [PackedStorage, LazyTensorStorage, ListStorage])
+def test_rows_are_read_by_any_kind_of_index(storage) -> None:
+    replay = Replay(storage=storage(8), batch_size=4)
+    replay.extend(numbered_steps(0, 6))
+    found = [replay[index]["observation"][..., 0].tolist() for index in (np.int64(2), -1, torch.tensor([2, 5]))]
+    assert found == [2.0, 5.0, [2.0, 5.0]]
+    if storage is ListStorage:  # which would take a mask for the numbers 0 and 1
+        with pytest.raises(TypeError, match="list indices"):
+            replay[torch.arange(6) > 3]
+    else:
+        assert replay[torch.arange(6) > 3]["observation"][:, 0].tolist() == [4.0, 5.0]

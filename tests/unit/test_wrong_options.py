@@ -151,9 +151,20 @@ def wrong() -> Iterator[WrongOption]:
         yield from wrong_options(owner, arguments, any_sign=ANY_SIGN, leave_out=left_out)
 
 
-@pytest.mark.parametrize("wrong", list(wrong()), ids=repr)
-def test_is_refused_by_name(wrong) -> None:
-    assert_refused(wrong)
+def wrong_by_option() -> dict[str, list[WrongOption]]:
+    found: dict[str, list[WrongOption]] = {}
+    for one in wrong():
+        found.setdefault(f"{one.owner}-{one.name}", []).append(one)
+    return found
+
+
+WRONG = wrong_by_option()
+
+
+@pytest.mark.parametrize("option", WRONG)
+def test_is_refused_by_name(option: str) -> None:
+    for one in WRONG[option]:
+        assert_refused(one)
 
 
 @pytest.mark.parametrize(("owner", "arguments"), OTHERS, ids=lambda value: getattr(value, "__name__", ""))

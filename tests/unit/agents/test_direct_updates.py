@@ -112,6 +112,20 @@ def test_own_losses_are_used(set_directly):
     torch.testing.assert_close(loss, 2 * bare().update(batch)["loss"])
 
 
+def test_own_distances_are_used_and_are_of_encoded_observations(set_directly):
+    class Halved(Bare):
+        def distances(self, batch):
+            return super().distances(batch) / 2
+
+    batch = make_batch(8, 0)
+    td_error = bare(Halved).update(batch)["td_error"]
+    assert not set_directly
+    torch.testing.assert_close(2 * td_error, bare().update(batch)["td_error"])
+    for key in ("observation", ("next", "observation")):
+        batch[key] = TensorDict({"a": batch[key][:, :1], "b": batch[key][:, 1:]}, [8])
+    torch.testing.assert_close(bare(observation_size={"a": 1, "b": 2}).distances(batch).abs(), 2 * td_error)
+
+
 @pytest.mark.parametrize("name", ["descend", "take_gradients"])
 def test_own_steps_of_learning_are_called(name):
     called = []

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from pathlib import Path
 from typing import Any
 
@@ -234,8 +235,17 @@ def test_encoders_of_ones_own_fit_an_environment_of_the_same_shapes(camera: dict
 
 
 @pytest.mark.parametrize(
-    "other", [4, STATE, SEEN | {"room": 2}, SEEN | {"position": 3}, SEEN | {"camera": OWN | {"shape": [6, 5, 3]}}]
+    ("other", "ours", "theirs"),
+    [
+        (4, "=4", "['camera']=[6, 6, 3], observation_size['position']=2, observation_size['room']=[0, 1]"),
+        (STATE, None, "['camera']=[6, 6, 3]"),
+        (SEEN | {"room": 2}, "['room']=2", "['room']=[0, 1]"),
+        (SEEN | {"position": 3}, "['position']=3", "['position']=2"),
+        (SEEN | {"camera": OWN | {"shape": [6, 5, 3]}}, "['camera']=[6, 5, 3]", "['camera']=[6, 6, 3]"),
+    ],
 )
-def test_an_environment_of_other_entries_is_refused(other: Any) -> None:
-    with pytest.raises(ValueError, match="DQN was built with observation_size=.*, and the environment of DQN has"):
+def test_entries_in_which_an_environment_differs_are_named(other: Any, ours: str | None, theirs: str) -> None:
+    built = "no such entry" if ours is None else f"observation_size{ours}"
+    message = f"DQN was built with {built}, and the environment of DQN has observation_size{theirs}. Give both"
+    with pytest.raises(ValueError, match=re.escape(message)):
         DQN(other, 2)._refuse_other_sizes(SIZES, DQN)

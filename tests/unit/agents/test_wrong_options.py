@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Dict, Discrete, Text, Tuple
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Text, Tuple
 
 from lightning_replay.agents import CQL, DQN, IQL, MPDQN, PPO, SAC, TD3, Rainbow, RecurrentDQN
 from lightning_replay.agents.agent import _CHECKS
@@ -83,6 +83,7 @@ MIXED = Dict({"mission": Text(9), "arm": CAMERAS, "state": FLAT})
         (SAC, FLAT, ACTIONS, "SAC got the action space Discrete.*Use DQN"),
         (SAC, FLAT, Box(-np.inf, np.inf, (2,)), "it needs a bounded, one-dimensional Box"),
         (DQN, FLAT, Box(-1, 1, (2,)), "DQN got the action space Box.*Use TD3 or SAC"),
+        (DQN, FLAT, MultiDiscrete([2, 3]), "MultiDiscrete.*an agent of your own for MultiDiscrete .*lightning-agents"),
         (DQN, FLAT, Discrete(2, start=1), "it needs Discrete actions that start at 0"),
         (DQN, Text(9), ACTIONS, r"DQN has no encoder for observation, Text"),
         (SAC, MIXED, VECTOR, r"SAC has no encoder for .*\['arm'\]\['0'\], Box.*\['mission'\], Text.*FilterObservation"),

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
-from lightning_replay.episodes.links import EpisodeLinks
+from lightning_replay.episodes.links import EpisodeLinks, walk_together
 from lightning_replay.episodes.returns import bootstrap_discounts, n_step_returns
 
 CASES = json.loads((Path(__file__).parents[2] / "fixtures" / "nstep_tuples.json").read_text())["cases"]
@@ -68,6 +70,32 @@ def test_the_memory_of_running_episodes_is_bounded_by_the_capacity() -> None:
 def test_the_state_of_other_links_is_refused() -> None:
     with pytest.raises(ValueError, match="links of 6 slots; these links have 4"):
         EpisodeLinks(4).load_state_dict(EpisodeLinks(6).state_dict())
+    links = EpisodeLinks(4)
+    write(links, [0, 1])
+    damaged = links.state_dict() | {"successor": torch.tensor([1, 4, -1, -1])}
+    with pytest.raises(ValueError, match="links that lead to no slot or in circles"):
+        links.load_state_dict(damaged)
+    assert successors(links) == [1, -1, -1, -1]
+
+
+@settings(max_examples=40)
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=6), st.booleans(), st.integers(0, 2**20))
+def test_walks_on_every_device_are_those_of_a_list(lengths: list[int], back: bool, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    slots = torch.randperm(sum(lengths), generator=generator)
+    links, episodes = EpisodeLinks(len(slots)), [part.tolist() for part in slots.split(lengths)]
+    for episode in episodes:
+        links.write(torch.tensor(episode), None, torch.arange(len(episode)) == len(episode) - 1)
+    most = torch.randint(0, len(slots), slots.shape, generator=generator)
+    expected = []
+    for slot, steps in zip(slots.tolist(), most.tolist(), strict=True):
+        run = next(episode for episode in episodes if slot in episode)
+        place = run.index(slot)
+        reached = max(place - steps, 0) if back else min(place + steps, len(run) - 1)
+        expected.append((run[reached], abs(reached - place)))
+    table = links.predecessor if back else links.successor
+    for found, gone in (links.walk(slots, most, back=back), walk_together(table, slots, most)):
+        assert list(zip(found.tolist(), gone.tolist(), strict=True)) == expected
 
 
 def test_what_lies_after_the_return_is_ignored_even_nan() -> None:

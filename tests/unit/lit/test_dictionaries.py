@@ -133,7 +133,9 @@ def test_agents_learn_are_evaluated_and_resumed(tmp_path: Path, kind: Any, space
     assert resumed.updates_done == 14 and len(resumed.replay) == 24
     whole = data.replay[:]["observation"]
     assert all(torch.equal(value[:20], whole[key]) for key, value in leaves(resumed.replay[:]["observation"]).items())
-    with pytest.raises(ValueError, match="was built with observation_size=.*'camera'"):
+    with pytest.raises(
+        ValueError, match=r"built with observation_size\['camera'\]=\[6, 6, 3\], and .* has no such entry\. "
+    ):
         fewer = ReplayDataModule(partial(House, space, camera=False), made(20).replay, env_steps=20, warmup_steps=10)
         make_trainer(tmp_path).fit(other, datamodule=fewer)
 
@@ -189,11 +191,14 @@ def test_entries_that_are_no_arrays_are_all_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"camera": np.zeros((6, 6), np.uint8)}, r"'camera': \[6, 6\],.* the shape .*'camera': \[6, 6, 3\]"),
-        ({"place": {"room": 1}}, r"'place': {'room': \[\]}.* the shape .*'place': {'position': .*'room': \[\]}"),
-        ({"place": 3}, r"'place': \[\]"),
-        ({"more": 1}, r"'more': \[\]"),
-        ({"goals": (np.zeros(2), np.zeros(1))}, r"'goals': {'0': \[2\], '1': \[1\]}"),
+        ({"camera": np.zeros((6, 6), np.uint8)}, r"observation\['camera'\] of shape \[6, 6\], and .* \[6, 6, 3\]"),
+        ({"place": {"room": 1}}, r"observation\['place'\] with the entries \['room'\], and .*\['position', 'room'\]"),
+        ({"place": 3}, r"observation\['place'\] with the entries \[\], and its"),
+        ({"more": 1}, r"observation with the entries \['camera', 'goals', 'more', 'place'\]"),
+        ({"goals": (np.zeros(2), np.zeros(1))}, r"observation\['goals'\]\['1'\] of shape \[1\]"),
+        ({"place": {"position": np.zeros(2), "room": 8}}, r"observation\['place'\]\['room'\] of 8, which Discrete\("),
+        ({"camera": np.zeros((6, 6, 3))}, r"observation\['camera'\] of float64, and its .* has uint8\. "),
+        ({"camera": np.zeros(3), "place": 3}, r"observation\['camera'\] of shape .*; an observation\['place'\] with"),
     ],
 )
 def test_observations_that_are_not_of_the_space_are_refused(change: dict[str, Any], message: str) -> None:
@@ -203,7 +208,7 @@ def test_observations_that_are_not_of_the_space_are_refused(change: dict[str, An
 
     environment = with_checked_steps(Wrong)
     environment.reset()
-    with pytest.raises(ValueError, match=f"step of .* returned an observation of shape .*{message}"):
+    with pytest.raises(ValueError, match=f"step of .* returned an {message}"):
         environment.step(0)
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import csv
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
 from tensordict import TensorDict
+from torch import Tensor
 
 from lightning_replay import recipes
-from lightning_replay.agents import DQN, SAC, RecurrentDQN
+from lightning_replay.agents import CQL, DQN, IQL, MPDQN, SAC, TD3, RecurrentDQN
 from lightning_replay.datasets import fill
 from lightning_replay.lit import (
     Evaluate,
@@ -207,7 +209,7 @@ def test_all_that_differs_from_the_rows_of_the_environments_is_named(tmp_path: P
 def test_columns_of_infos_are_compared_too(tmp_path: Path) -> None:
     for rows, data in ((demonstrations(), {"info_keys": ("win",)}), (demonstrations(extra=torch.zeros(40)), {})):
         name = r"\('next', 'win'\)" if data else "'extra'"
-        with pytest.raises(ValueError, match=rf"Different: {name}: stored [^;]*\. Store"):
+        with pytest.raises(ValueError, match=rf"Different: {name}: stored [^;]*\. Convert"):
             data = ReplayDataModule(Counting, filled(rows=rows), env_steps=10, warmup_steps=5, **data)
             make_trainer(tmp_path).fit(Tiny(), datamodule=data)
 
@@ -276,3 +278,80 @@ def test_agents_without_environment_need_their_sizes(tmp_path: Path) -> None:
         make_trainer(tmp_path).fit(DQN(), datamodule=ReplayDataModule(replay=replay, updates=2))
     with pytest.raises(ValueError, match=r"SAC was built with observation_size=3.*environment of ReplayDataModule"):
         make_trainer(tmp_path).fit(agent, datamodule=ReplayDataModule("MountainCarContinuous-v0", replay, updates=2))
+
+
+@pytest.mark.parametrize("kind", [SAC, IQL, CQL, TD3])
+def test_rows_are_compared_with_the_sizes_of_an_agent_without_environment(tmp_path: Path, kind: Any) -> None:
+    agent = kind.for_env("Pendulum-v1", hidden_sizes=(8,))
+    rows = pendulum_rows(64)
+    rows["observation"], rows["next", "observation"] = torch.zeros(64, 5), rows["next", "observation"].double()
+    rows["action"][:2] = 9.0
+    replay = fill(recipes.uniform(capacity=100, batch_size=8, seed=0), rows)
+    with pytest.raises(ValueError, match="rows of the replay are not those of the agent") as refused:
+        make_trainer(tmp_path).fit(agent, datamodule=ReplayDataModule(replay=replay, updates=2))
+    for clause in (
+        "('next', 'observation'): stored (torch.float64, (3,)), of the agent (torch.float32, (3,))",
+        "; 'observation': stored (torch.float32, (5,)), of the agent",
+        "; 'action' is out of the bounds of Box(-2.0, 2.0, (1,), float32) in 2 of 64 rows",
+        "to 9.0 (rescale them)",
+    ):
+        assert clause in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("action", "clause"),
+    [
+        (torch.eye(2, dtype=torch.int64)[torch.zeros(32, dtype=torch.int64)], r"store argmax\(-1\)\)"),
+        (torch.full((32,), 2), "'action' is out of the bounds of Discrete\\(2\\) in 32 of 32 rows.*number them"),
+        (torch.zeros(32, dtype=torch.int32), r"'action': stored \(torch.int32, \(\)\), of the agent \(torch.int64"),
+        (torch.zeros(32, 1, dtype=torch.int64), ""),
+        (torch.zeros(32, dtype=torch.int64), ""),
+    ],
+)
+def test_discrete_actions_are_compared_with_an_agent(tmp_path: Path, action: Tensor, clause: str) -> None:
+    rows = pendulum_rows(32).set("action", action)
+    replay = fill(recipes.uniform(capacity=100, batch_size=8, seed=0), rows)
+    agent = DQN(observation_size=3, num_actions=2)
+    data = ReplayDataModule(replay=replay, updates=2)
+    with pytest.raises(ValueError, match=clause) if clause else nullcontext():
+        make_trainer(tmp_path).fit(agent, datamodule=data)
+
+
+def test_entries_are_compared_with_an_agent(tmp_path: Path) -> None:
+    """Integers and images may have other dtypes than the environment's, which encoders take as well."""
+    size = {"state": {"joints": 2, "tool": {"encoder": "one_hot", "low": 1, "high": 3}}}
+    size |= {
+        "map": {"encoder": "flat", "shape": [2, 2]},
+        "tools": {"encoder": "one_hot", "low": [0, 1], "high": [1, 2]},
+    }
+    agent = SAC(size, [-2.0], [2.0], hidden_sizes=(8,))
+
+    def fit(tool: int, **entries: Tensor) -> None:
+        state = TensorDict({"joints": torch.zeros(16, 2), "tool": torch.full((16,), tool, dtype=torch.int32)}, [16])
+        seen = {"state": state, "map": torch.zeros(16, 2, 2, dtype=torch.uint8), "tools": torch.ones(16, 2).long()}
+        rows = pendulum_rows(16)
+        for key in ("observation", ("next", "observation")):
+            rows[key] = TensorDict(seen | entries, [16])
+        replay = fill(recipes.uniform(capacity=16, batch_size=4, seed=0), rows)
+        make_trainer(tmp_path).fit(agent, datamodule=ReplayDataModule(replay=replay, updates=2))
+
+    fit(3)
+    with pytest.raises(ValueError) as refused:
+        fit(0, map=torch.zeros(16, 4), tools=torch.full((16, 2), 3))
+    for clause in (
+        "('observation', 'map'): stored (torch.float32, (4,)), of the agent (torch.float32, (2, 2))",
+        "('observation', 'state', 'tool') is out of the bounds of Discrete(3, start=1) in 16 of 16 rows",
+        "('next', 'observation', 'tools') is out of the bounds of MultiDiscrete([2 2], start=[0 1])",
+    ):
+        assert clause in str(refused.value)
+
+
+def test_parameterized_actions_are_compared_with_an_agent(tmp_path: Path) -> None:
+    agent = MPDQN(3, [1, 2], [-1.0] * 3, [1.0] * 3, hidden_sizes=(8,))
+    for parameters, clause in ((1.0, None), (1.5, r"\('action', 'parameters'\) is out of the bounds of Box")):
+        action = {"discrete": torch.ones(16).long(), "parameters": torch.full((16, 3), parameters)}
+        replay = fill(
+            recipes.uniform(capacity=16, batch_size=4), pendulum_rows(16).set("action", TensorDict(action, [16]))
+        )
+        with pytest.raises(ValueError, match=clause) if clause else nullcontext():
+            make_trainer(tmp_path).fit(agent, datamodule=ReplayDataModule(replay=replay, updates=2))

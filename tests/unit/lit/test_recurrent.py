@@ -150,18 +150,39 @@ def test_without_memory_the_cue_is_guessed() -> None:
     ("method", "returned", "message"),
     [
         ("initial_state", None, "initial_state returned as states NoneType None for 1 environments; accepted is"),
-        ("initial_state", torch.zeros(2, 1), r"initial_state returned as states float32 of shape [2, 1] for 1 env"),
+        (
+            "initial_state",
+            torch.zeros(2, 1),
+            "states float32 of shape [2, 1] for 1 environments; accepted is one tensor of",
+        ),
+        (
+            "initial_state",
+            torch.zeros(2, 1),
+            "one tensor of floats [1, ...], with environments first (h and c of an LSTM",
+        ),
         ("initial_state", torch.zeros(1, 1).long(), "initial_state returned as states int64 of shape [1, 1]"),
         ("act_with_state", torch.zeros(1), "act_with_state returned as states float32 of shape [1] for 1"),
         ("act_with_state", (torch.zeros(1), torch.zeros(1)), "returned as states float32 of shape [1] for 1 env"),
         ("act_with_state", (torch.zeros(1), (torch.zeros(1, 1),) * 2), "returned as states tuple (tensor([[0.]]), ten"),
-        ("act_with_state", (torch.zeros(1), torch.zeros(1, 1, 1)), "accepted is one tensor of floats [1, 1] (h and c"),
+        ("act_with_state", (torch.zeros(1), torch.zeros(1, 1, 1)), "accepted is one tensor of floats [1, 1], with"),
     ],
 )
 def test_what_is_no_state_is_refused(monkeypatch, method: str, returned, message: str) -> None:
     monkeypatch.setattr(CountsSteps, method, lambda *arguments, **options: returned)
     with pytest.raises(ValueError, match=re.escape(message)):
         list(episode_returns(CountsSteps(), Counting(), 1, seed=0))
+
+
+@pytest.mark.parametrize("warmup_steps", [0, 20])
+def test_two_tensors_as_a_state_are_refused_in_fit(monkeypatch, tmp_path: Path, warmup_steps: int) -> None:
+    """Also where rows are there already, and compared with the environment before the first step."""
+    data = ReplayDataModule(RecallCue, sequences(), env_steps=30, warmup_steps=20)
+    make_trainer(tmp_path).fit(small_agent(), datamodule=data)
+    monkeypatch.setattr(RecurrentDQN, "initial_state", lambda self, num_envs: (torch.zeros(num_envs, 4),) * 2)
+    replay = sequences() if warmup_steps else data.replay
+    with pytest.raises(ValueError, match=r"initial_state returned as states tuple .* torch.stack\(\[h, c\], 1\)"):
+        again = ReplayDataModule(RecallCue, replay, env_steps=30, warmup_steps=warmup_steps)
+        make_trainer(tmp_path).fit(small_agent(), datamodule=again)
 
 
 @pytest.mark.parametrize("missing", ["initial_state", "act_with_state"])

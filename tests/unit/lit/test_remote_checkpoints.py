@@ -125,5 +125,5 @@ def test_replays_are_saved_to_and_loaded_from_urls(url: str) -> None:
     other.load(f"{url}/buffer")
     drawn = replay.sample()["index"]
     assert torch.equal(again.sample()["index"], drawn) and torch.equal(other.sample()["index"], drawn)
-    with pytest.raises(FileNotFoundError, match="no saved replay buffer in .*elsewhere"):
+    with pytest.raises(FileNotFoundError, match=f"no saved replay buffer in {url}/elsewhere: "):
         load_replay(f"{url}/elsewhere")

@@ -21,12 +21,12 @@ def both(capacity: int, monkeypatch: pytest.MonkeyPatch) -> tuple[NeighborLists,
     first = torch.randn(12, 3, generator=torch.Generator().manual_seed(0))
     compiled.write(torch.arange(12), first)
     with monkeypatch.context() as patch:
-        patch.setattr(lists, "cache_for", NeighborCache)
+        patch.setattr(lists, "CompiledNeighborCache", NeighborCache)
         by_torch.write(torch.arange(12), first)
     return compiled, by_torch
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     writes=st.lists(st.lists(st.integers(0, 39), min_size=1, max_size=6, unique=True), min_size=1, max_size=12),
     seed=st.integers(0, 1000),

@@ -88,30 +88,30 @@ def test_partners_stay_uniform_when_a_neighbour_was_just_overwritten() -> None:
 
 
 def test_passes_are_fewer_than_insertions_at_twenty_draws_each() -> None:
-    data = walk(2600)
-    lists = filled(data[:2000], 5, capacity=2600)
+    data = walk(1260)
+    lists = filled(data[:1000], 5, capacity=1260)
     generator = torch.Generator().manual_seed(0)
-    lists.neighbors(torch.arange(2000))
+    lists.neighbors(torch.arange(1000))
     passes = []
-    for row in range(2000, 2600):
+    for row in range(1000, 1260):
         lists.write(torch.tensor([row]), data[row : row + 1])
         before = waiting(lists)
         for _ in range(20):
             lists.draw(torch.randint(0, 100, (8,), generator=generator), generator)
         if not waiting(lists):
             passes.append(before)
-    assert passes == [64] * (600 // 64)
+    assert passes == [64] * (260 // 64)
 
 
 def test_recall_through_growth_and_a_turn_of_the_ring() -> None:
-    data, capacity = walk(4000), 1500
+    data, capacity = walk(2400), 900
     lists = filled(data[:400], 10, capacity=capacity)
     generator = torch.Generator().manual_seed(0)
     recalls = []
     for row in range(400, len(data)):
         lists.write(torch.tensor([row % capacity]), data[row : row + 1])
         lists.draw(torch.randint(0, min(row, capacity), (8,), generator=generator), generator)
-        if row % 400 == 0:
+        if row % 300 == 0:
             recalls.append(lists.recall_at(10, 300, generator))
     assert min(recalls) > 0.96
 
@@ -119,12 +119,12 @@ def test_recall_through_growth_and_a_turn_of_the_ring() -> None:
 @pytest.mark.parametrize("tolerance", [0.03, float("inf")])
 def test_a_drifted_scale_is_followed_and_lists_are_renewed_unless_any_drift_is_tolerated(tolerance: float) -> None:
     generator = torch.Generator().manual_seed(0)
-    data = torch.randn(3000, 6, generator=generator)
-    data[1000:] *= torch.tensor([4.0, 0.3, 1.0, 1.0, 1.0, 1.0])
-    lists = filled(data[:1000], 10, capacity=3000, drift_tolerance=tolerance)
-    everything = torch.arange(3000)
-    lists.neighbors(everything[:1000])
-    for block in everything[1000:].split(100):
+    data = torch.randn(1800, 6, generator=generator)
+    data[600:] *= torch.tensor([4.0, 0.3, 1.0, 1.0, 1.0, 1.0])
+    lists = filled(data[:600], 10, capacity=1800, drift_tolerance=tolerance)
+    everything = torch.arange(1800)
+    lists.neighbors(everything[:600])
+    for block in everything[600:].split(100):
         lists.write(block, data[block])
         lists.neighbors(block)
         assert lists.standardization.drift() <= lists.drift_tolerance

@@ -7,7 +7,11 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from ray.rllib.algorithms.dqn import DQNConfig
+from ray.rllib.algorithms.dqn.torch.default_dqn_torch_rl_module import DefaultDQNTorchRLModule
 from ray.rllib.algorithms.ppo import PPOConfig
+from ray.rllib.algorithms.sac import SACConfig
+from ray.rllib.connectors.env_to_module import FlattenObservations
+from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 
 import rllib_ext
 from lightning_replay.sharded.options import ShardOptions
@@ -48,6 +52,24 @@ def test_neighbours_are_found_in_the_named_entries_of_dict_observations() -> Non
         assert (stored["camera"] == observation["camera"]).all((1, 2, 3)).any()  # whole, of the first of the pair
         mixed += not (stored["position"] == observation["position"]).all(1).any()
     assert mixed > 25
+
+
+BITS = "lightning_replay.envs:BitFlipping-v0"  # observes a dictionary
+
+
+class OwnModule(DefaultDQNTorchRLModule):
+    """As if it took dictionaries."""
+
+
+@pytest.mark.parametrize("kind", [DQNConfig, SACConfig])
+def test_dictionaries_are_refused_where_rllib_has_no_module_for_them(kind: Any) -> None:
+    config = kind().environment(BITS).env_runners(num_env_runners=0)
+    config.training(replay_buffer_config=rllib_ext.replay_config("hindsight", capacity=2000, env=BITS))
+    with pytest.raises(ValueError, match=r"the observations of 'l.*BitFlipping-v0' are a Dict, .* FlattenObservations"):
+        rllib_ext.configure(config)
+    rllib_ext.configure(config.copy(), check_environments=False)
+    rllib_ext.configure(config.copy().rl_module(rl_module_spec=RLModuleSpec(module_class=OwnModule)))
+    rllib_ext.configure(config.env_runners(env_to_module_connector=lambda env, spaces, device: FlattenObservations()))
 
 
 def part(name: str, **arguments: Any) -> dict[str, Any]:

@@ -83,6 +83,16 @@ class Steered(Numbered):
     action_space = gym.spaces.Box(-1, 1, (2,), np.float32)
 
 
+class Named(Numbered):
+    """Observes a dictionary."""
+
+    observation_space = gym.spaces.Dict({"level": Numbered.observation_space})
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        observation, info = super().reset(seed=seed)
+        return {"level": observation}, info
+
+
 class NoLevels(Numbered):
     def __init__(self, config: Any = None) -> None:
         raise OSError("no screen")
@@ -182,6 +192,7 @@ def half(level_id: int, generator: torch.Generator) -> int:
         (plain(APPOConfig), LevelBuffer(capacity=8, editor=half), "must not be learned from; APPO builds its"),
         (plain(env=Constant), None, "ignores its level"),
         (plain(env=Forgetful), None, "does not follow its level"),
+        (plain(env=Named), None, "the observations of .*Named.* are a Dict, .* FlattenObservations"),
         (plain(), {"levels": [1, 1]}, "level 1 is given twice"),
         (plain(), {"levels": [2**31, 5]}, "level 2147483648 is drawn; the ids of levels are integers from 0"),
         (plain(), LevelBuffer(capacity=8, generate=own_level, seed=0), "level 2147483648 is drawn"),

@@ -121,8 +121,6 @@ def test_nothing_starts_before_it_is_needed_and_the_driver_keeps_its_replay() ->
     assert len(replay) == 0 and replay.stats()["num_rows"] == 0 and replay.shards.handles == []
     with pytest.raises(TypeError, match="belongs to the driver that built it"):
         pickle.dumps(replay)
-    with pytest.raises(ValueError, match="batch_length_T is 20: a recurrent module learns from sequences"):
-        replay.sample(num_items=4, batch_length_T=20)
     with pytest.raises(ValueError, match="rows were drawn for \\[\\] since the last update"):
         replay.update_priorities(np.zeros(3), "default_policy")
     with pytest.raises(RuntimeError, match=r"not prepared for it.*rllib_ext.configure\(config\) last"):

@@ -86,7 +86,7 @@ def test_tasks_that_are_not_ready_are_masked_and_uniform_tasks() -> None:
 @pytest.mark.parametrize("scheduler", [schedulers.Exp3(0.2), schedulers.Exp3S(0.2, 0.01)])
 def test_many_updates_stay_finite(scheduler: schedulers.Exp3) -> None:
     scheduler = started(scheduler)
-    for update in range(50_000):
+    for update in range(10_000):  # e**2500, unless weights are scaled
         scheduler.update(int(update % 4 == 0), 1.0, 0.05)
     assert np.isfinite(scheduler.log_weights).all() and scheduler.log_weights.max() == 0.0
     probabilities = all_ready(scheduler)

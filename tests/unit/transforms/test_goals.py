@@ -14,17 +14,17 @@ import pytest
 import torch
 from gymnasium.vector import SyncVectorEnv
 from gymnasium.wrappers import FlattenObservation
-from hypothesis import given
-from hypothesis import strategies as st
 from torchrl.data import LazyTensorStorage, ListStorage
+from torchrl.data.replay_buffers import SliceSampler
 
 from lightning_replay import PackedStorage, Replay, load_replay, recipes
 from lightning_replay.collecting import VectorSteps
+from lightning_replay.divided_draws import Divider
 from lightning_replay.envs.bit_flipping import BitFlipping
-from lightning_replay.samplers import RandomPairSampler
+from lightning_replay.episodes.links import EpisodeLinks
+from lightning_replay.samplers import RandomPairSampler, SequenceSampler
 from lightning_replay.saving.spec import NotRebuildableError
 from lightning_replay.transforms import NStepTransitions, RelabelGoals
-from lightning_replay.transforms.goals import walk, walk_together
 from tests.goal_steps import OWN_GOAL, distance, goal_rows, reached
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*another reward than RelabelGoals computes")  # 100 is stored
@@ -138,7 +138,7 @@ def test_priorities_and_weights_stay() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"reward": reached, "terminated": reached}, {"reward": None, "env": "BitFlipping-v0"}]
+    "options", [{"reward": reached, "terminated": reached, "prefetch": 2}, {"reward": None, "env": "BitFlipping-v0"}]
 )
 def test_saved_copied_and_resumed_draws_are_the_same(options, tmp_path) -> None:
     replay = hindsight(n_steps=2, **options)
@@ -152,6 +152,20 @@ def test_saved_copied_and_resumed_draws_are_the_same(options, tmp_path) -> None:
     batch = replay.sample()
     assert all((one.sample() == batch).all() for one in twins)
     assert batch["observation", "desired_goal"].max() > OWN_GOAL
+
+
+def test_parts_of_a_divided_draw_are_relabelled_and_go_on_alike() -> None:
+    shards, twins = ([hindsight(n_steps=2, priority_exponent=0.6, seed=seed) for seed in range(2)] for _ in range(2))
+    for shard, twin in zip(shards, twins, strict=True):
+        shard.extend(goal_rows(range(12)))
+        twin.load_state_dict(shard.state_dict())
+    drawn = []
+    for group in (shards, twins):
+        divider = Divider(hindsight(priority_exponent=0.6).sampler, seed=0)
+        division = divider.divide(8, [one.group_totals() for one in group])
+        parts = zip(group, division.parts, strict=True)
+        drawn.append(torch.cat([shard.sample_part(part)[0] for shard, part in parts if len(part)]))
+    assert (drawn[0] == drawn[1]).all() and drawn[0]["observation", "desired_goal"].max() > OWN_GOAL
 
 
 def test_a_save_imports_no_module_that_an_id_names(tmp_path) -> None:
@@ -216,11 +230,20 @@ def test_rows_without_goals_or_of_several_steps_are_refused_and_nothing_is_store
 
 def test_buffers_it_does_not_work_with_are_refused() -> None:
     relabel = RelabelGoals(reward=reached)
-    with pytest.raises(ValueError, match="got a buffer with a RandomPairSampler; a mixture of two transitions"):
+    with pytest.raises(ValueError, match="got a buffer with a RandomPairSampler; rows with goals of their own"):
         recipes.mixup(10).append_transform(relabel)
     replay = hindsight()
     with pytest.raises(ValueError, match="got a buffer with a RandomPairSampler"):
         replay.set_sampler(RandomPairSampler())
+    with pytest.raises(ValueError, match="make neither pairs nor sequences. Use a sampler of single rows"):
+        replay.set_sampler(SliceSampler(num_slices=1))
+    for built in (
+        lambda: replay.set_sampler(SequenceSampler(3)),
+        lambda: recipes.sequences(10, length=3, transform=relabel),
+        lambda: recipes.sequences(10, length=3).append_transform(relabel),
+    ):
+        with pytest.raises(ValueError, match="RelabelGoals works with single rows, and SequenceSampler"):
+            built()
     assert replay.sampler_name == "UniformSampler" and replay._sampler_hooks is replay.sampler
     with pytest.raises(ValueError, match="RelabelGoals follows the episodes of stored rows.*give n_steps="):
         recipes.surprise_retention(10, n_steps=2, transform=relabel)
@@ -238,6 +261,7 @@ def test_buffers_it_does_not_work_with_are_refused() -> None:
 @pytest.mark.parametrize(
     ("reward", "message"),
     [
+        (lambda achieved, desired, info: achieved[:, :1], r"returned the shape \[10, 1\]"),
         (lambda achieved, desired, info: 0.0, r"reward of RelabelGoals returned the shape \[\]"),
         (lambda achieved, desired, info: -(achieved - desired), r"returned the shape \[10, 2\]"),
         (lambda achieved, desired, info: achieved[:, 0] * np.nan, "returned NaN or infinity"),
@@ -285,6 +309,24 @@ def test_environments_by_class_by_function_and_wrapped(env, tmp_path) -> None:
         trust = [] if env is BitFlipping else ["tests"]
         twin = load_replay(tmp_path / "saved", trust=trust, end_episodes=False)
         assert (twin.sample() == replay.sample()).all()
+
+
+def test_rewards_of_a_double_and_rewards_stored_as_whole_numbers() -> None:
+    for dtype in (torch.float32, torch.float64, torch.int64):
+        expected = torch.float32 if dtype == torch.int64 else dtype
+        replay = hindsight(strategy="final", share=1.0, reward=lambda achieved, *_: np.full(len(achieved), -0.25))
+        rows = goal_rows([0, 1])
+        rows["next", "reward"] = rows["next", "reward"].to(dtype)
+        replay.extend(rows)
+        reward = replay.sample(8)["next", "reward"]
+        assert reward.dtype == expected and (reward == -0.25).all() and replay[:]["next", "reward"].dtype == dtype
+
+
+def test_a_state_of_links_in_a_circle_ends_a_walk() -> None:
+    links = EpisodeLinks(3)
+    links.successor[:] = torch.tensor([1, 2, 0])
+    slots, steps = links.walk(torch.tensor([0, 1]), torch.tensor([3, 2]))
+    assert slots.tolist() == [0, 0] and steps.tolist() == [3, 2]
 
 
 def test_goals_of_a_real_environment_are_those_it_would_reward() -> None:
@@ -348,20 +390,3 @@ def test_rows_on_a_gpu_get_the_goals_of_the_cpu() -> None:
             batch = replay._transforms[0].forward_drawn(rows, index, replay.storage, replay._episodes)
             found.append(batch.exclude("index").cpu())
         assert (found[0] == found[1]).all()
-
-
-@given(st.lists(st.integers(0, 3), min_size=1, max_size=12), st.booleans(), st.integers(0, 2**20))
-def test_both_ways_to_walk_agree(lengths, from_first, seed) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    count = sum(lengths) + 1
-    slots = torch.randperm(count, generator=generator)
-    successor, predecessor = torch.full((2, count), -1)
-    first = 0
-    for length in lengths:
-        for place in range(first, first + length - 1):
-            successor[slots[place]], predecessor[slots[place + 1]] = slots[place + 1], slots[place]
-        first += length
-    index, place = torch.arange(count), torch.rand(count, generator=generator, dtype=torch.float64)
-    found = torch.empty_like(index)
-    walk(successor.numpy(), predecessor.numpy(), index.numpy(), place.numpy(), from_first, found.numpy())
-    assert torch.equal(found, walk_together(successor, predecessor, index, place, from_first))
