@@ -102,13 +102,15 @@ class FollowedEpisodes:
             if not len(index):
                 return index
         (done,), trajectory = read_columns(storage, index, [self.done_key]), read_trajectory(storage, index)
+        own = index
         if self._device is not None:
-            done, trajectory = done.to(self._device), None if trajectory is None else trajectory.to(self._device)
+            own, done = index.to(self._device), done.to(self._device)
+            trajectory = None if trajectory is None else trajectory.to(self._device)
         if self.links is None:
             self.links = EpisodeLinks(storage.max_size, device=done.device)
         if self.check_continuity and self.links.continuity is None:
             self.links.continuity = Continuity(storage)
-        self.links_on(done.device).write(index.to(done.device), trajectory, done)
+        self.links_on(done.device).write(own, trajectory, done)
         return index
 
     def warn(self) -> None:
