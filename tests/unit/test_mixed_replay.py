@@ -285,7 +285,7 @@ def test_rows_that_do_not_fit_are_named_all_at_once(tmp_path: Path) -> None:
     full = recipes.uniform(capacity=10, batch_size=2)
     full.extend(rows)
     with pytest.raises(ValueError, match="camera"):
-        recipes.mixed(online=full, offline=replay.offline)
+        recipes.mixed(online=full, offline=replay.offline, batch_size=2)
     later = recipes.mixed(online=full, offline=recipes.uniform(capacity=100, batch_size=4), batch_size=2)
     with pytest.raises(ValueError, match="camera"):
         later.offline.extend(numbered_steps(0, 5))
@@ -316,6 +316,8 @@ def test_other_refusals() -> None:
     side = recipes.uniform(capacity=10)
     with pytest.raises(ValueError, match="the same buffer"):
         recipes.mixed(online=side, offline=side)
+    with pytest.raises(ValueError, match="capacity of online is 10, below the 16 rows of each batch"):
+        recipes.mixed(online=side, offline=recipes.uniform(capacity=100), batch_size=32)
     with pytest.raises(ValueError, match="discounts"):
         recipes.mixed(
             online=recipes.uniform(10, n_steps=2, discount=0.9), offline=recipes.uniform(10, n_steps=2, discount=0.8)
