@@ -3,7 +3,7 @@
 
 python examples/lightning_dict_observations.py [--fast]
 
-The camera shows the goal and the position tells where the agent is, so that neither alone is enough; the agent encodes
+The camera shows the goal and the position is the agent's, so that neither alone is enough; the agent encodes
 each entry. About a minute on one core.
 """
 

@@ -211,7 +211,7 @@ def save_replay(replay: Any, path: str | Path, *, previous: str | Path | None = 
     Args:
         replay: the buffer; it is not changed.
         path: a directory, created when missing; files of an earlier save in it are shared, then it is replaced. Or a
-            URL that fsspec knows, such as ``s3://bucket/replay``, to which all is uploaded; needs the extra ``remote``.
+            URL of fsspec, such as ``s3://bucket/replay``, to which all is uploaded; needs the extra ``remote``.
         previous: directory of another save to share files with; if it cannot be used (missing, damaged, of another
             buffer, on another file system), everything is written.
 

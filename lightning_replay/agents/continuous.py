@@ -25,7 +25,7 @@ def _deviation(raw: Tensor) -> Tensor:
 
 
 class ContinuousAgent(OffPolicyAgent):
-    """Base of TD3 and SAC: continuous actions between bounds, ``actor``, two ``critics`` and their targets.
+    """Base of agents with continuous actions: bounds, ``actor``, two ``critics`` and their targets.
 
     Where observations have images, policy and critics share their encoder. The critics' loss alone trains it: the
     policy gets its features without gradients, and the targets those of a target encoder, which moves as the target

@@ -21,7 +21,7 @@ _LOG_DEVIATIONS = (-5.0, 2.0)
 class IQL(ContinuousAgent):
     """Implicit Q-learning: values are an expectile of stored actions' values; the policy imitates the better actions.
 
-    Kostrikov et al. 2021, https://arxiv.org/abs/2110.06169. Of no action that is not stored a value is computed. Every
+    Kostrikov et al. 2021, https://arxiv.org/abs/2110.06169. Values are computed of stored actions alone. Every
     update steps the value ``V(s)`` towards the ``expectile`` of the smaller target critic, the policy on
     ``exp(β (Q(s, a) - V(s))) log π(a|s)``, the critics towards ``r + γ V(s')``, and the target critics. The policy is
     a normal distribution around ``tanh`` of its network, with one deviation for each action dimension. Training steps
@@ -165,7 +165,7 @@ class CQL(SAC):
         self.set_up(locals())
 
     def overestimate(self, batch: TensorDictBase) -> Tensor:
-        """Returns both critics' ``log E[exp Q]`` over sampled actions less their values of stored ones, ``[2, B]``."""
+        """Returns both critics' ``log Σ exp(Q - log density)`` of sampled actions less their values of stored ones, ``[2, B]``."""
         features, count = self.observation_encoder(batch.get("observation")), self.hparams["sampled_actions"]
         here = features.expand(count, *features.shape)
         with torch.no_grad():

@@ -84,7 +84,7 @@ def parts_of(space: Space[Any]) -> dict[str, Space[Any]] | None:
     return {str(place): part for place, part in enumerate(space.spaces)} if isinstance(space, Tuple) else None
 
 
-ARRAYS = Box | Discrete | MultiDiscrete | MultiBinary  # the spaces whose values are arrays
+_ARRAYS = Box | Discrete | MultiDiscrete | MultiBinary  # the spaces whose values are arrays
 
 
 def leaf_spaces(space: Space[Any], key: tuple[str, ...] = ()) -> dict[tuple[str, ...], Space[Any]]:
@@ -104,7 +104,7 @@ def refused_entries(space: Space[Any], is_accepted: Callable[[Space[Any]], bool]
     """Returns the entries of an observation space that are not accepted, for a message; empty if all are."""
 
     entries = leaf_spaces(space).items()
-    refused = [(path, part) for path, part in entries if not (isinstance(part, ARRAYS) and is_accepted(part))]
+    refused = [(path, part) for path, part in entries if not (isinstance(part, _ARRAYS) and is_accepted(part))]
     return "; ".join(f"observation{''.join(f'[{name!r}]' for name in path)}, {part}" for path, part in refused)
 
 
@@ -151,7 +151,7 @@ def integer_bounds_of(space: Space[Any]) -> tuple[Any, Any] | None:
 def _checked_parts_of(space: Space[Any]) -> Any:
     parts = parts_of(space)
     if parts is None:
-        return (space, space.shape, integer_bounds_of(space)) if isinstance(space, ARRAYS) else None
+        return (space, space.shape, integer_bounds_of(space)) if isinstance(space, _ARRAYS) else None
     return {name: _checked_parts_of(part) for name, part in parts.items()}
 
 

@@ -117,7 +117,9 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
         if self.background:
             files = trainer.strategy.checkpoint_io
             if not isinstance(files, ReplayCheckpointIO):
-                raise TypeError("background is True, and there is no replay, whose files take long to write")
+                raise TypeError(
+                    "background is True, and there is no replay, whose files take long to write; leave background out"
+                )
             FrozenReplay(files.datamodule.replay).close()  # refuses a replay that cannot be saved so
             self._files, files.in_background = files, True
         resumed = trainer.ckpt_path

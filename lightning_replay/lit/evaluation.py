@@ -62,7 +62,8 @@ class ReplayProgressBar(ProgressBar, ActsAtUpdates):
         source = trainer.datamodule  # type: ignore[attr-defined]
         if not self._is_enabled or not isinstance(source, EnvStepDataModule):
             return
-        self._bar = tqdm(total=source.total_steps, initial=source.steps_done, unit="step", dynamic_ncols=True)
+        unit = "step" if source.pace.env_steps else "update"
+        self._bar = tqdm(total=source.total_steps, initial=source.steps_done, unit=unit, dynamic_ncols=True)
         self._last_updates, self._last_time = source.updates_done, time.perf_counter()
         self._last_described = self._last_time
 

@@ -52,7 +52,7 @@ class Folder:
 
     @classmethod
     def at_url(cls, url: str) -> Folder:
-        """Returns the folder at a URL that fsspec knows, such as ``s3://bucket/folder``, as Lightning's paths are."""
+        """Returns the folder at a URL of fsspec, such as ``s3://bucket/folder``, as Lightning's paths are."""
         filesystem, path = fsspec.core.url_to_fs(url)
         return cls(fs.PyFileSystem(fs.FSSpecHandler(filesystem)), path, url=url)
 
