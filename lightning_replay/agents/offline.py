@@ -165,7 +165,7 @@ class CQL(SAC):
         self.set_up(locals())
 
     def overestimate(self, batch: TensorDictBase) -> Tensor:
-        """Returns ``log Σ exp(Q - log density)`` of sampled actions less Q of stored ones, of both critics ``[2, B]``."""
+        """Returns ``log Σ exp(Q - log density)`` of sampled actions less Q of stored ones, both critics ``[2, B]``."""
         features, count = self.observation_encoder(batch.get("observation")), self.hparams["sampled_actions"]
         here = features.expand(count, *features.shape)
         with torch.no_grad():
