@@ -25,6 +25,9 @@ QUOTED = {
     "| DPCER,": "Parallel curriculum",
     "| retention by": "Retention by surprise and on-policyness",
     "| PLR,": "Prioritized level replay",
+    "| HER,": "Hindsight",
+    "| RLPD's halves,": "Demonstrations in half of each batch",
+    "| sequences, R2D2,": "Recurrent agents on sequences",
     "Baselines of": "Event tables",
 }
 

@@ -204,14 +204,18 @@ def found(directory: Path) -> dict[str, bytes]:
 def test_a_save_replaces_the_one_before_and_no_other_files(tmp_path: Path) -> None:
     folder = remote(tmp_path)
     assert folder.local is None and not folder.exists()
-    write(folder, {"other.json": b"{}", "stale/rows": b"2"})
-    (tmp_path / "checkpoint" / "part" / "notes.txt").write_text("the user's")
+    write(folder, {"replay_shards.json": b"{}", "data-0123456789ab/rows": b"2"})
+    foreign = {"notes.txt": b"the user's", "config.json": b"{}", "data-of-the-user/rows": b"3"}
+    for name, content in foreign.items():
+        file = tmp_path / "checkpoint" / "part" / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(content)
     write(folder, FILES)
-    assert found(tmp_path / "checkpoint" / "part") == {**FILES, "notes.txt": b"the user's"}
+    assert found(tmp_path / "checkpoint" / "part") == FILES | foreign
     with folder.to_read() as local:
-        assert found(local) == {**FILES, "notes.txt": b"the user's"}
+        assert found(local) == FILES | foreign
     with folder.to_read(deep=False) as local:
-        assert sorted(found(local)) == ["manifest.json", "notes.txt"]
+        assert sorted(found(local)) == ["config.json", "manifest.json", "notes.txt"]
     with (folder / "absent").to_read() as local:
         assert not local.exists()
 
