@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from operator import attrgetter
@@ -319,11 +319,15 @@ class MixedReplay(Seeded, TrainingReplay):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores what :meth:`state_dict` returned; the state of other buffers is refused, and nothing is changed."""
-        before = self.online.state_dict()
+        check_kind("the state", state_dict, Mapping, "what state_dict() of a mixed replay returned")
+        clocks = state_dict.get("clocks")
+        if not isinstance(clocks, Mapping) or clocks.keys() != self._clocks.keys():
+            raise ValueError(f"the state has the clocks {clocks!r}; give what state_dict() of a mixed replay returned")
+        before = self.state_dict()
         try:
             super().load_state_dict(state_dict)
         except BaseException:
-            self.online.load_state_dict(before)
+            super().load_state_dict(before)
             raise
         self._has_compared = False
 

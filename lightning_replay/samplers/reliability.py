@@ -126,7 +126,7 @@ class ReliabilityAdjustedSampler(FollowsEpisodes, PrioritizedSampler):
         most = self.max_size if self.rows_per_update is None else self.rows_per_update
         of_links = links.successor.numpy(), links.predecessor.numpy(), links.running_slots().numpy()
         renewed = np.empty(self.max_size, dtype=np.int64)
-        count = _renew(written, most, *of_links, *self._of_rows, self._of_rows[2].max(), self.priority_offset, renewed)
+        count = _renew(written, most, *of_links, *self._of_rows, self.priority_offset, renewed)
         changed = np.concatenate((written, renewed[:count]))
         self._tree.set(torch.from_numpy(changed), self._priorities(changed, self._priority_exponent))
 
@@ -163,10 +163,10 @@ class ReliabilityAdjustedSampler(FollowsEpisodes, PrioritizedSampler):
 
 @compiled
 def _renew(  # type: ignore[no-untyped-def]
-    slots, most, successor, predecessor, running, error, reliability, sums, largest, offset, renewed
+    slots, most, successor, predecessor, running, error, reliability, sums, offset, renewed
 ):
     """Renews the episodes of these rows until ``most`` rows are; returns how many, their slots in ``renewed``."""
-    count, seen = 0, set()
+    count, seen, episodes = 0, set(), []
     for first in slots:
         if count >= most:
             break
@@ -177,7 +177,13 @@ def _renew(  # type: ignore[no-untyped-def]
         seen.add(first)
         total, last, slot = 0.0, first, first
         while slot >= 0:
-            total, last, slot = total + error[slot] + offset, slot, successor[slot]
+            total, last = total + error[slot] + offset, slot
+            sums[slot], renewed[count] = 0.0, slot
+            count, slot = count + 1, successor[slot]
+        sums[last] = total
+        episodes.append((first, last, total))
+    largest = sums.max()  # with the present sums of these episodes, not with those that they had before
+    for first, last, total in episodes:
         divisor = total
         for newest in running:
             if newest == last:
@@ -186,7 +192,5 @@ def _renew(  # type: ignore[no-untyped-def]
         while slot >= 0:
             so_far += error[slot] + offset
             reliability[slot] = so_far / divisor if divisor > 0 else 1.0
-            sums[slot], renewed[count] = 0.0, slot
-            count, slot = count + 1, successor[slot]
-        sums[last] = total
+            slot = successor[slot]
     return count

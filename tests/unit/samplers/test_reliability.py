@@ -69,16 +69,17 @@ class Lists:
             at[slot][0][1] = error
         if errors:  # 1 is the largest until one is given
             self.largest, self.has_errors = max(errors + [self.largest] * self.has_errors), True
-        bound = max(self.sums.values(), default=0.0)
-        for rows in (at[slot][1] for slot in slots):
-            total = sum(row[1] + OFFSET for row in rows)
+        renewed = [at[slot][1] for slot in slots]
+        for rows in renewed:
+            for row in rows:
+                self.sums.pop(row[0], None)
+            self.sums[rows[-1][0]] = sum(row[1] + OFFSET for row in rows)
+        for rows in renewed:
             runs = any(rows is one for one in self.running.values())
-            so_far = 0.0
+            bound, so_far = max(self.sums.values()) if runs else self.sums[rows[-1][0]], 0.0
             for row in rows:
                 so_far += row[1] + OFFSET
-                row[2] = so_far / (max(total, bound) if runs else total)
-                self.sums.pop(row[0], None)
-            self.sums[rows[-1][0]] = total
+                row[2] = so_far / bound
 
     def leaves(self) -> np.ndarray:
         found = np.zeros(self.capacity)
