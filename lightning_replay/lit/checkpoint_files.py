@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning.fabric.plugins import CheckpointIO
+from lightning.fabric.plugins import CheckpointIO, TorchCheckpointIO
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from lightning_utilities.core.apply_func import apply_to_collection
 
@@ -41,11 +41,18 @@ class CheckedCheckpointIO(CheckpointIO):
         self._is_first = True
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        self.wrapped.save_checkpoint(checkpoint, path, storage_options)
+        # Lightning moves the file from the folder of temporary files, which on another device is a copy: killed then,
+        # half a checkpoint would be left. Other plug-ins may write later or elsewhere.
+        is_local = type(self.wrapped) is TorchCheckpointIO and "://" not in str(path)
+        written = Path(path).with_name(f".{Path(path).name}.unfinished") if is_local else path
+        self.wrapped.save_checkpoint(checkpoint, written, storage_options)
         if self._is_first:
             self._is_first = False
             _warn_of_unloadable(checkpoint)
-        if Path(path).is_file():  # not if a plug-in writes later or elsewhere
+        if is_local:
+            sync(Path(written))
+            os.replace(written, path)
+        if Path(path).is_file():
             sync(Path(path))
             sync(Path(path).parent)
 
