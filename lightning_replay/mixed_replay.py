@@ -126,16 +126,20 @@ class MixedReplay(Seeded, TrainingReplay):
         self._has_compared = False  # stored rows of the two sides
         self._compare()
         for name in () if self._has_compared else _SIDES:
-            getattr(self, name)._check_first = partial(self._compare, name)
+            self._sides[name]._check_first = partial(self._compare, name)
         self._seed_generator(None)
         if seed is not None:
             self.seed(seed)
+
+    @property
+    def _sides(self) -> dict[str, Replay]:
+        return {"online": self.online, "offline": self.offline}
 
     def _compare(self, name: str = "", first: TensorDictBase | None = None) -> None:
         # Of the side ``name`` the first rows, which are not stored yet.
         columns: list[dict[tuple[str, ...], str]] = []
         for one in _SIDES:
-            side, rows = getattr(self, one), first if one == name else None
+            side, rows = self._sides[one], first if one == name else None
             if rows is None and not len(side):
                 return
             if rows is None:  # of the storage, not of a draw, whose transforms may refuse single rows
@@ -272,7 +276,7 @@ class MixedReplay(Seeded, TrainingReplay):
 
     def stats(self) -> dict[str, Any]:
         """Returns the statistics of both sides, under ``online`` and ``offline``, and the present ``share``."""
-        sides = {name: getattr(self, name).stats() for name in _SIDES}
+        sides = {name: side.stats() for name, side in self._sides.items()}
         return sides | {"share": self.share(self._clocks[self.share.clock]), "nbytes": self.nbytes}
 
     def __len__(self) -> int:
@@ -313,7 +317,9 @@ class MixedReplay(Seeded, TrainingReplay):
     def frozen_state(self) -> Iterator[dict[str, Any]]:
         with ExitStack() as until_read:
             with self.online.unchanged(), self.offline.unchanged():
-                state = {name: until_read.enter_context(getattr(self, name).frozen_state()) for name in _SIDES}
+                state: dict[str, Any] = {
+                    name: until_read.enter_context(side.frozen_state()) for name, side in self._sides.items()
+                }
                 state |= {"clocks": dict(self._clocks), **self._generator_state(), "length": len(self)}
             yield state
 
