@@ -419,7 +419,7 @@ class OffPolicyAgent(SizedAgent):
         checkpoint.update({key: vars(self)[name] for key, name in self.counters.items()})
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        vars(self).update({name: checkpoint[key] for key, name in self.counters.items() if key in checkpoint})
+        vars(self).update({name: checkpoint.get(key, 0) for key, name in self.counters.items()})
 
 
 class ExploringAgent(OffPolicyAgent):

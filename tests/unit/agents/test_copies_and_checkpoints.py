@@ -105,3 +105,11 @@ def test_agents_with_bounds_in_arrays_are_sent_and_loaded(kind, tmp_path: Path) 
     received = pickle.loads(pickle.dumps(agent))
     observation = torch.randn(5, 3)
     assert torch.equal(received.act(observation, explore=False), agent.act(observation, explore=False))
+
+
+def test_a_checkpoint_without_the_counters_sets_them_back() -> None:
+    agent = TD3(**SIZES)
+    agent.on_load_checkpoint({"td3_updates": 3})
+    assert agent._updates == 3
+    agent.on_load_checkpoint({})
+    assert agent._updates == 0
