@@ -54,7 +54,8 @@ class CheckpointedAlgorithm:
         saved: str = self._save_algorithm(path, filesystem=filesystem, **options)
         checkpoint = dataclasses.replace(Folder.at(path, filesystem), path=saved)
         # Last, with the fingerprints of RLlib's files: a save that was cut short does not match them.
-        self._part.write(checkpoint / self._part.folder, state, fingerprints_of(checkpoint))
+        fingerprints = {name: _record(checkpoint.filesystem, file) for name, file in _files(checkpoint).items()}
+        self._part.write(checkpoint / self._part.folder, state, fingerprints)
         return saved
 
     def restore_from_path(
@@ -316,11 +317,6 @@ def _description(leaves: list[Any], name: str) -> list[Any]:
     if name == "observation":
         return sorted(array.shape for array in arrays)
     return sorted((array.shape, "floats" if array.dtype.kind == "f" else "integers") for array in arrays)
-
-
-def fingerprints_of(checkpoint: Folder) -> dict[str, Any]:
-    """Returns size and hash of each file that RLlib has just saved, by its path in the checkpoint."""
-    return {name: _record(checkpoint.filesystem, file) for name, file in _files(checkpoint).items()}
 
 
 def check_fingerprints(checkpoint: Folder, recorded: Mapping[str, Any] | None, instead: str) -> None:

@@ -64,38 +64,9 @@ def line_style(number: int) -> dict[str, str]:
     return {"color": COLORS[color], "linestyle": _LINES[dashes % len(_LINES)]}
 
 
-def draw_band(axes: Any, x: ArrayLike, curves: ArrayLike, label: str, **line_options: Any) -> Any:
-    """Draws the mean of curves over seeds, with a band of one standard error of the mean, and returns the line.
-
-    ``curves`` are ``[seeds, P]`` at ``x``, ``[P]``. A single curve has no band. Where one of the curves is NaN, mean
-    and band have a gap. :func:`band_note` describes the band; ``line_options`` are further ones of ``axes.plot``.
-    """
-    values, at = np.asarray(curves, dtype=np.float64), np.asarray(x)
-    if values.ndim != 2 or not len(values) or values.shape[1:] != at.shape:
-        raise ValueError(
-            f"curves have the shape {list(values.shape)} and x {list(at.shape)}; give [seeds, P] of at least one seed, "
-            "and [P]. A single curve is curve[None]."
-        )
-    mean = values.mean(0)
-    (line,) = axes.plot(at, mean, label=label, **line_options)
-    if len(values) > 1:
-        fill_band(axes, at, mean, values.std(0, ddof=1) / np.sqrt(len(values)), line)
-    return line
-
-
 def fill_band(axes: Any, x: ArrayLike, mean: np.ndarray, spread: np.ndarray, line: Any) -> None:
     """Fills ``mean ± spread``, all ``[P]``, in the colour of a line."""
     axes.fill_between(x, mean - spread, mean + spread, color=line.get_color(), alpha=0.2, linewidth=0)
-
-
-def band_note(seeds: int) -> str:
-    """Returns a description of the lines and bands of :func:`draw_band`, for a title or a legend.
-
-    Example:
-        >>> band_note(8)
-        'mean of 8 seeds, band: ± 1 standard error'
-    """
-    return "one seed" if seeds == 1 else f"mean of {seeds} seeds, band: ± 1 standard error"
 
 
 def consecutive_groups(points: ArrayLike) -> list[np.ndarray]:
