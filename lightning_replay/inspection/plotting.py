@@ -34,11 +34,8 @@ def make_figure(
 ) -> tuple[Any, Any]:
     """Returns a figure with a light grid and colour-blind-safe colours, and its ``Axes`` as array ``[rows, columns]``.
 
-    The figure draws into files alone: the display that ``pyplot`` uses, such as that of a notebook, stays as it is.
-    Text of 10 points in a figure 7 inches wide is readable on a page that shows the picture 700 pixels wide.
-
-    ``rows`` and ``columns`` count panels, ``height`` and ``width`` of the figure are in inches, ``options`` are
-    further ones of ``Figure.subplots``. For ``picture`` see :func:`import_matplotlib`.
+    It draws into files alone: the display of ``pyplot``, such as that of a notebook, stays as it is. Sizes are in
+    inches: text of 10 points in 7 of them is readable on a page that shows the picture 700 pixels wide.
     """
     import_matplotlib(picture)
     from matplotlib.figure import Figure
@@ -85,10 +82,7 @@ def count_on(axis: Any) -> None:
 
 
 def log_colors(values: ArrayLike) -> tuple[np.ndarray, Any]:
-    """Returns values ``[P]``, not negative, to draw on a logarithmic colour scale, and matplotlib's ``LogNorm``.
-
-    Those below a millionth of the largest get the lowest colour.
-    """
+    """Returns values ``[P]``, not negative, to draw on a logarithmic colour scale, and matplotlib's ``LogNorm``."""
     from matplotlib.colors import LogNorm
 
     given = np.asarray(values, dtype=np.float64)
