@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.cql import CQL
+from ray.rllib.core import ALL_MODULES
 from ray.rllib.utils.metrics import (
     LEARNER_RESULTS,
     LEARNER_UPDATE_TIMER,
+    NUM_ENV_STEPS_SAMPLED_LIFETIME,
+    NUM_ENV_STEPS_TRAINED_LIFETIME,
     REPLAY_BUFFER_RESULTS,
     REPLAY_BUFFER_SAMPLE_TIMER,
     TIMERS,
@@ -38,7 +41,10 @@ class ReplayCQL(CQL):
                 episodes = buffer.sample(config.total_train_batch_size, gamma=config.gamma)
                 metrics.aggregate([buffer.get_metrics()], key=REPLAY_BUFFER_RESULTS)
             with metrics.log_time((TIMERS, LEARNER_UPDATE_TIMER)):
-                results = self.learner_group.update(episodes=episodes)
+                # Schedules, and the target network's updates, go by steps sampled: here by rows learned from.
+                learned = metrics.peek((LEARNER_RESULTS, ALL_MODULES, NUM_ENV_STEPS_TRAINED_LIFETIME), default=0)
+                timesteps = {NUM_ENV_STEPS_SAMPLED_LIFETIME: learned}
+                results = self.learner_group.update(episodes=episodes, timesteps=timesteps)
                 metrics.aggregate(results, key=LEARNER_RESULTS)
 
 

@@ -77,6 +77,10 @@ def test_it_learns_from_the_rows_of_its_buffer(tmp_path: Path) -> None:
         np.testing.assert_allclose(batch[Columns.ACTIONS], actions, atol=1e-6)
     after = algorithm.learner_group.get_weights()["default_policy"]
     assert any(not np.array_equal(before[name], after[name]) for name in before)
+    update, steps = algorithm.learner_group.update, []  # by which schedules and the target network go
+    algorithm.learner_group.update = lambda **given: steps.extend(given["timesteps"].values()) or update(**given)
+    algorithm.train()
+    assert steps == [16 * (len(batches) - len(steps) + place) for place in range(len(steps))]
     again = Algorithm.from_checkpoint(algorithm.save_to_path(tmp_path / "saved"))
     buffers = [one.local_replay_buffer for one in (algorithm, again)]
     assert len(buffers[1]) == 60
