@@ -61,7 +61,7 @@ def fill(algorithm: Any, replay: Replay, module_id: str | None = None) -> int:
     if not isinstance(buffer, RecipeEpisodeReplayBuffer):
         raise TypeError(
             f"the algorithm's replay buffer is a {type(buffer).__name__}; fill works with "
-            ".training(replay_buffer_config=rllib_ext.replay_config(...))"
+            ".training(replay_buffer_config=rllib_ext.replay_config(...)), without num_shards"
         )
     check_kind("replay", replay, Replay, "a Replay (see load_replay), of a MixedReplay its online or offline")
     name = _module_of(algorithm, module_id)
