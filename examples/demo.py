@@ -268,7 +268,8 @@ def print_table(panel: Panel) -> None:
 
 def draw(built: list[Panel], path: Path) -> None:
     """Writes a PNG file: means of the finished panels, with bands of one standard error."""
-    from lightning_replay.inspection.plotting import band_note, count_on, draw_band, make_figure, save_figure
+    from lightning_replay.inspection.plotting import count_on, make_figure, save_figure
+    from tests.benchmarks.learning.pictures import band_note, draw_band
 
     figure, row = make_figure("the picture of the demo", columns=len(built), width=4.4 * len(built), height=4.6)
     for axes, panel in zip(row[0], built, strict=True):

@@ -300,11 +300,8 @@ class ApexDQNConfig(DQNConfig):
 class Collection:
     """Requests fragments from remote EnvRunners, and has the answers that have arrived.
 
-    Weights and epsilons travel with the requests: an EnvRunner plays each fragment with the newest weights at the time
-    it was requested, one that was restarted too, and a slow one has no queue of old weights.
-
-    A request of ``rows_per_request`` steps is no longer expected to be answered after ``timeout_s``: the EnvRunner may
-    be stuck. ``exploration`` are the options of :func:`~rllib_ext.apex.set_epsilons`.
+    Weights and epsilons travel with the requests: an EnvRunner that was restarted has the newest too, and a slow one
+    has no queue of old ones. An answer is no longer expected after ``timeout_s``, as the EnvRunner may be stuck.
     """
 
     def __init__(

@@ -15,7 +15,7 @@ from lightning_replay.options import check_kind, checked_flag
 from rllib_ext import checks, environments
 from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.buffer.images import choose_module
-from rllib_ext.cql import ReplayCQL, check_draws, use_replay
+from rllib_ext.cql import CQL, ReplayCQL, check_cql
 from rllib_ext.hooks import Hook, add_results, install_levels, install_replay, set_hooks, sync_recreated
 from rllib_ext.learner.remote_blocks import flags_connector
 from rllib_ext.levels import evaluation, playing
@@ -28,6 +28,7 @@ from rllib_ext.tasks import assigned, begin_episode
 
 if TYPE_CHECKING:
     from lightning_replay.levels import LevelSelector
+    from lightning_replay.replay import Replay
 
 C = TypeVar("C", bound=AlgorithmConfig)
 _HELD_OUT = 100
@@ -78,16 +79,15 @@ def replay_config(recipe: str | None = None, **options: Any) -> dict[str, Any]:
     except ValueError:
         samples = []  # a function of tune.sample_from reads other settings of the algorithm: configure() has them
     if samples:
-        environments.accepted(samples, _build_every_module)
+        environments.accepted(samples, _replays_of)
     kind = RecipeEpisodeReplayBuffer if given.get("num_shards") is None else ShardedEpisodeReplayBuffer
     return {"type": kind, **given}
 
 
-def _build_every_module(given: dict[str, Any]) -> None:
+def _replays_of(given: dict[str, Any]) -> list[Replay]:
     buffer = checks.trial_buffer(**given)
-    for name in given.get("modules") or {}:
-        if buffer.options.stores(name):
-            buffer.options.build(name)
+    names = filter(buffer.options.stores, given.get("modules") or {})
+    return [buffer.replay, *(buffer.options.build(name).replay for name in names)]
 
 
 def configure(
@@ -189,11 +189,10 @@ def configure(
     # No algorithm of RLlib has both a replay buffer and values of whole episodes.
     if levels is None:
         checks.check_algorithm(config)
-        use_replay(config)
         _refuse_given(given, LEVEL_OPTIONS, "levels, and none are given: configure(config, levels=...)")
         hooks = prepare_replay(config, restore=restore, incremental=incremental, assign_tasks=assign_tasks, **options)
     else:
-        _refuse_given(given, REPLAY_OPTIONS, "the replay buffers of DQN, SAC and TQC, and levels are given")
+        _refuse_given(given, REPLAY_OPTIONS, "the replay buffers of DQN, SAC, TQC and CQL, and levels are given")
         hooks = prepare_levels(config, levels, held_out, flush=flush, generalization_gap=generalization_gap, **options)
         if held_out_levels is not None:
             check_evaluated(config)
@@ -218,14 +217,17 @@ def prepare_replay(
     check_environments: bool,
 ) -> dict[str, Hook]:
     """Checks and prepares a config for its replay buffer; returns the callbacks by event."""
+    is_cql = issubclass(config.algo_class, CQL)
+    if is_cql:
+        config.dataset_num_iters_per_learner = config.dataset_num_iters_per_learner or 1  # RLlib demands a number
     samples = environments.sampled_configs(config)
     in_tune = samples[0] is not config
     played: list[tuple[Any, Any]] = []  # most searches have one environment, which may be slow to make
 
     def check(sample: AlgorithmConfig) -> None:
         checks.check_buffer(sample)
-        if issubclass(config.algo_class, ReplayCQL):
-            check_draws(checks.trial_buffer(**checks.replay_options(sample)))
+        if is_cql:
+            check_cql(sample, config.algo_class, _replays_of(checks.replay_options(sample)))
         if require_cpus:
             checks.check_cpus(sample, in_tune=in_tune)
         if check_environments and (sample.env, sample.env_config) not in played:
@@ -234,6 +236,8 @@ def prepare_replay(
 
     # The algorithm's class and connectors must serve all trials, so what one accepted sample needs is prepared.
     samples = environments.accepted(samples, check)
+    if config.algo_class is CQL:
+        config.algo_class = ReplayCQL
     given = config.replay_buffer_config
     config.replay_buffer_config = checks.with_max_trajectories(given, max(map(num_actors, samples)))
     if config._learner_connector is None:  # the user's own stay, and rows travel as episodes

@@ -10,7 +10,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote
 
 import gymnasium as gym
@@ -20,11 +20,11 @@ from pyarrow import fs
 from ray.rllib.env import INPUT_ENV_SPACES
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, NUM_AGENT_STEPS_SAMPLED_LIFETIME, NUM_ENV_STEPS_SAMPLED_LIFETIME
 
+from lightning_replay.saving import DamagedFileError, SavedSize
+from lightning_replay.saving.directory import read_manifest, read_save, replaced_save
+from lightning_replay.saving.files import MALFORMED
 from lightning_replay.saving.folders import Folder
 from rllib_ext.buffer.buffer import ModuleReplay, RecipeEpisodeReplayBuffer
-
-if TYPE_CHECKING:
-    from lightning_replay.saving import SavedSize
 
 logger: logging.Logger = logging.getLogger(__name__)
 MANIFEST = "buffer.json"
@@ -35,7 +35,6 @@ FORMAT_VERSION = 2
 SHARDS_VERSION = 1  # of the other manifest
 FOLDER = "replay_buffer"
 _OWN_FOLDERS = ("levels", "replay_buffer")
-_BLOCK_BYTES = 1 << 20
 CheckFiles = Callable[[Mapping[str, Any] | None], None]
 
 
@@ -54,7 +53,8 @@ class CheckpointedAlgorithm:
         saved: str = self._save_algorithm(path, filesystem=filesystem, **options)
         checkpoint = dataclasses.replace(Folder.at(path, filesystem), path=saved)
         # Last, with the fingerprints of RLlib's files: a save that was cut short does not match them.
-        self._part.write(checkpoint / self._part.folder, state, fingerprints_of(checkpoint))
+        fingerprints = {name: _record(checkpoint.filesystem, file) for name, file in _files(checkpoint).items()}
+        self._part.write(checkpoint / self._part.folder, state, fingerprints)
         return saved
 
     def restore_from_path(
@@ -199,8 +199,6 @@ def write_buffer(
 ) -> SavedSize:
     """Writes a buffer into ``folder``, new rows before the manifest; links unchanged files of the save ``previous``."""
     from lightning_replay.saves import save_replay
-    from lightning_replay.saving import DamagedFileError, SavedSize
-    from lightning_replay.saving.directory import replaced_save
 
     earlier = None
     if previous is not None:
@@ -226,8 +224,6 @@ def write_buffer(
 
 def read_buffer(buffer: RecipeEpisodeReplayBuffer, folder: Path) -> SavedBuffer:
     """Reads and checks what :func:`write_buffer` wrote, into new modules with the options of ``buffer``."""
-    from lightning_replay.saving import DamagedFileError
-    from lightning_replay.saving.directory import read_save
 
     def read(manifest: dict[str, Any], rows: Path) -> SavedBuffer:
         modules = buffer.options.restored(manifest["state"])
@@ -255,9 +251,6 @@ def read_shards_manifest(folder: Path) -> dict[str, Any]:
 
 def read_buffer_manifest(folder: Path) -> dict[str, Any]:
     """Returns the checked manifest of a buffer; errors as :func:`read_buffer`."""
-    from lightning_replay.saving import DamagedFileError
-    from lightning_replay.saving.files import MALFORMED
-
     file = folder / MANIFEST
     if not file.exists() and (folder / MANIFEST_OF_SHARDS).exists():
         raise ValueError(
@@ -277,9 +270,6 @@ def read_buffer_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _checked_manifest(file: Path, version: int) -> dict[str, Any]:
-    from lightning_replay.saving import DamagedFileError
-    from lightning_replay.saving.directory import read_manifest
-
     try:
         return read_manifest(file, version)
     except (FileNotFoundError, DamagedFileError) as error:
@@ -318,15 +308,8 @@ def _description(leaves: list[Any], name: str) -> list[Any]:
     return sorted((array.shape, "floats" if array.dtype.kind == "f" else "integers") for array in arrays)
 
 
-def fingerprints_of(checkpoint: Folder) -> dict[str, Any]:
-    """Returns size and hash of each file that RLlib has just saved, by its path in the checkpoint."""
-    return {name: _record(checkpoint.filesystem, file) for name, file in _files(checkpoint).items()}
-
-
 def check_fingerprints(checkpoint: Folder, recorded: Mapping[str, Any] | None, instead: str) -> None:
     """Compares RLlib's files in a checkpoint with their fingerprints."""
-    from lightning_replay.saving import DamagedFileError
-
     present = _files(checkpoint)
     for name, record in (recorded or {}).items():
         if name not in present or _record(checkpoint.filesystem, present[name]) != record:
@@ -349,9 +332,6 @@ def _files(checkpoint: Folder) -> dict[str, str]:
 
 
 def _record(filesystem: fs.FileSystem, file: str) -> dict[str, Any]:
-    digest, num_bytes = hashlib.blake2b(digest_size=20), 0
-    with filesystem.open_input_stream(file) as stream:
-        while block := stream.read(_BLOCK_BYTES):
-            digest.update(block)
-            num_bytes += len(block)
-    return {"bytes": num_bytes, "blake2b": digest.hexdigest()}
+    with filesystem.open_input_file(file) as stream:
+        digest = hashlib.file_digest(stream, functools.partial(hashlib.blake2b, digest_size=20))
+        return {"bytes": stream.size(), "blake2b": digest.hexdigest()}

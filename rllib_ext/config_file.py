@@ -20,12 +20,13 @@ from ray.rllib.algorithms.impala import IMPALAConfig
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.algorithms.sac import SACConfig
 from ray.rllib.algorithms.tqc import TQCConfig
+from ray.rllib.connectors.connector_v2 import ConnectorV2
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
 from lightning_replay.options import check_kind, checked_number, did_you_mean
 from rllib_ext.apex import ApexDQNConfig
 from rllib_ext.api import LEVEL_OPTIONS, REPLAY_OPTIONS, configure, replay_config
-from rllib_ext.buffer.building import imported
+from rllib_ext.buffer.building import built
 from rllib_ext.environments import set_class_path
 
 REPLAY_STEPS: dict[str, type[AlgorithmConfig]] = {
@@ -40,6 +41,7 @@ METHODS = (
     *("environment", "env_runners", "learners", "training", "rl_module", "multi_agent", "evaluation"),
     *("reporting", "debugging", "fault_tolerance", "checkpointing", "resources", "framework"),
 )
+_CONNECTOR, _FLATTEN = "env_to_module_connector", "ray.rllib.connectors.env_to_module.FlattenObservations"
 OWN_KEYS = ("algorithm", "replay", "levels", "configure", "stop", "checkpoint")
 
 
@@ -166,18 +168,17 @@ def _call(config: AlgorithmConfig, method: str, arguments: Mapping[str, Any]) ->
     model = arguments.get("model_config", {})
     if isinstance(model, Mapping):  # RLlib ignores a misspelt one
         _check_names(f"{method}.model_config", model, [field.name for field in dataclasses.fields(DefaultModelConfig)])
-    connector = arguments.get("env_to_module_connector")
-    if isinstance(connector, Mapping):
-        _check_names("env_to_module_connector", connector, ["class_path", "init_args"])
-        example = "ray.rllib.connectors.env_to_module.FlattenObservations"
-        kind = imported(connector.get("class_path"), "env_to_module_connector", example)
-        build = functools.partial(_connector, kind, connector.get("init_args", {}))
-        arguments = {**arguments, "env_to_module_connector": build}
+    if arguments.get(_CONNECTOR) is not None:
+        build = functools.partial(_connector, arguments[_CONNECTOR])
+        check_kind(_CONNECTOR, build(), ConnectorV2, f"a connector by its class path, {{class_path: {_FLATTEN}}}")
+        arguments = {**arguments, _CONNECTOR: build}
     getattr(config, method)(**arguments)
 
 
-def _connector(kind: Callable[..., Any], arguments: Mapping[str, Any], *given: Any) -> Any:
-    return kind(**arguments)  # RLlib gives environment, spaces and device, which its own connectors do not need
+def _connector(described: Any, *given: Any) -> Any:
+    # RLlib gives environment, spaces and device, which its own connectors do not need. Some of these are functions.
+    made = built(described, _CONNECTOR, functions=True, example=_FLATTEN)
+    return made() if callable(made) and not isinstance(made, ConnectorV2) else made
 
 
 def _arguments(function: Callable[..., Any]) -> list[str]:

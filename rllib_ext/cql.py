@@ -3,24 +3,33 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.cql import CQL
+from ray.rllib.core import ALL_MODULES
 from ray.rllib.utils.metrics import (
     LEARNER_RESULTS,
     LEARNER_UPDATE_TIMER,
+    NUM_ENV_STEPS_SAMPLED_LIFETIME,
+    NUM_ENV_STEPS_TRAINED_LIFETIME,
     REPLAY_BUFFER_RESULTS,
     REPLAY_BUFFER_SAMPLE_TIMER,
     TIMERS,
 )
 
+from rllib_ext.sharded.routing import num_shards_in
+
+if TYPE_CHECKING:
+    from lightning_replay.replay import Replay
+
 
 class ReplayCQL(CQL):
-    """RLlib's ``CQL`` whose batches are drawn from its replay buffer, which :func:`rllib_ext.fill` fills.
+    """RLlib's ``CQL`` as :func:`rllib_ext.configure` sets it, on the rows that :func:`rllib_ext.fill` stores.
 
-    :func:`rllib_ext.configure` sets it. No environment steps are taken but those of evaluation. A training step makes
-    ``dataset_num_iters_per_learner`` updates of ``train_batch_size_per_learner`` rows for each Learner.
+    A training step makes ``dataset_num_iters_per_learner`` updates of ``train_batch_size_per_learner`` rows for each
+    Learner, and takes no steps of the environment.
     """
 
     def training_step(self) -> None:
@@ -32,15 +41,15 @@ class ReplayCQL(CQL):
                 episodes = buffer.sample(config.total_train_batch_size, gamma=config.gamma)
                 metrics.aggregate([buffer.get_metrics()], key=REPLAY_BUFFER_RESULTS)
             with metrics.log_time((TIMERS, LEARNER_UPDATE_TIMER)):
-                results = self.learner_group.update(episodes=episodes)
+                # Schedules, and the target network's updates, go by steps sampled: here by rows learned from.
+                learned = metrics.peek((LEARNER_RESULTS, ALL_MODULES, NUM_ENV_STEPS_TRAINED_LIFETIME), default=0)
+                timesteps = {NUM_ENV_STEPS_SAMPLED_LIFETIME: learned}
+                results = self.learner_group.update(episodes=episodes, timesteps=timesteps)
                 metrics.aggregate(results, key=LEARNER_RESULTS)
 
 
-def use_replay(config: AlgorithmConfig) -> None:
-    """Lets CQL draw from its replay buffer, and refuses options of others; other algorithms stay as they are."""
-    kind: Any = config.algo_class
-    if not issubclass(kind, CQL):
-        return
+def check_cql(config: AlgorithmConfig, kind: type, replays: Iterable[Replay]) -> None:
+    """Refuses options and replays, one of each module, from which CQL of the class ``kind`` cannot learn."""
     if config.is_offline:
         raise ValueError(
             f"input_ is {config.input_!r}, and the replay buffer is to be learned from: leave .offline_data(...) out "
@@ -55,13 +64,9 @@ def use_replay(config: AlgorithmConfig) -> None:
         )
     if kind is not CQL and not issubclass(kind, ReplayCQL):
         raise ValueError(f"{kind.__name__} learns from files of a data set; derive it from rllib_ext.cql.ReplayCQL")
-    config.dataset_num_iters_per_learner = config.dataset_num_iters_per_learner or 1
-    config.algo_class = ReplayCQL if kind is CQL else kind
-
-
-def check_draws(buffer: Any) -> None:
-    """Refuses a buffer that needs TD errors or weights, which the Learner of CQL neither returns nor multiplies."""
-    if any(one.replay.takes_feedback for one in buffer.modules.values()):
+    if num_shards_in(config.replay_buffer_config):
+        raise ValueError("CQL learns from the rows of rllib_ext.fill, which fills no shards. Leave num_shards out")
+    if any(replay.takes_feedback for replay in replays):
         raise ValueError(
             "RLlib's CQL returns no TD errors of single rows and its loss takes no weights, which this replay needs. "
             'Use replay_config("uniform", ...), or another recipe without priorities'

@@ -103,11 +103,7 @@ def _warn_of_local_registration(config: AlgorithmConfig) -> None:
 
 
 def set_class_path(config: AlgorithmConfig) -> None:
-    """Replaces the environment's class path, ``my_module.MyEnv``, which RLlib would look up among registered names.
-
-    Classes with an argument ``config`` or ``env_config`` get the whole ``env_config``, as RLlib passes it; others get
-    its entries as arguments.
-    """
+    """Replaces the environment's class path, ``my_module.MyEnv``, which RLlib would look up among registered names."""
     path = config.env
     if not isinstance(path, str) or "." not in path or ":" in path:
         return
@@ -116,6 +112,7 @@ def set_class_path(config: AlgorithmConfig) -> None:
     cls = imported(path, "environment.env", _EXAMPLE)
     if not (inspect.isclass(cls) and issubclass(cls, gymnasium.Env)):
         raise ValueError(f"environment.env names {path!r}, which is no class of gymnasium.Env")
+    # These get the whole env_config, as RLlib passes it, and others its entries as arguments.
     if issubclass(cls, MultiAgentEnv) or {"config", "env_config"} & set(inspect.signature(cls).parameters):
         config.environment(cls)
     else:

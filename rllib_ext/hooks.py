@@ -71,7 +71,7 @@ def install_replay(
     if is_sharded:
         start_shards(algorithm, reads_flags)
     elif not buffer.layout_was_given:
-        buffer.use_layout("flagged" if reads_flags else "rows")
+        buffer.options.layout = "flagged" if reads_flags else "rows"
         if not reads_flags:
             logger.warning(
                 "the config has Learner connectors of its own, which may need real episodes: each row of a batch "

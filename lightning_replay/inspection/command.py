@@ -24,10 +24,7 @@ without scripts, for light and dark screens.
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Prints a summary of each buffer, and writes the page where ``--output`` is given.
-
-    Exits with status 2 and one line for wrong options, a path without a save, or a damaged one.
-    """
+    """Prints a summary of each buffer, and writes the page of ``--output``; an error is one line and status 2."""
     parser = argparse.ArgumentParser(
         prog="lightning-replay inspect", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )

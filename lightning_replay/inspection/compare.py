@@ -62,11 +62,7 @@ def returns(replay: Replay) -> Tensor:
 
 
 def observations(replay: Replay, slots: Tensor, key: NestedKey | None = None) -> Tensor:
-    """Returns the stored observations ``[P, ...]`` of the rows in ``slots``, int64 ``[P]``, on the CPU.
-
-    ``key`` of the column is a tuple if nested; ``None`` uses the first ``image_key`` of a frame storage, else
-    ``"observation"``, else ``"pixels"``. Raises ``KeyError`` with the stored columns if there is no such one.
-    """
+    """Returns the stored observations ``[P, ...]`` of the rows in ``slots``, int64 ``[P]``, on the CPU."""
     storage = replay.storage
     stored = [_as_tuple(name) for name in storage.get(slots[:1]).keys(include_nested=True, leaves_only=True)]
     image_keys = storage.image_keys if isinstance(storage, FrameStorage) else []
@@ -155,7 +151,8 @@ def inspect_buffers(
 
     Args:
         buffers: by name; a path is loaded with :func:`~lightning_replay.load_replay`. They are not changed.
-        observation_key: see :func:`observations`.
+        observation_key: the column, a tuple if nested; by default the first ``image_key`` of a frame storage, else
+            ``"observation"``, else ``"pixels"``.
         projection: ``"pca"`` or ``"tsne"``, see :func:`project`.
         max_points: most rows of each buffer that are projected, drawn without replacement.
         seed: of these draws and of the projection.

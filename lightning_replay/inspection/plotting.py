@@ -34,11 +34,8 @@ def make_figure(
 ) -> tuple[Any, Any]:
     """Returns a figure with a light grid and colour-blind-safe colours, and its ``Axes`` as array ``[rows, columns]``.
 
-    The figure draws into files alone: the display that ``pyplot`` uses, such as that of a notebook, stays as it is.
-    Text of 10 points in a figure 7 inches wide is readable on a page that shows the picture 700 pixels wide.
-
-    ``rows`` and ``columns`` count panels, ``height`` and ``width`` of the figure are in inches, ``options`` are
-    further ones of ``Figure.subplots``. For ``picture`` see :func:`import_matplotlib`.
+    It draws into files alone: the display of ``pyplot``, such as that of a notebook, stays as it is. Sizes are in
+    inches: text of 10 points in 7 of them is readable on a page that shows the picture 700 pixels wide.
     """
     import_matplotlib(picture)
     from matplotlib.figure import Figure
@@ -64,38 +61,9 @@ def line_style(number: int) -> dict[str, str]:
     return {"color": COLORS[color], "linestyle": _LINES[dashes % len(_LINES)]}
 
 
-def draw_band(axes: Any, x: ArrayLike, curves: ArrayLike, label: str, **line_options: Any) -> Any:
-    """Draws the mean of curves over seeds, with a band of one standard error of the mean, and returns the line.
-
-    ``curves`` are ``[seeds, P]`` at ``x``, ``[P]``. A single curve has no band. Where one of the curves is NaN, mean
-    and band have a gap. :func:`band_note` describes the band; ``line_options`` are further ones of ``axes.plot``.
-    """
-    values, at = np.asarray(curves, dtype=np.float64), np.asarray(x)
-    if values.ndim != 2 or not len(values) or values.shape[1:] != at.shape:
-        raise ValueError(
-            f"curves have the shape {list(values.shape)} and x {list(at.shape)}; give [seeds, P] of at least one seed, "
-            "and [P]. A single curve is curve[None]."
-        )
-    mean = values.mean(0)
-    (line,) = axes.plot(at, mean, label=label, **line_options)
-    if len(values) > 1:
-        fill_band(axes, at, mean, values.std(0, ddof=1) / np.sqrt(len(values)), line)
-    return line
-
-
 def fill_band(axes: Any, x: ArrayLike, mean: np.ndarray, spread: np.ndarray, line: Any) -> None:
     """Fills ``mean ± spread``, all ``[P]``, in the colour of a line."""
     axes.fill_between(x, mean - spread, mean + spread, color=line.get_color(), alpha=0.2, linewidth=0)
-
-
-def band_note(seeds: int) -> str:
-    """Returns a description of the lines and bands of :func:`draw_band`, for a title or a legend.
-
-    Example:
-        >>> band_note(8)
-        'mean of 8 seeds, band: ± 1 standard error'
-    """
-    return "one seed" if seeds == 1 else f"mean of {seeds} seeds, band: ± 1 standard error"
 
 
 def consecutive_groups(points: ArrayLike) -> list[np.ndarray]:
@@ -114,10 +82,7 @@ def count_on(axis: Any) -> None:
 
 
 def log_colors(values: ArrayLike) -> tuple[np.ndarray, Any]:
-    """Returns values ``[P]``, not negative, to draw on a logarithmic colour scale, and matplotlib's ``LogNorm``.
-
-    Those below a millionth of the largest get the lowest colour.
-    """
+    """Returns values ``[P]``, not negative, to draw on a logarithmic colour scale, and matplotlib's ``LogNorm``."""
     from matplotlib.colors import LogNorm
 
     given = np.asarray(values, dtype=np.float64)

@@ -37,17 +37,16 @@ class ShardActors:
     """Ray actors, one for each shard, whose methods return an :class:`~lightning_replay.sharded.actors.Answer`.
 
     :meth:`send` calls a method and returns at once; :meth:`settle` waits for answers. The last report of each shard is
-    kept. A shard whose process or node is lost is started again and gets a new epoch; meanwhile, as one that is late,
-    it counts as empty. Nothing is waited for from it until it has answered. What is sent to it arrives. One that has
-    given no answer for four times ``shard_timeout_s`` is ended and started again as one that is lost.
+    kept. A shard whose process or node is lost, or that has given no answer for four times ``shard_timeout_s``, is
+    started again and gets a new epoch; meanwhile, as one that is late, it counts as empty, and is not waited for.
 
     No call waits without an end: for a shard no longer than ``shard_timeout_s`` (in a save or a load
     ``save_timeout_s``), and no longer than ``time_left``, after which an error names the shards.
 
     Args:
         kind: class of the actors.
-        arguments: of the class, before those that every shard has: ``shard_timeout_s / 2``, for what it fetches, so
-            that a process that hangs makes no shard late; and the folder to begin with.
+        arguments: of the class, before ``shard_timeout_s / 2``, so that a process that hangs, from which rows are
+            fetched, makes no shard late, and the folder to begin with.
         options: of the shards.
         on_report: called with each new report.
         wait: ``ray.wait``, or a function that lets other threads use this object meanwhile.

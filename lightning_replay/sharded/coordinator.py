@@ -32,8 +32,7 @@ _FIRST_RANK = 1 << 16  # ranks number trajectories from here on, other processes
 class Coordinator:
     """Owns the shards of one replay and divides its draws and inserts; no row passes through it.
 
-    Calls come through :meth:`call`, each in a thread. One at a time runs; while it waits for shards, the others do, so
-    that one process that waits stops no other. Draws follow each other, and so do saves and loads.
+    Calls come through :meth:`call`, each in a thread, and one at a time runs; while it waits for shards, others do.
     """
 
     def __init__(self, options: ReplayOptions) -> None:

@@ -28,16 +28,9 @@ _MOST_EMPTY_DRAWS = 10  # in a row, in which every shard that was sent a part wa
 class DividedDraws:
     """Divides draws over the shards of an algorithm, one draw for each of its modules, and returns TD errors to rows.
 
-    With ``num_prefetch`` of :class:`~lightning_replay.sharded.options.ShardOptions` that many draws are in flight
-    between two calls of :meth:`draw`: shards have drawn their rows before they got the TD errors of the draws before.
-    Draws in flight are no part of the state; a restored one begins without.
-
-    Args:
-        actors: the shards.
-        build: builds the divider of a module, when its first draw comes.
-        clocks: returns ``env_steps`` and ``updates`` of a draw, given how many will be returned before it.
-        prepare: called with each module and the batch size before a draw is divided.
-        key: of the replay, in the numbers of its rows.
+    Draws in flight, which ``num_prefetch`` permits, are no part of the state. ``build`` makes the divider of a module;
+    ``clocks`` returns ``env_steps`` and ``updates`` of a draw, given how many will be returned before it; ``prepare``
+    is called with module and batch size before each division; ``key`` is in the numbers of the rows.
     """
 
     def __init__(

@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -45,6 +46,10 @@ _THREADS = 32  # of the coordinator: callers that wait at once
 _GRACE_S = 5.0  # for the coordinator's own error, which names the shard, after the time that a call may take
 _MOST_REDRAWS = 10  # in a row, in which shards that drew were lost
 _LOOK_S = 1.0  # after which a process that waits for its rows to be stored looks at what their shard does
+
+
+def _of_template(name: str) -> Any:  # of a replay as in the shards, but without rows
+    return property(attrgetter(f"_template.{name}"))
 
 
 class ShardedReplay(TrainingReplay):
@@ -134,7 +139,6 @@ class ShardedReplay(TrainingReplay):
 
     @functools.cached_property
     def _template(self) -> Replay:
-        # A replay without rows, as those of the shards.
         return self._options.template()
 
     @property
@@ -153,28 +157,11 @@ class ShardedReplay(TrainingReplay):
         """Name of the class of the samplers."""
         return f"{self._template.sampler_name} of {self._options.shards.num_shards} shards"
 
-    @property
-    def tasks(self) -> list[str]:
-        return self._template.tasks
-
-    @property
-    def returns(self) -> list[tuple[int, float]]:
-        return self._template.returns
-
-    @property
-    def is_prioritized(self) -> bool:
-        """Whether rows are drawn by priority."""
-        return self._template.is_prioritized
-
-    @property
-    def priority_key(self) -> str:
-        """Column of a batch from which :meth:`update_tensordict_priority` reads TD errors."""
-        return self._template.priority_key
-
-    @property
-    def takes_feedback(self) -> bool:
-        """Whether :meth:`update_priority` changes what is drawn or kept."""
-        return self._template.takes_feedback
+    tasks: Any = _of_template("tasks")
+    returns: Any = _of_template("returns")
+    is_prioritized: Any = _of_template("is_prioritized")  #: Whether rows are drawn by priority.
+    priority_key: Any = _of_template("priority_key")  #: Column of TD errors for :meth:`update_tensordict_priority`.
+    takes_feedback: Any = _of_template("takes_feedback")  #: Whether :meth:`update_priority` changes draws or eviction.
 
     @property
     def awaits_priorities(self) -> bool:

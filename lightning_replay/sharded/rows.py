@@ -67,11 +67,7 @@ class Router:
 
 
 class RowRouter(Router):
-    """Deals rows out to shards, whole trajectories to one, and numbers their trajectories.
-
-    Several processes may give the same numbers, so that each adds its own, by ``writer``, to its trajectories.
-    Rows without a column of trajectories are one environment in order: they get one, a number for each episode.
-    """
+    """Deals rows out to shards, whole trajectories to one; each process adds a number of its own to theirs."""
 
     def __init__(self, num_shards: int, writer: int) -> None:
         super().__init__(num_shards, first=writer)

@@ -30,14 +30,8 @@ MODULE = "replay"
 class ReplayShard:
     """Replays of whole episodes in a process of their own, by module: one, or in RLlib one of each module.
 
-    Every method that the driver calls returns an :class:`~lightning_replay.sharded.actors.Answer`. A method that
-    raises an error has changed nothing.
-
-    Args:
-        recipe, options: of the whole sharded replay.
-        number, num_shards: of this shard, and S.
-        fetch_timeout_s: seconds to wait for rows from a process that may hang.
-        folder: of a save to begin with; ``None`` begins empty.
+    Every method that the driver calls returns an :class:`~lightning_replay.sharded.actors.Answer`; one that raises an
+    error has changed nothing. Recipe and options are of the whole sharded replay; ``folder`` is a save to begin with.
     """
 
     def __init__(

@@ -9,12 +9,14 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import ray
 from ray.rllib.core import DEFAULT_AGENT_ID, DEFAULT_MODULE_ID
 from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.replay_buffers.prioritized_episode_buffer import PrioritizedEpisodeReplayBuffer
 
 from lightning_replay.options import check_kind, checked_choice, checked_count, checked_seed
+from lightning_replay.sharded.actors import RemotePart
 from rllib_ext.buffer.building import MinSizes, Returns, build_progress, build_replay, uses_retention
 from rllib_ext.buffer.images import check_stacks
 from rllib_ext.buffer.metrics import AGENT_STEPS_ADDED, BufferMetrics, Counts
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from tensordict import TensorDictBase
     from torch import Tensor
 
-    from lightning_replay.parts import DrawPart, PartDraw
+    from lightning_replay.parts import DrawPart
     from lightning_replay.replay import Replay
     from rllib_ext.buffer.sequences import SequencePriorities
     from rllib_ext.tasks import TaskAssignment
@@ -102,10 +104,6 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         self.modules: dict[str, ModuleReplay] = {DEFAULT_MODULE_ID: self.options.build(DEFAULT_MODULE_ID)}
         self.capacity: int = self.replay.capacity
 
-    def use_layout(self, layout: str) -> None:
-        """Sets the layout of rows drawn from now on."""
-        self.options.layout = layout
-
     def form_returns(self, n_step: int | tuple[int, int], gamma: float) -> None:
         """Sets length and discount of returns that are formed before rows are stored."""
         self.modules |= self.options.form_returns((n_step, gamma), self.modules)
@@ -115,11 +113,6 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         self.options.measure = measure
         for module in self.modules.values():
             module.set_initial_surprise(measure)
-
-    @property
-    def uses_retention(self) -> bool:
-        """Whether the replay of some module keeps rows by importance."""
-        return bool(self.options.modules_with_retention())
 
     @property
     def replay(self) -> Replay:
@@ -510,7 +503,7 @@ class ModuleReplay:
 
     def draw_part(
         self, part: DrawPart, n_step: int | tuple[int, int], gamma: float, *, env_steps: int, updates: int
-    ) -> DrawnPart:
+    ) -> RemotePart:
         # By the clocks of all replays that the batch is divided over.
         self._set_returns(n_step, gamma)
         self._num_draws = updates
@@ -520,7 +513,7 @@ class ModuleReplay:
         self.mean_n_step = rows.mean_n_step
         (piece,) = rows.flagged()
         slot, generation = (batch[name].cpu().numpy() for name in ("index", "generation"))
-        return DrawnPart(piece.episode, slot, generation, reply, self.mean_n_step)
+        return RemotePart(ray.put(piece.episode), slot, generation, reply, self._module_id)
 
     def set_min_sizes(self, batch_size: int, held: np.ndarray) -> None:
         if self._min_sizes is not None:
@@ -682,13 +675,3 @@ class Expected(NamedTuple):
     generation: Tensor
     action: Tensor | None = None
     sequences: SequencePriorities | None = None
-
-
-class DrawnPart(NamedTuple):
-    """Rows of a batch that is divided over several replays."""
-
-    block: SingleAgentEpisode  # a FlaggedBlock
-    slot: np.ndarray  # int64 [n], or [n, 2] of pairs
-    generation: np.ndarray
-    reply: PartDraw  # how likely each row was, and the totals of the replay
-    mean_n_step: float

@@ -61,9 +61,9 @@ def fill(algorithm: Any, replay: Replay, module_id: str | None = None) -> int:
     if not isinstance(buffer, RecipeEpisodeReplayBuffer):
         raise TypeError(
             f"the algorithm's replay buffer is a {type(buffer).__name__}; fill works with "
-            ".training(replay_buffer_config=rllib_ext.replay_config(...))"
+            ".training(replay_buffer_config=rllib_ext.replay_config(...)), without num_shards"
         )
-    check_kind("replay", replay, Replay, "a lightning_replay.Replay, see load_replay")
+    check_kind("replay", replay, Replay, "a Replay (see load_replay), of a MixedReplay its online or offline")
     name = _module_of(algorithm, module_id)
     config = algorithm.config
     special = (config.replay_buffer_config.get("modules") or {}).get(name, {})
@@ -147,8 +147,8 @@ def _column(rows: TensorDictBase, key: tuple[str, ...]) -> np.ndarray:
     stored = [name if isinstance(name, tuple) else (name,) for name in rows.keys(True, True)]
     if key not in stored:
         raise ValueError(
-            f"the replay has no column {'/'.join(key)}, which the algorithm needs; "
-            f"stored are {', '.join(map('/'.join, stored))}"
+            f"the replay has no column {'/'.join(key)}, which the algorithm needs; stored are "
+            f"{', '.join(map('/'.join, stored))}. Convert the rows to what the module gets, before they are stored"
         )
     return rows.get(key).numpy()
 

@@ -70,13 +70,14 @@ class ImageCatalog(DQNCatalog):
 
     def __init__(self, observation_space: gym.Space[Any], *args: Any, **kwargs: Any) -> None:
         if is_image(observation_space):
-            channels, height, width = observation_space.shape
-            observation_space = gym.spaces.Box(0.0, 1.0, (height, width, channels), np.float32)
+            channels, *sides = shape = observation_space.shape
+            shape = shape if has_channels_last(observation_space) else (*sides, channels)
+            observation_space = gym.spaces.Box(0.0, 1.0, shape, np.float32)
         super().__init__(observation_space, *args, **kwargs)
 
 
 class ImageDQNModule(DefaultDQNTorchRLModule):
-    """RLlib's DQN module for observations uint8 ``[channels, H, W]``, which its own convolutions do not take.
+    """RLlib's DQN module for observations uint8 ``[K, H, W]`` or ``[H, W, C]``, which its convolutions do not take.
 
     Images are bytes on EnvRunners, in the buffer and on the way to the Learners, and become floats in the network.
     :func:`rllib_ext.configure` chooses this module where frames are stored once; by hand:
@@ -91,11 +92,16 @@ class ImageDQNModule(DefaultDQNTorchRLModule):
         if is_image(self.observation_space):
             # Floats only here: as bytes, images take a quarter of the memory everywhere before.
             brightest = float(self.observation_space.high.max())
-            images = batch[RLlibColumns.OBS].movedim(-3, -1).to(torch.float32) / brightest
-            batch = {**batch, RLlibColumns.OBS: images}
+            images = batch[RLlibColumns.OBS]
+            images = images if has_channels_last(self.observation_space) else images.movedim(-3, -1)
+            batch = {**batch, RLlibColumns.OBS: images.to(torch.float32) / brightest}
         return super()._qf_forward_helper(batch, encoder, head)
 
 
 def is_image(space: gym.Space[Any]) -> TypeGuard[gym.spaces.Box]:
-    """Returns whether observations of this space are bytes ``[channels, H, W]``."""
+    """Returns whether observations of this space are bytes ``[K, H, W]`` or ``[H, W, C]``."""
     return isinstance(space, gym.spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3
+
+
+def has_channels_last(space: gym.spaces.Box) -> bool:  # of an image alone, frame_stack=1
+    return space.shape[-1] < space.shape[0]

@@ -47,18 +47,10 @@ Modules = Mapping[str, Any]  # of the buffer, whose module needs this one: Modul
 
 
 class BufferMetrics:
-    """Counters under RLlib's usual keys; logging each where it changes would cost more than a draw.
+    """Counters under RLlib's usual keys, which ``docs/rllib-metrics.md`` describes.
 
-    With one agent a row is a step of the environment. With several, a step of the environment is a row of each agent
-    that acted in it: ``num_module_steps_*`` and ``num_agent_steps_*`` count rows, and of ``num_env_steps_*``
-
-    * ``added`` are steps of the environment, however many agents acted in each;
-    * ``stored`` are the steps added, times the largest share of its rows that a module has kept;
-    * ``evicted`` are the others;
-    * ``sampled`` are rows drawn, of all modules together, as in RLlib's own buffer for several agents.
-
-    Episodes, gaps and duplicates are then those of the environment, not of each agent. Every key is described in
-    ``docs/rllib-metrics.md``.
+    Logging each where it changes would cost more than a draw. With several agents, episodes, gaps and duplicates are
+    those of the environment.
     """
 
     def __init__(self) -> None:
@@ -121,6 +113,7 @@ class BufferMetrics:
         self._stats.clear()
 
     def env_steps_stored(self, modules: Modules) -> int:
+        # Of several agents the steps added, times the largest share of its rows that a module has kept.
         if not self._environment.episodes:
             return sum(map(len, modules.values()))
         kept = (len(module) / max(self.total("steps_added", name), 1) for name, module in modules.items())

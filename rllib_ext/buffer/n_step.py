@@ -69,11 +69,9 @@ class SampledReturns(Seeded, EpisodeTracker):
 class StoredReturns:
     """Returns formed by ``NStepTransitions`` at the insertion, and the flush of partial ones of lost episodes.
 
-    Where rows are kept by importance, the steps that follow a drawn row may be evicted, so a row is stored n - 1 steps
-    after it arrived. An episode that breaks off, because its EnvRunner was lost or the algorithm was restored, leaves
-    up to n - 1 partial transitions. EnvRunners send steps of every running episode with each round, so those of an
-    episode without any in :data:`MAX_LAG` calls are flushed, bootstrapped from its last observation. If it continues
-    after all, these returns are just shorter.
+    An episode that breaks off, because its EnvRunner was lost or the algorithm was restored, leaves up to n - 1 partial
+    transitions. EnvRunners send steps of every running episode with each round, so those of an episode without any in
+    :data:`MAX_LAG` calls are flushed. If it continues after all, these returns are just shorter.
     """
 
     def __init__(self, replay: Replay) -> None:

@@ -26,9 +26,7 @@ class TransitionBlock(SingleAgentEpisode):
     raises an error for other indices: row ``i + 1`` does not follow row ``i`` in time. Only the last row can be
     terminated or truncated, as in an episode.
 
-    Blocks reach remote Learners through Ray's object store, without copies there: their columns are then read-only. The
-    default connectors copy columns into the train batch, which may be written to.
-
+    Blocks reach remote Learners through Ray's object store, without copies there: their columns are then read-only.
     """
 
     def __init__(
@@ -265,11 +263,7 @@ def deal(pieces: Mapping[str, list[Piece]], num_learners: int) -> tuple[list[Own
     """Returns pieces in the order for RLlib, and the places of each module's rows as their TD errors come back.
 
     RLlib sorts episodes by length, deals them out to the Learners and cuts some; the TD errors of a module come back
-    Learner after Learner. With several modules the pieces are cut so that each Learner gets rows of each module, in
-    the same order: Learners average gradients in the order in which they have them, of whatever module, and their
-    weights would drift apart silently otherwise.
-
-    The longest piece of each module comes first; with 0 or 1 Learners the order stays.
+    Learner after Learner. The longest piece of each module comes first; with 0 or 1 Learners the order stays.
     """
     if num_learners > 1 and len(pieces) > 1:
         owned = _in_rounds(pieces, num_learners)
@@ -315,7 +309,8 @@ class _Span:
 
 def _in_rounds(pieces: Mapping[str, list[Piece]], num_learners: int) -> list[Owned]:
     # For each module as many pieces of one length as there are Learners, which RLlib deals out evenly; then single
-    # rows, which may go to any Learner.
+    # rows, which may go to any Learner. Learners average gradients in the order in which they have them, of whatever
+    # module: without rows of each module, in the same order, their weights would drift apart silently.
     rounds: list[Owned] = []
     others: list[Owned] = []
     for module, (longest, *singles) in pieces.items():

@@ -23,7 +23,7 @@ from ray.rllib.utils.metrics import TD_ERROR_KEY
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 from torch import Tensor
 
-from lightning_replay.retention.surprise import kl_divergence, squared_td_error
+from lightning_replay.retention.surprise import distributional_surprise, squared_td_error
 from rllib_ext.rllib_compat import call_one_learner
 
 if TYPE_CHECKING:
@@ -55,24 +55,11 @@ def surprise_of(config: Any, batch: dict[str, Any], fwd_out: dict[str, Any], td_
         return squared_td_error(td_error)
     rows = torch.arange(len(td_error), device=td_error.device)
     logits = fwd_out[QF_LOGITS][rows, batch[Columns.ACTIONS].reshape(-1).long()]
-    return kl_divergence(target_distribution(config, batch, fwd_out), torch.log_softmax(logits, dim=-1))
-
-
-def target_distribution(config: Any, batch: dict[str, Any], fwd_out: dict[str, Any]) -> Tensor:
-    """Returns probabilities ``[B, atoms]`` of RLlib's projected Bellman target (Bellemare et al. 2017)."""
     chooses = fwd_out[QF_NEXT_PREDS if config.double_q else QF_TARGET_NEXT_PREDS]
-    rows = torch.arange(len(chooses), device=chooses.device)
     following = fwd_out[QF_TARGET_NEXT_PROBS][rows, chooses.argmax(-1)]
-    atoms = following.shape[-1]
     discount = config.gamma ** batch["n_step"] * (1.0 - batch[Columns.TERMINATEDS].float())
-    moved = batch[Columns.REWARDS].unsqueeze(-1) + discount.unsqueeze(-1) * fwd_out[ATOMS]
-    place = (moved.clamp(config.v_min, config.v_max) - config.v_min) * ((atoms - 1) / (config.v_max - config.v_min))
-    place = place.clamp(0, atoms - 1).to(following.dtype)
-    lower = place.floor()
-    above = place - lower
-    target = torch.zeros_like(following)
-    target.scatter_add_(1, lower.long(), following * (1.0 - above))
-    return target.scatter_add_(1, (lower.long() + 1).clamp_max(atoms - 1), following * above)
+    log_probability = torch.log_softmax(logits, dim=-1)
+    return distributional_surprise(log_probability, following, batch[Columns.REWARDS], discount, fwd_out[ATOMS])
 
 
 def surprise_of_candidates(learner_group: Any, module_id: str, episodes: Sequence[SingleAgentEpisode]) -> np.ndarray:

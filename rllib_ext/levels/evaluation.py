@@ -74,14 +74,10 @@ def test_of(env_runner: Any, held_out: Sequence[int]) -> LevelTest:
 
 
 class LevelTest:
-    """Chooses the levels of an EnvRunner that evaluates, and collects their returns.
-
-    Each EnvRunner takes every ``stride``-th held-out level from its own place ``first`` on, so that EnvRunners that
-    play equally many episodes play each level equally often.
+    """Chooses the levels of an EnvRunner that evaluates, every ``stride``-th from ``first`` on; collects their returns.
 
     RLlib's evaluation stops when enough episodes have ended, and breaks off the others, which are the long ones.
-    Therefore the levels count whose turn came first, not the episodes that ended first: a level whose episode was
-    broken off is played again.
+    Therefore the levels count whose turn came first: one whose episode was broken off is played again.
     """
 
     def __init__(self, held_out: Sequence[int], first: int, stride: int) -> None:

@@ -45,11 +45,7 @@ class NoteFragments(ConnectorV2):
 
 
 class ScoreFragments(ConnectorV2):
-    """Values all observations of the batch in one forward pass, as the last piece of a Learner's pipeline.
-
-    Observations and rewards are therefore those the Learner learns from, after all other pieces, and values those of
-    the module before this update; APPO and IMPALA update the module in another thread, so theirs may be a little older.
-    """
+    """Values all observations that the Learner learns from in one pass, as the last piece of a Learner's pipeline."""
 
     def __init__(self, server: Any) -> None:
         super().__init__()

@@ -124,10 +124,7 @@ class LevelServer:
 
     Every episode is an actor of its own in the level buffer, named by RLlib's id, since an environment may have several
     episodes in flight on one level. If the process is lost, Ray restarts it, and it resumes from the last
-    :meth:`report`; episodes begun since then are not scored.
-
-    The oldest of more than ``max_pending`` unscored episodes of an environment are dropped. With ``flush``, unfinished
-    episodes are scored after every update. ``spare`` is the directory of :meth:`report`, on the disk of this node.
+    :meth:`report`, in ``spare``; episodes begun since then are not scored.
     """
 
     def __init__(

@@ -94,8 +94,7 @@ class EpisodeShard(ReplayShard):
         return buffer
 
     def _draw_part(self, name: str, part: DrawPart, clocks: Mapping[str, int], *request: Any) -> RemotePart:
-        rows = self.held.modules[name].draw_part(part, *request, **clocks)
-        return RemotePart(ray.put(rows.block), rows.slot, rows.generation, rows.reply, rows.block.module_id)
+        return self.held.modules[name].draw_part(part, *request, **clocks)
 
     def _write(self, local: Path, previous: Path | None, *fields: Any) -> Sequence[int]:
         (warm_up,) = fields

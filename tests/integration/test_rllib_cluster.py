@@ -74,7 +74,7 @@ def test_training_and_a_checkpoint_across_nodes(tmp_path: Path) -> None:
     values(algorithm.learner_group.foreach_learner(watch_columns))
     for layout in ("rows", "blocks", "flagged"):
         known = len(home)
-        buffer.use_layout(layout)
+        buffer.options.layout = layout
         result = trained(algorithm)
         assert len(home) >= known + 2 * 25 * 10 and all(home), layout
         assert len(buffer) == result["env_runners"]["num_env_steps_sampled_lifetime"] >= 80

@@ -111,7 +111,7 @@ def test_every_td_error_reaches_its_row() -> None:
     values(algorithm.learner_group.foreach_learner(watch_columns))
     for layout in ("flagged", "blocks", "rows"):
         home.clear()
-        buffer.use_layout(layout)
+        buffer.options.layout = layout
         result = trained(algorithm)
         assert len(home) >= 25 * 20 and all(home), layout
         assert buffer.replay.storage.get(slice(0, len(buffer)))["next", "done"].float().mean() > 0.4

@@ -21,16 +21,16 @@ from .rllib_algorithms import SMALL
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_ray", "algorithms_end")]
 
 
-def config(recipe: str = "uniform", **training: Any) -> CQLConfig:
+def config(recipe: str = "uniform", n_step: int = 1, **options: Any) -> CQLConfig:
     return (
         CQLConfig()
         .environment("Pendulum-v1")
         .training(
-            replay_buffer_config=rllib_ext.replay_config(recipe, capacity=100, seed=0),
+            replay_buffer_config=rllib_ext.replay_config(recipe, capacity=100, seed=0, **options),
             train_batch_size_per_learner=16,
             lr=None,
             bc_iters=0,
-            **training,
+            n_step=n_step,
         )
         .rl_module(model_config=SMALL)
         .reporting(min_time_s_per_iteration=0, min_train_timesteps_per_iteration=16)
@@ -77,6 +77,10 @@ def test_it_learns_from_the_rows_of_its_buffer(tmp_path: Path) -> None:
         np.testing.assert_allclose(batch[Columns.ACTIONS], actions, atol=1e-6)
     after = algorithm.learner_group.get_weights()["default_policy"]
     assert any(not np.array_equal(before[name], after[name]) for name in before)
+    update, steps = algorithm.learner_group.update, []  # by which schedules and the target network go
+    algorithm.learner_group.update = lambda **given: steps.extend(given["timesteps"].values()) or update(**given)
+    algorithm.train()
+    assert steps == [16 * (len(batches) - len(steps) + place) for place in range(len(steps))]
     again = Algorithm.from_checkpoint(algorithm.save_to_path(tmp_path / "saved"))
     buffers = [one.local_replay_buffer for one in (algorithm, again)]
     assert len(buffers[1]) == 60
@@ -98,8 +102,12 @@ def test_configs_that_cannot_learn_are_refused() -> None:
         (config().offline_data(input_=["rows"]), "rllib_ext.fill"),
         (config().reporting(min_sample_timesteps_per_iteration=10), "would never end"),
         (CQLConfig().environment("Pendulum-v1").training(lr=None), "replay_config"),
+        (config(modules={"a": {"recipe": "prioritized"}}), "returns no TD errors of single rows"),
+        (config(num_shards=2, num_cpus_per_shard=0), "fills no shards. Leave num_shards out"),
     ):
+        kind = wrong.algo_class
         with pytest.raises(ValueError, match=message):
             rllib_ext.configure(wrong)
+        assert wrong.algo_class is kind, "it trains as before"
     with pytest.raises(ValueError, match="joins two buffers"):
         rllib_ext.replay_config("mixed", capacity=100)

@@ -157,7 +157,7 @@ def test_rows_are_true_and_every_td_error_reaches_its_row(num_learners: int, mod
     buffer = algorithm.local_replay_buffer
     known = Counter()
     for layout in ("flagged", "blocks", "rows"):
-        buffer.use_layout(layout)
+        buffer.options.layout = layout
         result = trained(algorithm)
         assert stored(algorithm) == recorded(algorithm, module_of)
         assert_learners_agree(algorithm)

@@ -24,6 +24,7 @@ from ray.rllib.utils.metrics import TD_ERROR_KEY
 from ray.rllib.utils.minibatch_utils import ShardEpisodesIterator
 
 import rllib_ext
+from rllib_ext.checks import check_recurrent
 
 from .rllib_algorithms import Counting
 
@@ -119,14 +120,13 @@ def test_every_td_error_comes_home(num_learners: int, burn_in: int, monkeypatch:
 
 
 def test_an_agent_with_memory_learns_beside_one_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several Learners are refused when the algorithm is built."""
     specs = {"0": RLModuleSpec(model_config=LSTM), "1": RLModuleSpec(model_config=LSTM | {"use_lstm": False})}
     config = recurrent(make_multi_agent(CountingLonger), "prioritized", 0, burn_in=1)
     config.environment(env_config={"num_agents": 2}).learners(learner_class=EchoLearner)
     config.multi_agent(policies={"0", "1"}, policy_mapping_fn=lambda agent, *args, **rest: str(agent))
     config.rl_module(rl_module_spec=MultiRLModuleSpec(rl_module_specs=specs))
     with pytest.raises(ValueError, match="modules with memory of several agents need a single Learner"):
-        config.copy(copy_frozen=False).learners(num_learners=2).build_algo()
+        check_recurrent(config.copy(copy_frozen=False).learners(num_learners=2), ["0"])  # as when it is built
     algorithm = config.build_algo()
     buffer = algorithm.local_replay_buffer
     drawn: list[SingleAgentEpisode] = []

@@ -106,7 +106,7 @@ def test_signals_of_two_learners_reach_their_rows_in_either_layout(monkeypatch: 
     updated = watch_updates(buffer.replay, monkeypatch)
     for layout in ("flagged", "blocks"):
         known = set(updated)
-        buffer.use_layout(layout)
+        buffer.options.layout = layout
         trained(algorithm)
         assert len(updated - known) > 30 and buffer.replay.stats()["evicted"] == 0
         assert_priorities_are_surprise_times_softmax(buffer.replay, algorithm.get_module(), updated)

@@ -6,15 +6,46 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 from PIL import Image
 
-from lightning_replay.inspection.plotting import band_note, count_on, draw_band, line_style, make_figure, save_figure
+from lightning_replay.inspection.plotting import count_on, fill_band, line_style, make_figure, save_figure
 from tests.benchmarks.learning.experiment import Experiment
 from tests.benchmarks.learning.recorder import SeedRun
 
 TITLE_WIDTH = 36  # letters for each column of panels
+
+
+def draw_band(axes: Any, x: ArrayLike, curves: ArrayLike, label: str, **line_options: Any) -> Any:
+    """Draws the mean of curves over seeds, with a band of one standard error of the mean, and returns the line.
+
+    ``curves`` are ``[seeds, P]`` at ``x``, ``[P]``. A single curve has no band. Where one of the curves is NaN, mean
+    and band have a gap. :func:`band_note` describes the band; ``line_options`` are further ones of ``axes.plot``.
+    """
+    values, at = np.asarray(curves, dtype=np.float64), np.asarray(x)
+    if values.ndim != 2 or not len(values) or values.shape[1:] != at.shape:
+        raise ValueError(
+            f"curves have the shape {list(values.shape)} and x {list(at.shape)}; give [seeds, P] of at least one seed, "
+            "and [P]. A single curve is curve[None]."
+        )
+    mean = values.mean(0)
+    (line,) = axes.plot(at, mean, label=label, **line_options)
+    if len(values) > 1:
+        fill_band(axes, at, mean, values.std(0, ddof=1) / np.sqrt(len(values)), line)
+    return line
+
+
+def band_note(seeds: int) -> str:
+    """Returns a description of the lines and bands of :func:`draw_band`, for a title or a legend.
+
+    Example:
+        >>> band_note(8)
+        'mean of 8 seeds, band: ± 1 standard error'
+    """
+    return "one seed" if seeds == 1 else f"mean of {seeds} seeds, band: ± 1 standard error"
 
 
 def draw_panels(experiment: Experiment, runs: Mapping[str, Mapping[int, SeedRun]], path: Path) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from lightning_replay.inspection import plotting
+from tests.benchmarks.learning.pictures import band_note, draw_band
 
 pyplot = pytest.importorskip("matplotlib.pyplot")
 
@@ -17,7 +18,7 @@ def test_a_band_is_one_standard_error_around_the_mean() -> None:
     _, panels = plotting.make_figure("a test")
     axes = panels[0, 0]
     #   by hand, second point: mean 4, deviations -3 0 3, standard deviation 3, standard error sqrt(3)
-    line = plotting.draw_band(axes, [10, 20], [[0.0, 1.0], [0.0, 4.0], [0.0, 7.0]], "three")
+    line = draw_band(axes, [10, 20], [[0.0, 1.0], [0.0, 4.0], [0.0, 7.0]], "three")
     assert line.get_xdata().tolist() == [10, 20] and line.get_ydata().tolist() == [0.0, 4.0]
     (band,) = axes.collections
     edges = band.get_paths()[0].vertices
@@ -28,21 +29,18 @@ def test_a_band_is_one_standard_error_around_the_mean() -> None:
         == line.get_color().lower()
         == plotting.COLORS[0].lower()
     )
-    assert line.get_label() == "three" and plotting.band_note(3) == "mean of 3 seeds, band: ± 1 standard error"
+    assert line.get_label() == "three" and band_note(3) == "mean of 3 seeds, band: ± 1 standard error"
     _, panels = plotting.make_figure("a test")
-    plotting.draw_band(panels[0, 0], [1, 2], [[3.0, 4.0]], "one")
-    assert not panels[0, 0].collections and plotting.band_note(1) == "one seed"
-    gap = plotting.draw_band(panels[0, 0], [1, 2], [[np.nan, 4.0], [1.0, 4.0]], "two", color="red")
+    draw_band(panels[0, 0], [1, 2], [[3.0, 4.0]], "one")
+    assert not panels[0, 0].collections and band_note(1) == "one seed"
+    gap = draw_band(panels[0, 0], [1, 2], [[np.nan, 4.0], [1.0, 4.0]], "two", color="red")
     assert np.isnan(gap.get_ydata()).tolist() == [True, False] and gap.get_color() == "red"
 
 
 def test_every_line_of_a_panel_looks_different() -> None:
     _, panels = plotting.make_figure("a test", rows=1, columns=2)
     assert panels.shape == (1, 2)
-    lines = [
-        plotting.draw_band(panels[0, 1], [0, 1], [[0, number]], str(number))
-        for number in range(2 * len(plotting.COLORS))
-    ]
+    lines = [draw_band(panels[0, 1], [0, 1], [[0, number]], str(number)) for number in range(2 * len(plotting.COLORS))]
     assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == len(lines)
 
 
@@ -74,7 +72,7 @@ def test_many_points_are_split_into_few_groups(count: int, sizes: list[int]) -> 
 
 def test_counts_on_an_axis_are_short(tmp_path: Path) -> None:
     figure, panels = plotting.make_figure("a test", height=2.0)
-    plotting.draw_band(panels[0, 0], [0, 1_500_000], [[0, 1]], "line")
+    draw_band(panels[0, 0], [0, 1_500_000], [[0, 1]], "line")
     plotting.count_on(panels[0, 0].xaxis)
     figure.canvas.draw()
     assert {"0", "300k", "1.2M", "1.5M"} <= {label.get_text() for label in panels[0, 0].get_xticklabels()}

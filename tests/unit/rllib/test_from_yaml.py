@@ -83,6 +83,9 @@ def test_environments_by_class_path(tmp_path: Path) -> None:
         refused(message, written(tmp_path, environment={"env": f"gymnasium.{env}"}))
 
 
+FLATTEN = "ray.rllib.connectors.env_to_module.FlattenObservations"
+
+
 def test_connectors_and_functions_of_goals_by_class_path(tmp_path: Path) -> None:
     connector = {
         "class_path": "ray.rllib.connectors.env_to_module.PrevActionsPrevRewards",
@@ -96,6 +99,13 @@ def test_connectors_and_functions_of_goals_by_class_path(tmp_path: Path) -> None
     assert relabel._functions == (distance, None)
     connector["class_path"] = "ray.rllib.Nothing"
     refused("env_to_module_connector names 'ray.rllib.Nothing', which cannot", written(tmp_path, env_runners=runners))
+    for wrong, error, message in (
+        ({"class_path": FLATTEN, "init_args": 3}, ValueError, "accepted are class_path and init_args"),
+        ({"init_args": {}}, TypeError, "it must be a connector by its class path, {class_path: ray.rllib.connectors"),
+        (FLATTEN, TypeError, "it must be a connector by its class path"),
+    ):
+        with pytest.raises(error, match=message):
+            rllib_ext.load_config(written(tmp_path, env_runners={"env_to_module_connector": wrong}))
     refused("reward is None and no env is given", written(tmp_path, replay={**replay, "reward": None}))
 
 

@@ -143,7 +143,7 @@ def test_retention_put_together_from_parts_forms_returns() -> None:
     buffer = RecipeEpisodeReplayBuffer(None, capacity=50, writer=writer, seed=0)
     buffer.form_returns(3, GAMMA)
     buffer.add(numbered("a", 9, terminated=True))
-    assert buffer.uses_retention and stored_rows(buffer) == expected_rows(0, 9, 3, True)
+    assert buffer.options.modules_with_retention() and stored_rows(buffer) == expected_rows(0, 9, 3, True)
 
 
 def test_steps_of_an_episode_that_broke_off_are_stored_after_a_while() -> None:

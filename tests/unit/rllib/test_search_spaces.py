@@ -181,7 +181,7 @@ def test_transitions_or_levels() -> None:
         (ppo, {}, r"PPO has no replay buffer .* rllib_ext.configure\(config, levels=...\)"),
         (dqn, {"flush": True}, "flush is for levels, and none are given"),
         (dqn, {"held_out_levels": 5, "generalization_gap": False}, "held_out_levels, generalization_gap is for levels"),
-        (ppo, {"levels": {"levels": 5}, "restore": False}, "restore is for the replay buffers of DQN, SAC and TQC"),
+        (ppo, {"levels": {"levels": 5}, "restore": False}, "restore is for the replay buffers of DQN, SAC, TQC"),
         (ppo, {"levels": {"levels": 5}, "assign_tasks": False}, "assign_tasks is for the replay buffers"),
     ],
 )

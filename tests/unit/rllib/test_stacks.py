@@ -145,15 +145,17 @@ def built_module(kind: type, space: gym.Space) -> Any:
     return module
 
 
-@pytest.mark.parametrize("brightest", [255, 1])
-def test_the_module_sees_bytes_as_rllibs_own_sees_floats_with_the_channels_last(brightest: int) -> None:
+@pytest.mark.parametrize(("brightest", "shape"), [(255, (K, 12, 10)), (1, (K, 12, 10)), (255, (12, 10, K))])
+def test_the_module_sees_bytes_as_rllibs_own_sees_floats_with_the_channels_last(brightest: int, shape: Any) -> None:
+    """A single image, ``frame_stack=1``, may have its channels last already."""
     generator = np.random.default_rng(0)
-    images = generator.integers(brightest + 1, size=(2, 6, K, 12, 10), dtype=np.uint8)
-    ours = built_module(ImageDQNModule, gym.spaces.Box(0, brightest, (K, 12, 10), np.uint8))
+    images = generator.integers(brightest + 1, size=(2, 6, *shape), dtype=np.uint8)
+    ours = built_module(ImageDQNModule, gym.spaces.Box(0, brightest, shape, np.uint8))
     theirs = built_module(DefaultDQNTorchRLModule, gym.spaces.Box(0, 1, (12, 10, K), np.float32))
     theirs.load_state_dict(ours.state_dict())
     bytes_given = dict(zip((Columns.OBS, Columns.NEXT_OBS), torch.from_numpy(images), strict=True))
-    floats_given = {key: column.movedim(1, -1).float() / brightest for key, column in bytes_given.items()}
+    last = {key: column.movedim(1, -1) if shape[0] == K else column for key, column in bytes_given.items()}
+    floats_given = {key: column.float() / brightest for key, column in last.items()}
     for key, column in ours.forward_train(bytes_given).items():
         torch.testing.assert_close(column, theirs.forward_train(floats_given)[key])
 
