@@ -237,11 +237,11 @@ def _described(space: Space[Any]) -> int | dict[str, Any] | None:
 
 
 def spaces_of_sizes(sizes: Mapping[str, Any]) -> tuple[Space[Any], Space[Any]]:
-    """Returns the spaces of observations and actions that fit an agent's sizes; empty ones where it has no sizes.
+    """Returns the spaces of observations and actions that fit an agent's sizes.
 
-    Entries whose numbers may be of several dtypes are spaces without one.
+    Entries whose numbers may be of several dtypes are spaces without one; without sizes there is no shape either.
     """
-    observation: Space[Any] = Dict()
+    observation: Space[Any] = Space()
     if sizes.get("observation_size") is not None:
         observation = _space_of(sizes["observation_size"])
     elif sizes.get("observation_shape") is not None:
@@ -251,7 +251,7 @@ def spaces_of_sizes(sizes: Mapping[str, Any]) -> tuple[Space[Any], Space[Any]]:
     if sizes.get("action_low") is not None:
         return observation, _box_between(sizes["action_low"], sizes["action_high"])
     if sizes.get("parameter_sizes") is None:
-        return observation, Dict()
+        return observation, Space()
     cuts = np.cumsum(sizes["parameter_sizes"])[:-1]
     bounds = (np.split(np.array(sizes[name]), cuts) for name in ("parameter_low", "parameter_high"))
     return observation, Tuple((Discrete(len(cuts) + 1), *map(_box_between, *bounds)))

@@ -113,7 +113,7 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
         self._last_task = self._thread.submit(follow)
 
     def wait(self, *, for_end: bool = True) -> None:
-        """Raises the error of what was written in the background, once it has ended."""
+        """Raises the error of what was written in the background; without ``for_end`` only of what has ended by now."""
         task = self._last_task
         if task is not None and (for_end or task.done()):
             futures.wait([task])  # an interrupt leaves it to be waited for

@@ -33,7 +33,7 @@ from lightning_replay.lit.checkpoint_files import opened, saved_replay
 from lightning_replay.lit.collection import Collection, Pace, TaskAssignment, UpdatePace
 from lightning_replay.lit.data import ActsAtUpdates, EnvStepDataModule, UpdateStream
 from lightning_replay.lit.playing import States, episode_returns, make_environments
-from lightning_replay.lit.stored_rows import Columns, row_differences
+from lightning_replay.lit.stored_rows import STATE, Columns, row_differences
 from lightning_replay.mixed_replay import MixedReplay
 from lightning_replay.options import check_kind, checked_count, checked_optional_count, with_named_arguments
 from lightning_replay.replay import Replay
@@ -271,16 +271,15 @@ class ReplayDataModule(EnvStepDataModule):
             )
         spaces, source = (self.observation_space, self.action_space), f"environment {self.env!r}"
         if of_agent := self.env is None:
-            if not isinstance(self._agent, SizedAgent):
-                return
-            spaces, source = spaces_of_sizes(self._agent.hparams), f"agent {type(self._agent).__name__}"
+            sizes = self._agent.hparams if isinstance(self._agent, SizedAgent) else {}  # else the state alone
+            spaces, source = spaces_of_sizes(sizes), f"agent {type(self._agent).__name__}"
         observation, action = spaces
         assert observation is not None and action is not None
         further: Columns = {("next", key): (torch.float32, (1,)) for key in self._info_keys}
         further |= {("task",): (torch.int64, ())} if self._tasks else {}
         recurrent, num_envs = recurrent_agent(self._agent), self._num_envs if self.pace.env_steps else 0
         if recurrent is not None:
-            further["recurrent_state",] = (torch.float32, tuple(States(recurrent, 1).current.shape[1:]))
+            further[STATE] = (torch.float32, tuple(States(recurrent, 1).current.shape[1:]))
         sides: list[tuple[Any, int]] = [(replay, num_envs)]
         if isinstance(replay, MixedReplay):  # which compares further columns of its sides itself
             sides = [(replay.online, num_envs), (replay.offline, 0)]
