@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -19,7 +19,7 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from lightning_replay.agents.encoders import Encoder, checked_observation_size, entries_of, shapes_of
+from lightning_replay.agents.encoders import Encoder, checked_observation_size, entries_of
 from lightning_replay.agents.interfaces import (
     UpdateBatches,
     UpdatePriorities,
@@ -100,6 +100,18 @@ def _checked_hyperparameters(given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in plain.items() if not isinstance(value, Schedule)}
 
 
+def _parts_of(name: str, size: Any) -> Iterator[tuple[str, Any]]:
+    # What agent and environment must have alike: not the encoders, and of bounds, which may be narrower, the number.
+    if name == "observation_size" and isinstance(size, int | Mapping):
+        for path, entry in entries_of(size):
+            shape = [entry] if isinstance(entry, int) else entry.get("shape", [entry.get("low"), entry.get("high")])
+            yield name + "".join(f"[{part!r}]" for part in path), shape[0] if len(shape) == 1 else shape
+    elif not name.endswith(("_low", "_high")):
+        yield name, list(size) if isinstance(size, list | tuple) else size
+    elif isinstance(size, list | tuple):
+        yield name, f"{len(size)} numbers"
+
+
 class SizedAgent(L.LightningModule):
     """A LightningModule with manual optimisation whose networks fit the environment's spaces.
 
@@ -160,26 +172,14 @@ class SizedAgent(L.LightningModule):
         self.is_built = True
 
     def _refuse_other_sizes(self, sizes: dict[str, Any], module: type) -> None:
-        def parts(sizes: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:  # what is compared, and what is shown
-            found: dict[str, tuple[Any, Any]] = {}
-            for name in self.size_names:
-                value = sizes.get(name)
-                if name == "observation_size" and isinstance(value, int | Mapping):  # the encoders may be one's own
-                    entries = dict(entries_of(value))
-                    for path, shape in shapes_of(value).items():
-                        entry = name + "".join(f"[{part!r}]" for part in path)
-                        found[entry] = shape, entries[path] if isinstance(entries[path], int) else shape
-                else:  # of bounds the number: those that were given may be narrower
-                    plain = list(value) if isinstance(value, list | tuple) else value
-                    is_bound = name.endswith(("_low", "_high"))
-                    found[name] = (len(plain) if isinstance(plain, list) else None) if is_bound else plain, plain
-            return found
-
-        given, read = parts(self.hparams), parts(sizes)
-        other = [name for name in given | read if given.get(name, [None])[0] != read.get(name, [None])[0]]
+        given, read = (
+            {key: part for name in self.size_names for key, part in _parts_of(name, of.get(name))}
+            for of in (self.hparams, sizes)
+        )
+        other = [name for name in given | read if given.get(name) != read.get(name)]
         if other:
             ours, theirs = (
-                ", ".join(f"{name}={of[name][1]}" for name in other if name in of) or "no such entry"
+                ", ".join(f"{name}={of[name]}" for name in other if name in of) or "no such entry"
                 for of in (given, read)
             )
             raise ValueError(
@@ -338,7 +338,7 @@ class OffPolicyAgent(SizedAgent):
     def __init__(self) -> None:
         super().__init__()
         self._steps_directly = False  # until a trainer is known
-        self.observation_encoder: nn.Module = nn.Identity()  # its output are the features that networks get
+        self.observation_encoder: nn.Module = nn.Identity()
         self.target_observation_encoder: nn.Module = nn.Identity()
 
     def build_encoder(self) -> int:
@@ -349,6 +349,12 @@ class OffPolicyAgent(SizedAgent):
         encoder = Encoder(size)
         self.observation_encoder, self.target_observation_encoder = encoder, target_of(encoder)
         return encoder.size
+
+    def features_of(self, observation: Any, target: bool = False) -> Any:
+        """Returns what networks get of observations: themselves if they are flat, else the output of an encoder."""
+        # Past the attributes of modules and the call of one that does nothing: 2 us of the 37 of an action.
+        encoder: Any = self._modules["target_observation_encoder" if target else "observation_encoder"]
+        return observation if type(encoder) is nn.Identity else encoder(observation)
 
     def target_update_of(self, *pairs: tuple[nn.Module, nn.Module]) -> TargetUpdate:
         """Returns the step of targets, given beside their networks, and of the target encoder."""

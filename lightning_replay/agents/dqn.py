@@ -102,7 +102,7 @@ class DQN(ExploringAgent):
 
     def act(self, observation: Tensor | TensorDictBase, explore: bool) -> Tensor:
         """Returns actions, int64 ``[N]``: the most valuable, or random with probability ``exploration_rate``."""
-        greedy = self.network(self.observation_encoder(observation)).argmax(dim=-1)
+        greedy = self.network(self.features_of(observation)).argmax(dim=-1)
         return self.with_random(greedy) if explore else greedy
 
     def losses(self, batch: TensorDictBase) -> tuple[Tensor, Tensor]:
@@ -115,7 +115,7 @@ class DQN(ExploringAgent):
         """Returns the values of the actions taken less their targets, ``[B]``: what another loss is computed from."""
         columns = _plain_columns(batch)
         taken, target = self._taken_and_target(columns, self.network, self.target_network)
-        encoded = self.observation_encoder(columns["observation"])
+        encoded = self.features_of(columns["observation"])
         return self.network(encoded).gather(-1, taken).squeeze(-1) - target
 
     @torch.no_grad()
@@ -123,8 +123,8 @@ class DQN(ExploringAgent):
         self, batch: Columns, network: Callable[[Tensor], Tensor], target_network: Callable[[Tensor], Tensor]
     ) -> tuple[Tensor, Tensor]:
         following = batch["next"]["observation"]
-        best = network(self.observation_encoder(following)).argmax(dim=-1, keepdim=True)
-        values = target_network(self.target_observation_encoder(following)).gather(-1, best).squeeze(-1)
+        best = network(self.features_of(following)).argmax(dim=-1, keepdim=True)
+        values = target_network(self.features_of(following, target=True)).gather(-1, best).squeeze(-1)
         target = bootstrapped(batch, values, self.hparams["discount"])
         return batch["action"].reshape(best.shape), target
 
@@ -137,7 +137,7 @@ class DQN(ExploringAgent):
         layers = self.network.layers()  # read once, and past the hooks of modules, of which there are none
         networks = (partial(perceive, layers), partial(perceive, self.target_network.layers()))
         taken, target = self._taken_and_target(batch, *networks)
-        *inputs, values = _activations_of(layers, self.observation_encoder(batch["observation"]))
+        *inputs, values = _activations_of(layers, self.features_of(batch["observation"]))
         current = values.gather(-1, taken).squeeze(-1)
         loss = weighted_mean(smooth_l1_loss(current, target, reduction="none"), batch)
         difference, weight = current - target, batch.get("priority_weight", None)

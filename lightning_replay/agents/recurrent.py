@@ -87,7 +87,7 @@ class RecurrentDQN(ExploringAgent):
 
     def act_with_state(self, observation: Any, state: Tensor, explore: bool) -> tuple[Tensor, Tensor]:
         """Returns actions, int64 ``[N]``, as :meth:`DQN.act`, and the states after the observations."""
-        values, state = self.network(self.observation_encoder(observation).unsqueeze(1), state)
+        values, state = self.network(self.features_of(observation).unsqueeze(1), state)
         greedy = values.squeeze(1).argmax(dim=-1)
         return (self.with_random(greedy) if explore else greedy), state
 
@@ -98,10 +98,12 @@ class RecurrentDQN(ExploringAgent):
         if isinstance(replay, TrainingReplay) and replay.burn_in != burn_in:
             raise ValueError(f"the replay has burn_in {replay.burn_in}, the agent {burn_in}; give both the same.")
 
-    def unroll(self, network: RecurrentNetwork, encoder: nn.Module, batch: TensorDictBase) -> tuple[Tensor, Tensor]:
+    def unroll(self, batch: TensorDictBase, target: bool = False) -> tuple[Tensor, Tensor]:
         """Returns the values of the observations after the burn-in and of those that followed, ``[B, T - b, A]``."""
         # every observation once: those that followed are those of the next steps
-        features = torch.cat([encoder(batch["observation"][:, :1]), encoder(batch["next", "observation"])], 1)
+        seen = batch["observation"][:, :1], batch["next", "observation"]
+        features = torch.cat([self.features_of(observation, target) for observation in seen], 1)
+        network = self.target_network if target else self.network
         stored, burn_in = batch.get("recurrent_state", None), self.hparams["burn_in"]
         state = self.initial_state(len(batch)) if stored is None else stored[:, 0]
         if burn_in:
@@ -113,8 +115,8 @@ class RecurrentDQN(ExploringAgent):
     def losses(self, batch: TensorDictBase) -> tuple[Tensor, Tensor, Tensor]:
         """Returns loss and magnitude of the TD error of each step after the burn-in, and whether it exists."""
         with torch.no_grad():
-            _, target_values = self.unroll(self.target_network, self.target_observation_encoder, batch)
-        values, following_values = self.unroll(self.network, self.observation_encoder, batch)
+            _, target_values = self.unroll(batch, target=True)
+        values, following_values = self.unroll(batch)
         batch = batch[:, self.hparams["burn_in"] :]
         bootstrap = target_values.gather(-1, following_values.argmax(-1, keepdim=True)).squeeze(-1)
         target = bootstrapped(batch, bootstrap, self.hparams["discount"])

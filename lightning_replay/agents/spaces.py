@@ -11,10 +11,9 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Space, Tuple
 
-from lightning_replay.agents.encoders import described_image
+from lightning_replay.agents.encoders import LEAST_IMAGE_SIDE, described_image
 from lightning_replay.envs.building import bounds_of, build_environment, check_env, parts_of, refused_entries
 
-_LEAST_SIDE = 4  # of an image; smaller boxes are flattened
 _OF_YOUR_OWN = "an agent of your own for MultiDiscrete and others (docs/lightning-agents.md), or wrap the environment."
 
 #: Id of an environment, the environment, a vector of them, or a callable that builds one.
@@ -229,7 +228,7 @@ def _described(space: Space[Any]) -> int | dict[str, Any] | None:
     high = float(space.high.max()) if isinstance(space, Box) and space.is_bounded("above") else 1.0
     channels_first = len(shape) == 3 and shape[0] <= shape[2]
     sides = shape[1:] if channels_first else shape[:2]
-    if (len(shape) == 3 or (len(shape) == 2 and dtype == np.uint8)) and min(sides) >= _LEAST_SIDE:
+    if (len(shape) == 3 or (len(shape) == 2 and dtype == np.uint8)) and min(sides) >= LEAST_IMAGE_SIDE:
         return described_image(shape, high if high > 0 else 1.0, channels_first)
     if dtype == np.uint8:
         return {"encoder": "flat", "shape": shape, "high": high} if len(shape) <= 3 else None
