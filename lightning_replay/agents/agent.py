@@ -109,7 +109,7 @@ def _parts_of(name: str, size: Any) -> Iterator[tuple[str, Any]]:
     elif not name.endswith(("_low", "_high")):
         yield name, list(size) if isinstance(size, list | tuple) else size
     elif isinstance(size, list | tuple):
-        yield name, f"{len(size)} numbers"
+        yield name, f"{len(size)} number(s)"
 
 
 class SizedAgent(L.LightningModule):

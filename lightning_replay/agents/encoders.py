@@ -121,7 +121,9 @@ class Encoder(nn.Module):
         entries = dict(sorted(entries_of(size), key=lambda entry: entry[0]))
         self.paths: list[tuple[str, ...]] = list(entries)
         vectors = {path: entry for path, entry in entries.items() if isinstance(entry, int)}
-        others = {path: _PARTS[entry["encoder"]](entry) for path, entry in entries.items() if path not in vectors}
+        others: dict[Any, Any] = {
+            path: _PARTS[entry["encoder"]](entry) for path, entry in entries.items() if path not in vectors
+        }
         self.parts: nn.ModuleList = nn.ModuleList(others.get(path, nn.Identity()) for path in entries)
         self.size: int = sum(vectors.values()) + sum(part.size for part in others.values())
 

@@ -254,8 +254,8 @@ def test_entries_in_which_an_environment_differs_are_named(other: Any, ours: str
 def test_the_number_of_actions_of_an_environment_is_compared_and_not_their_bounds() -> None:
     agent = SAC(3, [-1.0], [1.0])
     agent._refuse_other_sizes({"observation_size": 3, "action_low": [-2.0], "action_high": [2.0]}, SAC)
-    message = "SAC was built with action_low=1 numbers, and the environment of SAC has action_low=2 numbers. Give both"
-    with pytest.raises(ValueError, match=message):
+    message = "SAC was built with action_low=1 number(s), and the environment of SAC has action_low=2 number(s). Give"
+    with pytest.raises(ValueError, match=re.escape(message)):
         agent._refuse_other_sizes({"observation_size": 3, "action_low": [-2.0] * 2, "action_high": [2.0]}, SAC)
 
 
