@@ -24,19 +24,6 @@ from lightning_replay.options import checked_count, checked_number
 from lightning_replay.schedulers import ReturnProgress
 from lightning_replay.training_replay import TrainingReplay
 
-__all__ = [
-    "Collection",
-    "Collector",
-    "Episode",
-    "InformationColumns",
-    "Pace",
-    "RolloutPace",
-    "TaskAssignment",
-    "UpdatePace",
-    "check_tasks",
-]
-
-
 _ROWS_PER_WRITE = 1_024
 
 

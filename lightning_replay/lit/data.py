@@ -26,9 +26,6 @@ from lightning_replay.lit.collection import Collector, Pace, RolloutPace, Update
 from lightning_replay.lit.playing import make_environment
 from lightning_replay.options import check_kind, checked_flag
 
-__all__ = ["ActsAtUpdates", "EnvStepDataModule", "UpdateBatches", "UpdateStream", "source_of"]
-
-
 _PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")  # with float32 weights
 
 

@@ -25,8 +25,6 @@ from lightning_replay.lit.level_data import level_source_of
 from lightning_replay.lit.playing import episode_returns
 from lightning_replay.options import checked_count, checked_number
 
-__all__ = ["Evaluate", "GeneralizationGap", "ReplayProgressBar"]
-
 
 class ReplayProgressBar(ProgressBar, ActsAtUpdates):
     """Shows environment steps, recent training return, last evaluation and updates per second.

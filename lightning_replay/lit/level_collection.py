@@ -21,8 +21,6 @@ from lightning_replay.lit.playing import act_with_value_on, acting, batch_of_one
 from lightning_replay.options import ABOVE_ZERO, checked_number, checked_share
 from lightning_replay.state import DeclaredState
 
-__all__ = ["LevelCollection", "ReturnNormalization"]
-
 
 class ReturnNormalization(DeclaredState, Discounting):
     """``r / sqrt(var(R) + 1e-8)``, R the discounted sum of rewards of each running episode, clipped to ``±clip``.

@@ -39,17 +39,6 @@ from lightning_replay.lit.replay_data import ReplayDataModule
 from lightning_replay.options import check_kind, checked_count, checked_optional_count
 from lightning_replay.replay import Replay
 
-__all__ = [
-    "InspectBuffer",
-    "LearningCurve",
-    "LevelCurriculum",
-    "ScoreAgainstStaleness",
-    "draw_learning_curves",
-    "draw_level_curriculum",
-    "draw_score_against_staleness",
-]
-
-
 _UPDATES, _ROLLOUTS = 10_000, 100
 
 

@@ -42,27 +42,6 @@ from lightning_replay.levels.environments import make_level_vector
 from lightning_replay.options import checked_count
 from lightning_replay.storage.rows import assemble_unchecked, each_part
 
-__all__ = [
-    "Action",
-    "ActionReader",
-    "States",
-    "act_on",
-    "act_with_value_on",
-    "acting",
-    "as_array",
-    "as_input",
-    "batch_of_one",
-    "episode_returns",
-    "level_returns",
-    "make_environment",
-    "make_environments",
-    "random_actions",
-    "states_of",
-    "stochastic_policy",
-    "values_of",
-]
-
-
 # one array, or for actions with parameters the discrete actions [N] and the parameters of all actions [N, P]
 Action = np.ndarray | tuple[np.ndarray, np.ndarray]
 

@@ -29,7 +29,7 @@ from lightning_replay.agents.interfaces import (
 )
 from lightning_replay.agents.spaces import spaces_of_sizes
 from lightning_replay.envs.building import checked_info_keys
-from lightning_replay.lit.checkpoint_files import opened, saved_replay
+from lightning_replay.lit.checkpoint_files import saved_replay
 from lightning_replay.lit.collection import Collection, Pace, TaskAssignment, UpdatePace
 from lightning_replay.lit.data import ActsAtUpdates, EnvStepDataModule, UpdateStream
 from lightning_replay.lit.playing import States, episode_returns, make_environments
@@ -37,11 +37,9 @@ from lightning_replay.lit.stored_rows import STATE, Columns, row_differences
 from lightning_replay.mixed_replay import MixedReplay
 from lightning_replay.options import check_kind, checked_count, checked_optional_count, with_named_arguments
 from lightning_replay.replay import Replay
+from lightning_replay.saving.directory import local_folder
 from lightning_replay.schedulers import ReturnProgress
 from lightning_replay.training_replay import TrainingReplay
-
-__all__ = ["ReplayDataModule"]
-
 
 # Lightning takes 100 to 200 us for a training step: 2 % of 16 updates of a small network.
 _JOINED_UPDATES = 16
@@ -364,7 +362,7 @@ class ReplayDataModule(EnvStepDataModule):
             return
         assert self.trainer is not None
         if self.trainer.is_global_zero:  # a shared replay is loaded once for all processes
-            with opened(self._saved_replay) as saved:
+            with local_folder(self._saved_replay) as saved:
                 self.replay.load(saved)
         self.trainer.strategy.barrier()
         super().load_state_dict(state)

@@ -18,8 +18,6 @@ from lightning_replay.storage.columns import NOT_STORED
 from lightning_replay.storage.packed import read_columns
 from lightning_replay.storage.rows import leaves_of, shown
 
-__all__ = ["STATE", "Columns", "row_differences"]
-
 STATE = ("recurrent_state",)  # of an agent, before each step
 
 #: dtype and shape of one row
