@@ -193,9 +193,7 @@ class SAC(ContinuousAgent):
 class TD3(ContinuousAgent):
     """Twin delayed deterministic policy gradient: ``Q target = r + γ min(Q1', Q2')(s', π'(s') + clipped noise)``.
 
-    Noise is measured in half action ranges. ``priority_weight`` multiplies each row of the critics' loss. Training
-    steps return that loss and ``td_error``, float32 ``[B]``, the larger magnitude of the two critics'. Images: see
-    :class:`~lightning_replay.agents.continuous.ContinuousAgent`.
+    Noise is measured in half action ranges. Weights, images and what training steps return are as of :class:`SAC`.
     Algorithm 1 of Fujimoto et al. 2018, https://arxiv.org/abs/1802.09477: every update steps the critics, every
     ``policy_delay``-th also the policy and then all targets. RLlib's former TD3, with which Neighborhood Mixup
     Experience Replay was published, updates the targets every time; ``target_update_rate=0.01`` with

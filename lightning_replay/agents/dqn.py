@@ -157,7 +157,13 @@ class DQN(ExploringAgent):
                 loss = weighted_mean(rows, batch)
                 self.descend(optimizer, loss)
             else:
-                loss = self._averse_step.backward(*_weighted_parts(rows, batch))
+                table, weight = batch.get("table", None), batch.get("priority_weight", None)
+                if table is None:
+                    raise ValueError(
+                        'the batch has no column "table", which conflict_aversion splits it by; draw from event tables '
+                        "(recipes.event_tables), or set conflict_aversion=0.0."
+                    )
+                loss = self._averse_step.backward(rows if weight is None else rows * weight.reshape(rows.shape), table)
                 self.take_step(optimizer)
         self.target_update.step()
         return {"loss": loss.detach(), "td_error": td_error}
@@ -209,16 +215,6 @@ class DQN(ExploringAgent):
 def _plain_columns(batch: TensorDictBase) -> dict[str, Any]:
     # In dictionaries, from which nine columns are read in the time of one from a TensorDict.
     return {key: dict(value.items()) if key == "next" else value for key, value in batch.items()}
-
-
-def _weighted_parts(rows: Tensor, batch: TensorDictBase) -> tuple[Tensor, Tensor]:
-    table, weight = batch.get("table", None), batch.get("priority_weight", None)
-    if table is None:
-        raise ValueError(
-            'the batch has no column "table", which conflict_aversion splits it by; draw from event tables '
-            "(recipes.event_tables), or set conflict_aversion=0.0."
-        )
-    return rows if weight is None else rows * weight.reshape(rows.shape), table
 
 
 def _activations_of(layers: Layers, inputs: Tensor) -> list[Tensor]:

@@ -21,11 +21,10 @@ _LOG_DEVIATIONS = (-5.0, 2.0)
 class IQL(ContinuousAgent):
     """Implicit Q-learning: values are an expectile of stored actions' values; the policy imitates the better actions.
 
-    Kostrikov et al. 2021, https://arxiv.org/abs/2110.06169. Values are computed of stored actions alone. Every
-    update steps the value ``V(s)`` towards the ``expectile`` of the smaller target critic, the policy on
-    ``exp(β (Q(s, a) - V(s))) log π(a|s)``, the critics towards ``r + γ V(s')``, and the target critics. The policy is
-    a normal distribution around ``tanh`` of its network, with one deviation for each action dimension. Training steps
-    return as SAC's; ``priority_weight`` multiplies each row of all losses.
+    Kostrikov et al. 2021, https://arxiv.org/abs/2110.06169. Every update steps the value ``V(s)`` towards the
+    ``expectile`` of the smaller target critic, the policy on ``exp(β (Q(s, a) - V(s))) log π(a|s)``, the critics
+    towards ``r + γ V(s')``, and the target critics. The policy is a normal distribution around ``tanh`` of its network,
+    with one deviation for each action dimension. ``priority_weight`` multiplies each row of all losses.
 
     Args:
         value_learning_rate: Adam's, of the value.
@@ -124,10 +123,9 @@ class CQL(SAC):
 
     Kumar et al. 2020, https://arxiv.org/abs/2006.04779, equation 4 with the entropy as regulariser, CQL(H), by
     importance sampling (appendix F): of ``sampled_actions`` uniform actions and as many each of the policy in the
-    state and in the next one. The targets are without entropy, as in the authors' code, and without their Lagrange
-    multiplier: the weight is fixed. TorchRL's ``CQLLoss`` sums over three of the sampled actions at a time, and values
-    those of the next state there and not in the state. Training steps return as SAC's; ``td_error`` is without the
-    conservative term.
+    state and in the next one. Targets are without entropy, as in the authors' code, and the weight is fixed. TorchRL's
+    ``CQLLoss`` sums over three of the sampled actions at a time, and values those of the next state there and not in
+    the state. ``td_error`` is without the conservative term.
 
     Args:
         conservative_weight: α of the conservative term; the authors take 5 on locomotion.

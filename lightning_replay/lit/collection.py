@@ -377,9 +377,8 @@ def _has(key: str, infos: dict[str, Any], where: np.ndarray) -> np.ndarray:
 def _numbers(key: str, values: Any, has_key: np.ndarray) -> np.ndarray:
     with suppress(TypeError, ValueError):
         given = list(values[has_key])
-        if not any(
-            isinstance(value, str | bytes | complex | np.complexfloating) for value in given
-        ):  # float takes texts
+        others = (str, bytes, complex, np.complexfloating)  # float takes texts
+        if not any(isinstance(value, others) for value in given):
             return np.array([float(value) for value in given])  # NumPy would make NaN of None
     shown = " ".join(str(values).split())  # without line breaks
     raise ValueError(

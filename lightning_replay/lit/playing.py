@@ -111,8 +111,7 @@ class ActionReader:
                 )
             parts: Any = [read(part, count, source) for read, part in zip(self._parts, returned, strict=True)]
             return parts[0], parts[1]
-        space, array = self._space, as_array(returned)
-        dtype, expected = self._dtype, (count, *self._shape)
+        space, dtype, array, expected = self._space, self._dtype, as_array(returned), (count, *self._shape)
         if array is None or not (array.dtype == dtype or np.can_cast(array.dtype, dtype, "same_kind")):
             raise TypeError(_refusal(returned, space, count, source))
         if array.shape != expected:
