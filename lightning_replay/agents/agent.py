@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Self, TypeVar
@@ -88,15 +89,10 @@ def _checked_hyperparameters(given: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in given.items()
         if name in _CHECKS and (value is not None or name not in _MAY_BE_NONE)
     }
-    low, high = plain.get("target_low"), plain.get("target_high")
-    if low is not None and high is not None and low > high:
-        raise ValueError(
-            f"target_low {low} is above target_high {high}; give the smallest and the largest return that can be "
-            "reached."
-        )
-    low, high = plain.get("value_low", 0.0), plain.get("value_high", 1.0)
-    if not low < high:
-        raise ValueError(f"value_low is {low} and value_high {high}; give ascending bounds of the atoms.")
+    for kind, is_allowed in (("target", operator.le), ("value", operator.lt)):  # of the latter the atoms lie between
+        low, high = plain.get(f"{kind}_low"), plain.get(f"{kind}_high")
+        if low is not None and high is not None and not is_allowed(low, high):
+            raise ValueError(f"{kind}_low is {low} and {kind}_high {high}; give the least return, and a larger one.")
     return {name: value for name, value in plain.items() if not isinstance(value, Schedule)}
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,10 +122,8 @@ def spaces_of(env: EnvironmentSource) -> tuple[Space[Any], Space[Any]]:
     if isinstance(env, gymnasium.Env):
         return env.observation_space, env.action_space
     check_env(env)
-    made = build_environment(env, {})
-    spaces = (made.observation_space, made.action_space)
-    made.close()
-    return spaces
+    with closing(build_environment(env, {})) as made:
+        return made.observation_space, made.action_space
 
 
 def continuous_sizes(observation_space: Space[Any], action_space: Space[Any], agent: str) -> dict[str, Any]:

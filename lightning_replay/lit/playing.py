@@ -32,7 +32,6 @@ from lightning_replay.envs.building import (
     LimitedEpisodes,
     build_environment,
     check_env,
-    checked_reset,
     integer_bounds_of,
     refused_entries,
     with_checked_steps,
@@ -269,7 +268,7 @@ def episode_returns(
     policy: Any = agent
     read = ActionReader(environment.action_space)
     for episode in range(episodes):
-        observation, _ = checked_reset(environment.reset(seed=seed + episode), environment.env)
+        observation, _ = environment.reset(seed=seed + episode)
         total, done = 0.0, False
         with acting(policy):
             states = states_of(agent, 1)
