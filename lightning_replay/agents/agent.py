@@ -378,22 +378,29 @@ class OffPolicyAgent(SizedAgent):
         return outputs
 
     def on_fit_start(self) -> None:
-        """Refuses a precision that scales gradients, and a replay whose n-step returns are discounted differently."""
+        """Refuses a precision that scales gradients, and a replay with another discount or burn-in."""
         super().on_fit_start()
-        data = training_data(self.trainer)
-        replay = None if data is None else data.replay
-        for n_steps, discount in replay.returns if isinstance(replay, TrainingReplay) else ():
-            if discount != self.hparams["discount"]:
+        data, options = training_data(self.trainer), self.hparams
+        if data is not None and isinstance(replay := data.replay, TrainingReplay):
+            for n_steps, discount in replay.returns:
+                if discount != options["discount"]:
+                    raise ValueError(
+                        f"the replay discounts its {n_steps}-step returns by {discount}, the agent by "
+                        f"{options['discount']}; give both the same discount."
+                    )
+            if options.get("burn_in", replay.burn_in) != replay.burn_in:
                 raise ValueError(
-                    f"the replay discounts its {n_steps}-step returns by {discount}, the agent by "
-                    f"{self.hparams['discount']}; give both the same discount."
+                    f"the replay has burn_in {replay.burn_in}, the agent {options['burn_in']}; give both the same."
                 )
-
         self._steps_directly = self.takes_plain_gradients and uses_no_step_hooks(self.trainer)
 
     def descend(self, optimizer: torch.optim.Optimizer | LightningOptimizer, loss: Tensor) -> None:
+        """Steps an optimizer; the norm of its gradient is limited where the agent has the option ``gradient_norm``."""
         drop_gradients(optimizer)
         self.take_gradients(loss)
+        if (limit := self.hparams.get("gradient_norm")) is not None:
+            # not by Lightning, which in mixed precision refuses fused optimizers
+            nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], limit)
         self.take_step(optimizer)
 
     def take_step(self, optimizer: torch.optim.Optimizer | LightningOptimizer) -> None:

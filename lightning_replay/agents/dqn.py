@@ -430,12 +430,7 @@ class Rainbow(ExploringAgent):
         with with_noise():
             rows = self.rows(batch)
         loss = weighted_mean(rows.loss, batch)
-        optimizer.zero_grad()
-        self.take_gradients(loss)
-        if self.hparams["gradient_norm"] is not None:
-            # not by Lightning, which in mixed precision refuses fused optimizers
-            torch.nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], self.hparams["gradient_norm"])
-        self.take_step(optimizer)
+        self.descend(optimizer, loss)
         self._updates += 1
         if self._updates % self.hparams["target_update_every"] == 0:
             for target, parameter in zip(self.target_network.parameters(), self.network.parameters(), strict=True):

@@ -7,14 +7,12 @@ from typing import Any, ClassVar, NoReturn
 
 import torch
 from tensordict import TensorDictBase
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import smooth_l1_loss
 
 from lightning_replay.agents.agent import ExploringAgent, TargetUpdate, bootstrapped, target_of
-from lightning_replay.agents.interfaces import training_data
 from lightning_replay.agents.networks import RecurrentNetwork
 from lightning_replay.agents.spaces import SizeReader, discrete_sizes
-from lightning_replay.training_replay import TrainingReplay
 
 
 class RecurrentDQN(ExploringAgent):
@@ -91,13 +89,6 @@ class RecurrentDQN(ExploringAgent):
         greedy = values.squeeze(1).argmax(dim=-1)
         return (self.with_random(greedy) if explore else greedy), state
 
-    def on_fit_start(self) -> None:
-        super().on_fit_start()
-        data, burn_in = training_data(self.trainer), self.hparams["burn_in"]
-        replay = None if data is None else data.replay
-        if isinstance(replay, TrainingReplay) and replay.burn_in != burn_in:
-            raise ValueError(f"the replay has burn_in {replay.burn_in}, the agent {burn_in}; give both the same.")
-
     def unroll(self, batch: TensorDictBase, target: bool = False) -> tuple[Tensor, Tensor]:
         """Returns the values of the observations after the burn-in and of those that followed, ``[B, T - b, A]``."""
         # every observation once: those that followed are those of the next steps
@@ -130,11 +121,7 @@ class RecurrentDQN(ExploringAgent):
         if weight is not None:
             rows = rows * weight[:, learned]
         loss = (rows * exists).sum() / exists.sum().clamp(min=1)
-        optimizer.zero_grad()
-        self.take_gradients(loss)
-        if self.hparams["gradient_norm"] is not None:
-            nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], self.hparams["gradient_norm"])
-        self.take_step(optimizer)
+        self.descend(optimizer, loss)
         self.target_update.step()
         td_error = torch.zeros(batch.shape, device=errors.device)
         td_error[:, learned] = errors * exists
