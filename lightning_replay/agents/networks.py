@@ -191,10 +191,9 @@ class ActorCritic(nn.Module):
                     "have one number for each convolution, of which images need at least one."
                 )
             planes = ImagePlanes(observation_shape[2], observation_high, categories)
-            layers, before = [planes], planes.count
-            for after, kernel_size, stride in zip(channels, kernel_sizes, strides, strict=True):
+            layers, counts = [planes], itertools.pairwise([planes.count, *channels])
+            for (before, after), kernel_size, stride in zip(counts, kernel_sizes, strides, strict=True):
                 layers += [_orthogonal(nn.Conv2d(before, after, kernel_size, stride), math.sqrt(2.0)), nn.ReLU()]
-                before = after
             layers.append(nn.Flatten())
             # torch refuses kernels that are larger than the image
             size = nn.Sequential(*layers)(torch.zeros(1, *observation_shape)).shape[1]

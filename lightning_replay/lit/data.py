@@ -68,9 +68,6 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
         steps = f"{self.env_steps_done:,} of {self.pace.env_steps:,} env steps, " if self.pace.env_steps else ""
         return f"{type(self).__name__}({env}, {steps}{self.updates_done:,} of {updates:,} updates, {source})"
 
-    @abstractmethod
-    def __repr__(self) -> str: ...
-
     def __str__(self) -> str:
         return repr(self)  # Lightning's builds the dataloaders, which need a trainer
 
