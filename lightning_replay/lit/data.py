@@ -34,6 +34,8 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
 
     pace: Pace | RolloutPace | UpdatePace
     collection: Collector
+    observation_space: gymnasium.Space[Any] | None
+    action_space: gymnasium.Space[Any] | None
     evaluation_episodes: int
     updates_per_checkpoint = 10_000  # of ReplayCheckpoint by default
 

@@ -281,8 +281,7 @@ class LevelCurriculum(_Picture):
         self, difficulty: Difficulty | None = None, every_n_rollouts: int = 10, path: str | None = None
     ) -> None:
         super().__init__(path)
-        if difficulty is not None:
-            check_kind("difficulty", difficulty, Callable, "a function from a level's id to a number, or None")
+        check_kind("difficulty", difficulty, Callable | None, "a function from a level's id to a number, or None")
         self.difficulty = difficulty
         self.every_n_rollouts: int = checked_count("every_n_rollouts", every_n_rollouts)
         self.history: list[tuple[int, dict[float, float]]] = []

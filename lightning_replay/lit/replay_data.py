@@ -103,6 +103,7 @@ class ReplayDataModule(EnvStepDataModule):
     pace: Pace | UpdatePace
     collection: Collection
     replay: TrainingReplay
+    updates_done: int
     rollout_rows: int = 0
     takes_td_errors = True
 
