@@ -115,8 +115,7 @@ class DQN(ExploringAgent):
         """Returns the values of the actions taken less their targets, ``[B]``: what another loss is computed from."""
         columns = _plain_columns(batch)
         taken, target = self._taken_and_target(columns, self.network, self.target_network)
-        encoded = self.features_of(columns["observation"])
-        return self.network(encoded).gather(-1, taken).squeeze(-1) - target
+        return self.network(self.features_of(columns["observation"])).gather(-1, taken).squeeze(-1) - target
 
     @torch.no_grad()
     def _taken_and_target(
