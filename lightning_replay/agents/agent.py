@@ -300,15 +300,16 @@ def bootstrapped(batch: Columns | TensorDictBase, values: Tensor, discount: floa
     in the memory of ``values`` ``[B]``, those of the next observations without gradients.
     """
     following, steps = batch["next"], batch.get("steps_to_next_obs", None)
-    ended = following.get("terminated", None)
+    reward, ended = following.get("reward", None), following.get("terminated", None)
     if ended is None:
-        ended = following.get("done")
+        ended = following.get("done", None)
+    if reward is None or ended is None:
+        raise ValueError(
+            f"rows have the columns {sorted(following.keys())} under 'next', and learning takes reward and terminated "
+            "(or done); store these too, see docs/demonstrations.md"
+        )
     factor = discount if steps is None else discount ** steps.view_as(values)
-    return (
-        values.mul_(factor)
-        .masked_fill_(ended.view_as(values).bool(), 0.0)
-        .add_(following.get("reward").view_as(values))
-    )
+    return values.mul_(factor).masked_fill_(ended.view_as(values).bool(), 0.0).add_(reward.view_as(values))
 
 
 def target_of(network: Network) -> Network:

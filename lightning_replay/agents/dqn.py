@@ -387,9 +387,9 @@ class Rainbow(ExploringAgent):
             target_outputs = self.outputs(self.target_network, following)
             following_outputs = self.outputs(self.network, following) if self.hparams["double"] else target_outputs
             best = self.means(following_outputs).argmax(-1)
-            reward, discount = batch.get(("next", "reward")).reshape(-1), batch.get("discount", None)
+            reward, discount = batch["next", "reward"].reshape(-1), batch.get("discount", None)
             if discount is None:
-                discount = self.hparams["discount"] * (~batch.get(("next", "terminated"))).to(reward.dtype)
+                discount = self.hparams["discount"] * (~batch["next", "terminated"]).to(reward.dtype)
             bootstrap = _of_action(target_outputs, best)
         current = _of_action(outputs, batch.get("action").reshape(-1))
         errors = self._compare(current, bootstrap, reward, discount.reshape(-1))

@@ -393,3 +393,13 @@ def test_the_state_of_ones_own_agent_is_compared_without_environment(tmp_path: P
     replay.extend(pendulum_rows(40).set("recurrent_state", torch.zeros(40, 3)))
     with pytest.raises(ValueError, match=r"not those of the agent Remembers. Different: 'recurrent_state': stored "):
         make_trainer(tmp_path).fit(Remembers(), datamodule=ReplayDataModule(replay=replay, updates=2))
+
+
+@pytest.mark.parametrize("kind", [SAC, IQL, CQL, TD3])
+@pytest.mark.parametrize("missing", [["reward"], ["terminated", "truncated", "done"]])
+def test_columns_that_learning_needs_are_named(tmp_path: Path, kind: Any, missing: list[str]) -> None:
+    rows = pendulum_rows(32)
+    replay = make_replay()
+    replay.extend(rows.exclude(*(("next", name) for name in missing)))
+    with pytest.raises(ValueError, match=r"rows have the columns \['.*'\] under 'next', and learning takes reward"):
+        make_trainer(tmp_path).fit(kind(3, [-2.0], [2.0]), datamodule=ReplayDataModule(replay=replay, updates=2))
