@@ -49,6 +49,7 @@ class VectorSteps(VectorWrapper):
         next_trajectory: number of the next episode that begins.
 
     Raises:
+        TypeError: something else than a vector of environments.
         ValueError: a vector that does not name its autoreset mode; in a step a vector that resets in the same step
             and gives no ``final_obs``.
 

@@ -318,9 +318,9 @@ def verify_replay(path: str | Path) -> dict[str, Any]:
 
 def save_id(path: str | Path) -> str:
     """Returns the unique id of a save, also of a sharded replay; raises as :func:`verify_replay`."""
-    of_shards = Path(path) / MANIFEST_OF_SHARDS
-    manifest = read_manifest(of_shards, SHARDS_VERSION) if of_shards.exists() else replay_manifest(Path(path))
-    return str(manifest["id"])
+    with local_folder(path, deep=False) as directory:
+        file = directory / MANIFEST_OF_SHARDS
+        return str((read_manifest(file, SHARDS_VERSION) if file.exists() else replay_manifest(directory))["id"])
 
 
 def read_replay(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:

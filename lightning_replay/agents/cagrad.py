@@ -152,11 +152,9 @@ class ConflictAverseStep(DeclaredState):
 
 
 def _least_helped(products: list[list[float]], radius: float) -> list[float]:
-    """Returns weights of the simplex that minimise ``g_w . g0 + radius |g_w|``, from the gradients' inner products.
-
-    ``|g_w|`` is the minimum of ``(|g_w|**2 / s + s) / 2`` over s > 0, which gives a quadratic problem for each s. The
-    best s is ``|g_w|``; below it ``|g_w|`` is longer than s and above it shorter, so that s is found by bisection.
-    """
+    """Returns weights of the simplex that minimise ``g_w . g0 + radius |g_w|``, from the gradients' inner products."""
+    # |g_w| is the minimum of (|g_w|² / s + s) / 2 over s > 0, which gives a quadratic problem for each s. The best s is
+    # |g_w|; below it |g_w| is longer than s and above it shorter, so that s is found by bisection.
     count = len(products)
     linear = [sum(row) / count for row in products]
     weights = [1 / count] * count
@@ -175,10 +173,8 @@ def _least_helped(products: list[list[float]], radius: float) -> list[float]:
 def _minimize_quadratic(
     products: list[list[float]], linear: list[float], curvature: float, weights: list[float]
 ) -> None:
-    """Changes ``weights`` to minimise ``linear . w + curvature / 2 * w G w`` over the simplex.
-
-    Moves the pair with the steepest exchange to its minimum until no exchange improves, as in SMO (Platt 1998).
-    """
+    """Changes ``weights`` to minimise ``linear . w + curvature / 2 * w G w`` over the simplex."""
+    # Moves the pair with the steepest exchange to its minimum until no exchange improves, as in SMO (Platt 1998).
     parts = range(len(weights))
     slope = [linear[i] + curvature * sum(map(float.__mul__, products[i], weights)) for i in parts]
     enough = 1e-12 * (max(map(abs, linear)) + curvature)

@@ -61,10 +61,14 @@ class ContinuousAgent(OffPolicyAgent):
         """Returns both critics' values less their target, ``[2, B]``."""
         raise NotImplementedError
 
+    def critic_rows(self, distances: Tensor, batch: TensorDictBase) -> Tensor:
+        """Returns the loss of each row and critic, ``[2, B]``."""
+        return distances.square()
+
     def update_critics(self, optimizer: Any, batch: TensorDictBase) -> dict[str, Tensor]:
         """Steps the critics; returns what the training step returns."""
         distances = self.distances(batch)
-        loss = weighted_mean(distances.square().sum(0), batch)
+        loss = weighted_mean(self.critic_rows(distances, batch).sum(0), batch)
         self.descend(optimizer, loss)
         return {"loss": loss.detach(), "td_error": distances.detach().abs().amax(dim=0)}
 
@@ -139,7 +143,7 @@ class SAC(ContinuousAgent):
 
     def act(self, observation: Tensor | TensorDictBase, explore: bool) -> Tensor:
         """Returns actions in the environment's units, ``[N, A]``: drawn from the policy, or its mode."""
-        mean, raw = self.actor(self.observation_encoder(observation)).chunk(2, dim=-1)
+        mean, raw = self.actor(self.features_of(observation)).chunk(2, dim=-1)
         return self.bounded(mean + _deviation(raw) * torch.randn_like(mean) if explore else mean)
 
     def draw(self, features: Tensor) -> tuple[Tensor, Tensor]:
@@ -154,17 +158,17 @@ class SAC(ContinuousAgent):
     def distances(self, batch: TensorDictBase) -> Tensor:
         with torch.no_grad():
             following = batch.get("next").get("observation")
-            action, log_density = self.draw(self.observation_encoder(following))
+            action, log_density = self.draw(self.features_of(following))
             # the smaller of two estimates, as one alone is too large where it has erred
-            values = self.target_critics.values(self.target_observation_encoder(following), action).amin(0)
+            values = self.target_critics.values(self.features_of(following, target=True), action).amin(0)
             if self.backs_up_entropy:
                 values -= self.log_alpha.exp() * log_density
             target = bootstrapped(batch, values, self.hparams["discount"])
-        return self.critics.values(self.observation_encoder(batch.get("observation")), batch.get("action")) - target
+        return self.critics.values(self.features_of(batch.get("observation")), batch.get("action")) - target
 
     def actor_loss(self, batch: TensorDictBase) -> tuple[Tensor, Tensor]:
         """Returns the policy's loss, and the logarithms of the densities of the actions drawn for it, ``[B]``."""
-        features = self.observation_encoder(batch.get("observation")).detach()
+        features = self.features_of(batch.get("observation")).detach()
         action, log_density = self.draw(features)
         values = self.critics.values(features, action, frozen=True).min(0).values
         loss = (self.log_alpha.detach().exp() * log_density - values).mean()
@@ -189,9 +193,7 @@ class SAC(ContinuousAgent):
 class TD3(ContinuousAgent):
     """Twin delayed deterministic policy gradient: ``Q target = r + γ min(Q1', Q2')(s', π'(s') + clipped noise)``.
 
-    Noise is measured in half action ranges. ``priority_weight`` multiplies each row of the critics' loss. Training
-    steps return that loss and ``td_error``, float32 ``[B]``, the larger magnitude of the two critics'. Images: see
-    :class:`~lightning_replay.agents.continuous.ContinuousAgent`.
+    Noise is measured in half action ranges. Weights, images and what training steps return are as of :class:`SAC`.
     Algorithm 1 of Fujimoto et al. 2018, https://arxiv.org/abs/1802.09477: every update steps the critics, every
     ``policy_delay``-th also the policy and then all targets. RLlib's former TD3, with which Neighborhood Mixup
     Experience Replay was published, updates the targets every time; ``target_update_rate=0.01`` with
@@ -242,7 +244,7 @@ class TD3(ContinuousAgent):
 
     def act(self, observation: Tensor | TensorDictBase, explore: bool) -> Tensor:
         """Returns actions in the environment's units, ``[N, A]``, with noise if ``explore``."""
-        action = torch.tanh(self.actor(self.observation_encoder(observation)))
+        action = torch.tanh(self.actor(self.features_of(observation)))
         if explore:
             noise = self.hparams["exploration_noise"] * torch.randn_like(action)
             action = torch.clamp(action + noise, -1.0, 1.0)
@@ -251,18 +253,18 @@ class TD3(ContinuousAgent):
     def distances(self, batch: TensorDictBase) -> Tensor:
         options, action = self.hparams, batch.get("action")
         with torch.no_grad():
-            following = self.target_observation_encoder(batch.get("next").get("observation"))
+            following = self.features_of(batch.get("next").get("observation"), target=True)
             clip = options["target_noise_clip"] * self.action_half_range
             noise = torch.randn_like(action) * (options["target_noise"] * self.action_half_range)
             chosen = self.bounded(self.target_actor(following)) + torch.clamp(noise, -clip, clip)
             chosen = torch.clamp(chosen, self.action_low, self.action_high)
             values = self.target_critics.values(following, chosen).amin(0)
             target = bootstrapped(batch, values, options["discount"])
-        return self.critics.values(self.observation_encoder(batch.get("observation")), action) - target
+        return self.critics.values(self.features_of(batch.get("observation")), action) - target
 
     def actor_loss(self, batch: TensorDictBase) -> Tensor:
         """Returns minus the first critic's mean value of the policy's actions."""
-        features = self.observation_encoder(batch.get("observation")).detach()
+        features = self.features_of(batch.get("observation")).detach()
         return -self.critics.first(features, self.bounded(self.actor(features))).mean()
 
     def update(self, batch: TensorDictBase) -> dict[str, Tensor]:

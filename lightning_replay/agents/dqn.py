@@ -102,7 +102,7 @@ class DQN(ExploringAgent):
 
     def act(self, observation: Tensor | TensorDictBase, explore: bool) -> Tensor:
         """Returns actions, int64 ``[N]``: the most valuable, or random with probability ``exploration_rate``."""
-        greedy = self.network(self.observation_encoder(observation)).argmax(dim=-1)
+        greedy = self.network(self.features_of(observation)).argmax(dim=-1)
         return self.with_random(greedy) if explore else greedy
 
     def losses(self, batch: TensorDictBase) -> tuple[Tensor, Tensor]:
@@ -115,29 +115,26 @@ class DQN(ExploringAgent):
         """Returns the values of the actions taken less their targets, ``[B]``: what another loss is computed from."""
         columns = _plain_columns(batch)
         taken, target = self._taken_and_target(columns, self.network, self.target_network)
-        encoded = self.observation_encoder(columns["observation"])
-        return self.network(encoded).gather(-1, taken).squeeze(-1) - target
+        return self.network(self.features_of(columns["observation"])).gather(-1, taken).squeeze(-1) - target
 
     @torch.no_grad()
     def _taken_and_target(
         self, batch: Columns, network: Callable[[Tensor], Tensor], target_network: Callable[[Tensor], Tensor]
     ) -> tuple[Tensor, Tensor]:
         following = batch["next"]["observation"]
-        best = network(self.observation_encoder(following)).argmax(dim=-1, keepdim=True)
-        values = target_network(self.target_observation_encoder(following)).gather(-1, best).squeeze(-1)
+        best = network(self.features_of(following)).argmax(dim=-1, keepdim=True)
+        values = target_network(self.features_of(following, target=True)).gather(-1, best).squeeze(-1)
         target = bootstrapped(batch, values, self.hparams["discount"])
         return batch["action"].reshape(best.shape), target
 
     @torch.no_grad()
     def _differentiate(self, batch: Columns) -> tuple[Tensor, Tensor]:
-        """Sets the gradients of the weighted mean of :meth:`losses`, in two thirds of the time of autograd's graph.
-
-        Returns the loss, and the magnitude of the TD error of each row ``[B]``.
-        """
+        """Sets the gradients of the weighted mean of :meth:`losses`; returns it and magnitudes of TD errors ``[B]``."""
+        # In two thirds of the time of autograd's graph.
         layers = self.network.layers()  # read once, and past the hooks of modules, of which there are none
         networks = (partial(perceive, layers), partial(perceive, self.target_network.layers()))
         taken, target = self._taken_and_target(batch, *networks)
-        *inputs, values = _activations_of(layers, self.observation_encoder(batch["observation"]))
+        *inputs, values = _activations_of(layers, self.features_of(batch["observation"]))
         current = values.gather(-1, taken).squeeze(-1)
         loss = weighted_mean(smooth_l1_loss(current, target, reduction="none"), batch)
         difference, weight = current - target, batch.get("priority_weight", None)
@@ -157,7 +154,13 @@ class DQN(ExploringAgent):
                 loss = weighted_mean(rows, batch)
                 self.descend(optimizer, loss)
             else:
-                loss = self._averse_step.backward(*_weighted_parts(rows, batch))
+                table, weight = batch.get("table", None), batch.get("priority_weight", None)
+                if table is None:
+                    raise ValueError(
+                        'the batch has no column "table", which conflict_aversion splits it by; draw from event tables '
+                        "(recipes.event_tables), or set conflict_aversion=0.0."
+                    )
+                loss = self._averse_step.backward(rows if weight is None else rows * weight.reshape(rows.shape), table)
                 self.take_step(optimizer)
         self.target_update.step()
         return {"loss": loss.detach(), "td_error": td_error}
@@ -209,16 +212,6 @@ class DQN(ExploringAgent):
 def _plain_columns(batch: TensorDictBase) -> dict[str, Any]:
     # In dictionaries, from which nine columns are read in the time of one from a TensorDict.
     return {key: dict(value.items()) if key == "next" else value for key, value in batch.items()}
-
-
-def _weighted_parts(rows: Tensor, batch: TensorDictBase) -> tuple[Tensor, Tensor]:
-    table, weight = batch.get("table", None), batch.get("priority_weight", None)
-    if table is None:
-        raise ValueError(
-            'the batch has no column "table", which conflict_aversion splits it by; draw from event tables '
-            "(recipes.event_tables), or set conflict_aversion=0.0."
-        )
-    return rows if weight is None else rows * weight.reshape(rows.shape), table
 
 
 def _activations_of(layers: Layers, inputs: Tensor) -> list[Tensor]:
@@ -394,9 +387,9 @@ class Rainbow(ExploringAgent):
             target_outputs = self.outputs(self.target_network, following)
             following_outputs = self.outputs(self.network, following) if self.hparams["double"] else target_outputs
             best = self.means(following_outputs).argmax(-1)
-            reward, discount = batch.get(("next", "reward")).reshape(-1), batch.get("discount", None)
+            reward, discount = batch["next", "reward"].reshape(-1), batch.get("discount", None)
             if discount is None:
-                discount = self.hparams["discount"] * (~batch.get(("next", "terminated"))).to(reward.dtype)
+                discount = self.hparams["discount"] * (~batch["next", "terminated"]).to(reward.dtype)
             bootstrap = _of_action(target_outputs, best)
         current = _of_action(outputs, batch.get("action").reshape(-1))
         errors = self._compare(current, bootstrap, reward, discount.reshape(-1))
@@ -436,12 +429,7 @@ class Rainbow(ExploringAgent):
         with with_noise():
             rows = self.rows(batch)
         loss = weighted_mean(rows.loss, batch)
-        optimizer.zero_grad()
-        self.take_gradients(loss)
-        if self.hparams["gradient_norm"] is not None:
-            # not by Lightning, which in mixed precision refuses fused optimizers
-            torch.nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], self.hparams["gradient_norm"])
-        self.take_step(optimizer)
+        self.descend(optimizer, loss)
         self._updates += 1
         if self._updates % self.hparams["target_update_every"] == 0:
             for target, parameter in zip(self.target_network.parameters(), self.network.parameters(), strict=True):

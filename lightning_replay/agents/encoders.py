@@ -26,13 +26,14 @@ ObservationSize = int | Mapping[str, Any]  # in plain values, see observation_si
 
 _SMALL_IMAGE = {"channels": [16, 32, 32], "kernel_sizes": [2, 2, 2], "strides": [1, 1, 1]}
 _IMAGE = {"channels": [32, 64, 64], "kernel_sizes": [8, 4, 3], "strides": [4, 2, 1]}  # Mnih et al. 2015
-_LEAST_SIDE = 36  # of an image that the three larger convolutions fit into
+LEAST_IMAGE_SIDE = 4  # smaller boxes are flattened
+_LARGE_IMAGE_SIDE = 36  # from which on the three larger convolutions fit
 
 
 def described_image(shape: Sequence[int], high: float, channels_first: bool) -> dict[str, Any]:
     """Returns the description of an image whose convolutions are chosen by its size."""
     sides = shape[-2:] if channels_first else shape[:2]
-    convolutions = _IMAGE if min(sides) >= _LEAST_SIDE else _SMALL_IMAGE
+    convolutions = _IMAGE if min(sides) >= _LARGE_IMAGE_SIDE else _SMALL_IMAGE
     image = {"encoder": "convolutions", "shape": list(shape), "high": high, "channels_first": channels_first}
     return image | convolutions | {"features": 64}
 
@@ -44,15 +45,15 @@ def _checked_integers(name: str, values: Any) -> Any:
 
 
 _checked_high = partial(checked_number, lowest=ABOVE_ZERO)
-_FIELDS: dict[str, dict[str, Any]] = {
-    "flat": {"shape": checked_counts, "high": _checked_high},
-    "one_hot": {"low": _checked_integers, "high": _checked_integers},
-    "convolutions": {
-        **{"shape": checked_counts, "high": _checked_high, "channels_first": checked_flag, "features": checked_count},
-        **dict.fromkeys(_IMAGE, checked_counts),
-    },
+# by the name of an encoder the checks of fields that it needs, and of those that it may have
+_FIELDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "flat": ({"shape": checked_counts}, {"high": _checked_high}),
+    "one_hot": ({"low": _checked_integers, "high": _checked_integers}, {}),
+    "convolutions": (
+        {"shape": checked_counts, "high": _checked_high, "channels_first": checked_flag},
+        {**dict.fromkeys(_IMAGE, checked_counts), "features": checked_count},
+    ),
 }
-_OPTIONAL = {"flat": {"high"}, "one_hot": set[str](), "convolutions": {*_IMAGE, "features"}}
 
 
 def checked_observation_size(name: str, value: Any) -> int | dict[str, Any]:
@@ -64,10 +65,11 @@ def checked_observation_size(name: str, value: Any) -> int | dict[str, Any]:
             raise ValueError(f"{name} is empty; give the size of a flat observation, or a mapping of its entries.")
         return {str(entry): checked_observation_size(f"{name}[{entry!r}]", part) for entry, part in value.items()}
     encoder = checked_choice(f"{name}['encoder']", value["encoder"], list(_FIELDS))
-    fields, optional = _FIELDS[encoder], _OPTIONAL[encoder]
-    if not fields.keys() - optional <= value.keys() - {"encoder"} <= fields.keys():
+    needed, optional = _FIELDS[encoder]
+    fields = needed | optional
+    if not needed.keys() <= value.keys() - {"encoder"} <= fields.keys():
         raise ValueError(
-            f"{name} is {dict(value)}; the encoder {encoder!r} needs {sorted(fields.keys() - optional)} and may have "
+            f"{name} is {dict(value)}; the encoder {encoder!r} needs {sorted(needed)} and may have "
             f"{sorted(optional)}. Observation sizes are read by .sizes_from(observation_space, action_space)."
         )
     plain = {field: check(f"{name}[{field!r}]", value[field]) for field, check in fields.items() if field in value}
@@ -91,14 +93,6 @@ def entries_of(size: ObservationSize, path: tuple[str, ...] = ()) -> Iterator[tu
     else:
         for name, part in size.items():
             yield from entries_of(part, (*path, name))
-
-
-def shapes_of(size: ObservationSize) -> dict[tuple[str, ...], Any]:
-    """Returns of each entry what the observation space determines: its shape, or the bounds of integers."""
-    return {
-        path: [entry] if isinstance(entry, int) else entry.get("shape", [entry.get("low"), entry.get("high")])
-        for path, entry in entries_of(size)
-    }
 
 
 class Encoder(nn.Module):
@@ -126,21 +120,16 @@ class Encoder(nn.Module):
         # in the order of their names, so that weights fit whatever the order of a mapping
         entries = dict(sorted(entries_of(size), key=lambda entry: entry[0]))
         self.paths: list[tuple[str, ...]] = list(entries)
-        parts: list[Any] = [
-            _Vector(entry) if isinstance(entry, int) else _PARTS[entry["encoder"]](entry) for entry in entries.values()
-        ]
-        self.parts: nn.ModuleList = nn.ModuleList(parts)
-        self.size: int = sum(part.size for part in parts)
+        vectors = {path: entry for path, entry in entries.items() if isinstance(entry, int)}
+        others: dict[Any, Any] = {
+            path: _PARTS[entry["encoder"]](entry) for path, entry in entries.items() if path not in vectors
+        }
+        self.parts: nn.ModuleList = nn.ModuleList(others.get(path, nn.Identity()) for path in entries)
+        self.size: int = sum(vectors.values()) + sum(part.size for part in others.values())
 
     def forward(self, observation: Any) -> Tensor:  # a tensor, or a TensorDict of the entries
         entries = [observation.get(path) if path else observation for path in self.paths]
         return torch.cat([part(entry) for part, entry in zip(self.parts, entries, strict=True)], dim=-1)
-
-
-class _Vector(nn.Identity):
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.size = size
 
 
 class _FlatEntry(nn.Module):

@@ -34,8 +34,7 @@ class ActingAgent(Protocol):
 class RecurrentAgent(Protocol):
     """A LightningModule that acts with a state of each environment, the initial one at the start of every episode.
 
-    The data module stores the state before each step as the column ``recurrent_state``, float32. Random steps of the
-    warm-up advance it by ``act_with_state`` too, whose action is not taken: it is a function of what was observed.
+    The data module stores that before each step, also a random one, as the column ``recurrent_state``, float32.
     """
 
     device: torch.device

@@ -163,7 +163,7 @@ class MPDQN(ExploringAgent):
         The most valuable, or with probability ``exploration_rate`` a random action with random parameters.
         """
         with torch.no_grad():
-            features = self.observation_encoder(observation)
+            features = self.features_of(observation)
             parameters = self.parameter_network(features).clamp(-1.0, 1.0)
             discrete = self.action_values(self.value_network, features, parameters).argmax(dim=-1)
             if explore:
@@ -176,7 +176,7 @@ class MPDQN(ExploringAgent):
     @torch.no_grad()
     def targets(self, batch: TensorDictBase) -> Tensor:
         """Returns the targets of the taken actions' values ``[B]``; a truncated row keeps its bootstrap."""
-        options, features = self.hparams, self.target_observation_encoder(batch.get("next").get("observation"))
+        options, features = self.hparams, self.features_of(batch.get("next").get("observation"), target=True)
         # inverted gradients lead back to the bounds, but do not keep outputs within them
         parameters = self.target_parameter_network(features).clamp(-1.0, 1.0)
         bootstrap = self.action_values(self.target_value_network, features, parameters).amax(dim=-1)
@@ -191,7 +191,7 @@ class MPDQN(ExploringAgent):
         These are ``(y - Q_a(s, p))² / 2`` and ``-Σ_k Q_k(s, x(s))``. Compute the gradients of both losses, in either
         order or of their sum, before any optimizer steps.
         """
-        features, action = self.observation_encoder(batch.get("observation")), batch.get(("action", "discrete"))
+        features, action = self.features_of(batch.get("observation")), batch.get(("action", "discrete"))
         taken = self.scaled(batch.get(("action", "parameters"))) * self.masks[action]
         target = self.targets(batch)
         values = self.value_network(torch.cat([features, taken], dim=-1))

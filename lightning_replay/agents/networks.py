@@ -110,12 +110,8 @@ class ImageNetwork(nn.Module):
     ) -> None:
         super().__init__()
         self.register_buffer("scale", torch.tensor(1.0 / observation_high), persistent=False)
-        convolutions = {
-            "num_cells": list(channels),
-            "kernel_sizes": list(kernel_sizes),
-            "strides": list(strides),
-            "activation_class": nn.ReLU,
-        }
+        cells = {"num_cells": list(channels), "kernel_sizes": list(kernel_sizes), "strides": list(strides)}
+        convolutions = cells | {"activation_class": nn.ReLU}
         layers = {"depth": 1, "num_cells": hidden_size, "activation_class": nn.ReLU}
         if noise_deviation is not None:
             layers |= {"layer_class": NoisyLinear, "layer_kwargs": [{"std_init": noise_deviation} for _ in range(2)]}
@@ -195,10 +191,9 @@ class ActorCritic(nn.Module):
                     "have one number for each convolution, of which images need at least one."
                 )
             planes = ImagePlanes(observation_shape[2], observation_high, categories)
-            layers, before = [planes], planes.count
-            for after, kernel_size, stride in zip(channels, kernel_sizes, strides, strict=True):
+            layers, counts = [planes], itertools.pairwise([planes.count, *channels])
+            for (before, after), kernel_size, stride in zip(counts, kernel_sizes, strides, strict=True):
                 layers += [_orthogonal(nn.Conv2d(before, after, kernel_size, stride), math.sqrt(2.0)), nn.ReLU()]
-                before = after
             layers.append(nn.Flatten())
             # torch refuses kernels that are larger than the image
             size = nn.Sequential(*layers)(torch.zeros(1, *observation_shape)).shape[1]

@@ -21,11 +21,10 @@ _LOG_DEVIATIONS = (-5.0, 2.0)
 class IQL(ContinuousAgent):
     """Implicit Q-learning: values are an expectile of stored actions' values; the policy imitates the better actions.
 
-    Kostrikov et al. 2021, https://arxiv.org/abs/2110.06169. Values are computed of stored actions alone. Every
-    update steps the value ``V(s)`` towards the ``expectile`` of the smaller target critic, the policy on
-    ``exp(β (Q(s, a) - V(s))) log π(a|s)``, the critics towards ``r + γ V(s')``, and the target critics. The policy is
-    a normal distribution around ``tanh`` of its network, with one deviation for each action dimension. Training steps
-    return as SAC's; ``priority_weight`` multiplies each row of all losses.
+    Kostrikov et al. 2021, https://arxiv.org/abs/2110.06169. Every update steps the value ``V(s)`` towards the
+    ``expectile`` of the smaller target critic, the policy on ``exp(β (Q(s, a) - V(s))) log π(a|s)``, the critics
+    towards ``r + γ V(s')``, and the target critics. The policy is a normal distribution around ``tanh`` of its network,
+    with one deviation for each action dimension. ``priority_weight`` multiplies each row of all losses.
 
     Args:
         value_learning_rate: Adam's, of the value.
@@ -68,7 +67,7 @@ class IQL(ContinuousAgent):
 
     def act(self, observation: Tensor | TensorDictBase, explore: bool) -> Tensor:
         """Returns actions in the environment's units, ``[N, A]``: drawn from the policy, or its mean."""
-        policy = self._policy(self.observation_encoder(observation))
+        policy = self._policy(self.features_of(observation))
         action = policy.sample() if explore else policy.mean
         return self.action_center + self.action_half_range * action.clamp(-1.0, 1.0)
 
@@ -79,9 +78,9 @@ class IQL(ContinuousAgent):
 
     def distances(self, batch: TensorDictBase) -> Tensor:
         with torch.no_grad():
-            values = self.value(self.observation_encoder(batch.get("next").get("observation"))).squeeze(-1)
+            values = self.value(self.features_of(batch.get("next").get("observation"))).squeeze(-1)
             target = bootstrapped(batch, values, self.hparams["discount"])
-        return self.critics.values(self.observation_encoder(batch.get("observation")), batch.get("action")) - target
+        return self.critics.values(self.features_of(batch.get("observation")), batch.get("action")) - target
 
     def value_loss(self, batch: TensorDictBase, advantage: Tensor) -> Tensor:
         """Returns the expectile loss of advantages ``[B]``, whose gradient is the value's."""
@@ -91,16 +90,16 @@ class IQL(ContinuousAgent):
     def actor_loss(self, batch: TensorDictBase, advantage: Tensor) -> Tensor:
         """Returns minus the mean log density of stored actions, weighted by their advantages ``[B]``."""
         weight = (self.hparams["inverse_temperature"] * advantage.detach()).exp().clamp(max=_LARGEST_WEIGHT)
-        policy = self._policy(self.observation_encoder(batch.get("observation")).detach())
+        policy = self._policy(self.features_of(batch.get("observation")).detach())
         # a dimension that cannot vary is 0, as in the action of the policy's mean
         scaled = ((batch.get("action") - self.action_center) / self.action_half_range).nan_to_num(0.0)
         return -weighted_mean(weight * policy.log_prob(scaled).sum(-1), batch)
 
     def update(self, batch: TensorDictBase) -> dict[str, Tensor]:
         critic_optimizer, (actor_optimizer, value_optimizer) = self.critic_and_other_optimizers()
-        features = self.observation_encoder(batch.get("observation")).detach()
+        features = self.features_of(batch.get("observation")).detach()
         with torch.no_grad():
-            target_features = self.target_observation_encoder(batch.get("observation"))
+            target_features = self.features_of(batch.get("observation"), target=True)
             values = self.target_critics.values(target_features, batch.get("action")).amin(0)
         self.descend(value_optimizer, self.value_loss(batch, values - self.value(features).squeeze(-1)))
         with torch.no_grad():
@@ -124,10 +123,9 @@ class CQL(SAC):
 
     Kumar et al. 2020, https://arxiv.org/abs/2006.04779, equation 4 with the entropy as regulariser, CQL(H), by
     importance sampling (appendix F): of ``sampled_actions`` uniform actions and as many each of the policy in the
-    state and in the next one. The targets are without entropy, as in the authors' code, and without their Lagrange
-    multiplier: the weight is fixed. TorchRL's ``CQLLoss`` sums over three of the sampled actions at a time, and values
-    those of the next state there and not in the state. Training steps return as SAC's; ``td_error`` is without the
-    conservative term.
+    state and in the next one. Targets are without entropy, as in the authors' code, and the weight is fixed. TorchRL's
+    ``CQLLoss`` sums over three of the sampled actions at a time, and values those of the next state there and not in
+    the state. ``td_error`` is without the conservative term.
 
     Args:
         conservative_weight: α of the conservative term; the authors take 5 on locomotion.
@@ -166,13 +164,13 @@ class CQL(SAC):
 
     def overestimate(self, batch: TensorDictBase) -> Tensor:
         """Returns ``log Σ exp(Q - log density)`` of sampled actions less Q of stored ones, both critics ``[2, B]``."""
-        features, count = self.observation_encoder(batch.get("observation")), self.hparams["sampled_actions"]
+        features, count = self.features_of(batch.get("observation")), self.hparams["sampled_actions"]
         here = features.expand(count, *features.shape)
         with torch.no_grad():
             random = torch.rand(*here.shape[:-1], len(self.action_low), device=features.device)
             random = self.action_low + (self.action_high - self.action_low) * random
             of_policy, density = self.draw(here)
-            following = self.observation_encoder(batch.get("next").get("observation"))
+            following = self.features_of(batch.get("next").get("observation"))
             of_next, next_density = self.draw(following.expand_as(here))
         uniform = torch.full_like(density, len(self.action_low) * math.log(0.5))  # scaled to [-1, 1], as the others
         # Q [2, 3 N, B] less the logarithm of the density that each action was drawn with
@@ -180,9 +178,5 @@ class CQL(SAC):
         weighted = values - torch.cat([uniform, density, next_density])
         return weighted.logsumexp(1) - self.critics.values(features, batch.get("action"))
 
-    def update_critics(self, optimizer: Any, batch: TensorDictBase) -> dict[str, Tensor]:
-        distances = self.distances(batch)
-        rows = distances.square() + self.hparams["conservative_weight"] * self.overestimate(batch)
-        loss = weighted_mean(rows.sum(0), batch)
-        self.descend(optimizer, loss)
-        return {"loss": loss.detach(), "td_error": distances.detach().abs().amax(dim=0)}
+    def critic_rows(self, distances: Tensor, batch: TensorDictBase) -> Tensor:
+        return distances.square() + self.hparams["conservative_weight"] * self.overestimate(batch)

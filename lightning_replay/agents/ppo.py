@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from lightning_replay.agents.agent import SizedAgent, drop_gradients
+from lightning_replay.agents.agent import SizedAgent
 from lightning_replay.agents.interfaces import TrainingData, training_data
 from lightning_replay.agents.networks import ActorCritic
 from lightning_replay.agents.spaces import SizeReader, flat_or_image_sizes
@@ -136,8 +136,7 @@ class PPO(SizedAgent):
 
     def act(self, observation: Tensor, explore: bool) -> Tensor:
         """Returns actions, int64 ``[N]``: drawn from the policy, or the most probable."""
-        network = self.network
-        logits = network.policy(network.trunk(observation))
+        logits = self.network.policy(self.network.trunk(observation))
         return _drawn(logits.log_softmax(-1)) if explore else logits.argmax(dim=-1)
 
     def act_with_value(self, observation: Tensor) -> TensorDict:
@@ -225,12 +224,7 @@ class PPO(SizedAgent):
 
     def _step(self, rows: Mapping[str, Tensor], optimizer: Any) -> Tensor:
         loss, numbers = self.losses(rows)
-        drop_gradients(optimizer)
-        self.take_gradients(loss)
-        if self.hparams["gradient_norm"] is not None:
-            parameters = optimizer.param_groups[0]["params"]
-            torch.nn.utils.clip_grad_norm_(parameters, self.hparams["gradient_norm"], foreach=True)
-        optimizer.step()
+        self.descend(optimizer, loss)
         return numbers
 
     def on_fit_start(self) -> None:

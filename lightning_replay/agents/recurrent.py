@@ -7,14 +7,12 @@ from typing import Any, ClassVar, NoReturn
 
 import torch
 from tensordict import TensorDictBase
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import smooth_l1_loss
 
 from lightning_replay.agents.agent import ExploringAgent, TargetUpdate, bootstrapped, target_of
-from lightning_replay.agents.interfaces import training_data
 from lightning_replay.agents.networks import RecurrentNetwork
 from lightning_replay.agents.spaces import SizeReader, discrete_sizes
-from lightning_replay.training_replay import TrainingReplay
 
 
 class RecurrentDQN(ExploringAgent):
@@ -87,21 +85,16 @@ class RecurrentDQN(ExploringAgent):
 
     def act_with_state(self, observation: Any, state: Tensor, explore: bool) -> tuple[Tensor, Tensor]:
         """Returns actions, int64 ``[N]``, as :meth:`DQN.act`, and the states after the observations."""
-        values, state = self.network(self.observation_encoder(observation).unsqueeze(1), state)
+        values, state = self.network(self.features_of(observation).unsqueeze(1), state)
         greedy = values.squeeze(1).argmax(dim=-1)
         return (self.with_random(greedy) if explore else greedy), state
 
-    def on_fit_start(self) -> None:
-        super().on_fit_start()
-        data, burn_in = training_data(self.trainer), self.hparams["burn_in"]
-        replay = None if data is None else data.replay
-        if isinstance(replay, TrainingReplay) and replay.burn_in != burn_in:
-            raise ValueError(f"the replay has burn_in {replay.burn_in}, the agent {burn_in}; give both the same.")
-
-    def unroll(self, network: RecurrentNetwork, encoder: nn.Module, batch: TensorDictBase) -> tuple[Tensor, Tensor]:
+    def unroll(self, batch: TensorDictBase, target: bool = False) -> tuple[Tensor, Tensor]:
         """Returns the values of the observations after the burn-in and of those that followed, ``[B, T - b, A]``."""
         # every observation once: those that followed are those of the next steps
-        features = torch.cat([encoder(batch["observation"][:, :1]), encoder(batch["next", "observation"])], 1)
+        seen = batch["observation"][:, :1], batch["next", "observation"]
+        features = torch.cat([self.features_of(observation, target) for observation in seen], 1)
+        network = self.target_network if target else self.network
         stored, burn_in = batch.get("recurrent_state", None), self.hparams["burn_in"]
         state = self.initial_state(len(batch)) if stored is None else stored[:, 0]
         if burn_in:
@@ -113,8 +106,8 @@ class RecurrentDQN(ExploringAgent):
     def losses(self, batch: TensorDictBase) -> tuple[Tensor, Tensor, Tensor]:
         """Returns loss and magnitude of the TD error of each step after the burn-in, and whether it exists."""
         with torch.no_grad():
-            _, target_values = self.unroll(self.target_network, self.target_observation_encoder, batch)
-        values, following_values = self.unroll(self.network, self.observation_encoder, batch)
+            _, target_values = self.unroll(batch, target=True)
+        values, following_values = self.unroll(batch)
         batch = batch[:, self.hparams["burn_in"] :]
         bootstrap = target_values.gather(-1, following_values.argmax(-1, keepdim=True)).squeeze(-1)
         target = bootstrapped(batch, bootstrap, self.hparams["discount"])
@@ -128,11 +121,7 @@ class RecurrentDQN(ExploringAgent):
         if weight is not None:
             rows = rows * weight[:, learned]
         loss = (rows * exists).sum() / exists.sum().clamp(min=1)
-        optimizer.zero_grad()
-        self.take_gradients(loss)
-        if self.hparams["gradient_norm"] is not None:
-            nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], self.hparams["gradient_norm"])
-        self.take_step(optimizer)
+        self.descend(optimizer, loss)
         self.target_update.step()
         td_error = torch.zeros(batch.shape, device=errors.device)
         td_error[:, learned] = errors * exists

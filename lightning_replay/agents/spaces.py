@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +12,9 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Space, Tuple
 
-from lightning_replay.agents.encoders import described_image
+from lightning_replay.agents.encoders import LEAST_IMAGE_SIDE, described_image
 from lightning_replay.envs.building import bounds_of, build_environment, check_env, parts_of, refused_entries
 
-_LEAST_SIDE = 4  # of an image; smaller boxes are flattened
 _OF_YOUR_OWN = "an agent of your own for MultiDiscrete and others (docs/lightning-agents.md), or wrap the environment."
 
 #: Id of an environment, the environment, a vector of them, or a callable that builds one.
@@ -122,10 +122,8 @@ def spaces_of(env: EnvironmentSource) -> tuple[Space[Any], Space[Any]]:
     if isinstance(env, gymnasium.Env):
         return env.observation_space, env.action_space
     check_env(env)
-    made = build_environment(env, {})
-    spaces = (made.observation_space, made.action_space)
-    made.close()
-    return spaces
+    with closing(build_environment(env, {})) as made:
+        return made.observation_space, made.action_space
 
 
 def continuous_sizes(observation_space: Space[Any], action_space: Space[Any], agent: str) -> dict[str, Any]:
@@ -229,7 +227,7 @@ def _described(space: Space[Any]) -> int | dict[str, Any] | None:
     high = float(space.high.max()) if isinstance(space, Box) and space.is_bounded("above") else 1.0
     channels_first = len(shape) == 3 and shape[0] <= shape[2]
     sides = shape[1:] if channels_first else shape[:2]
-    if (len(shape) == 3 or (len(shape) == 2 and dtype == np.uint8)) and min(sides) >= _LEAST_SIDE:
+    if (len(shape) == 3 or (len(shape) == 2 and dtype == np.uint8)) and min(sides) >= LEAST_IMAGE_SIDE:
         return described_image(shape, high if high > 0 else 1.0, channels_first)
     if dtype == np.uint8:
         return {"encoder": "flat", "shape": shape, "high": high} if len(shape) <= 3 else None
@@ -237,11 +235,11 @@ def _described(space: Space[Any]) -> int | dict[str, Any] | None:
 
 
 def spaces_of_sizes(sizes: Mapping[str, Any]) -> tuple[Space[Any], Space[Any]]:
-    """Returns the spaces of observations and actions that fit an agent's sizes; empty ones where it has no sizes.
+    """Returns the spaces of observations and actions that fit an agent's sizes.
 
-    Entries whose numbers may be of several dtypes are spaces without one.
+    Entries whose numbers may be of several dtypes are spaces without one; without sizes there is no shape either.
     """
-    observation: Space[Any] = Dict()
+    observation: Space[Any] = Space()
     if sizes.get("observation_size") is not None:
         observation = _space_of(sizes["observation_size"])
     elif sizes.get("observation_shape") is not None:
@@ -251,7 +249,7 @@ def spaces_of_sizes(sizes: Mapping[str, Any]) -> tuple[Space[Any], Space[Any]]:
     if sizes.get("action_low") is not None:
         return observation, _box_between(sizes["action_low"], sizes["action_high"])
     if sizes.get("parameter_sizes") is None:
-        return observation, Dict()
+        return observation, Space()
     cuts = np.cumsum(sizes["parameter_sizes"])[:-1]
     bounds = (np.split(np.array(sizes[name]), cuts) for name in ("parameter_low", "parameter_high"))
     return observation, Tuple((Discrete(len(cuts) + 1), *map(_box_between, *bounds)))

@@ -197,26 +197,21 @@ class CheckedSteps(gymnasium.Wrapper[Any, Any, Any, Any]):
             given = dict(enumerate(observation)) if isinstance(observation, tuple) else observation
             entries = {str(name): part for name, part in given.items()} if isinstance(given, Mapping) else {}
             if entries.keys() != expected.keys():
-                found = f"{entry} with the entries {sorted(entries)}, and its observation_space has {sorted(expected)}"
-                return [found]
-            wrong = []
-            for name, part in expected.items():
-                wrong += self._wrong(part, entries[name], f"{entry}[{name!r}]")
-            return wrong
+                return [f"{entry} with the entries {sorted(entries)}, and its observation_space has {sorted(expected)}"]
+            parts = ((part, entries[name], f"{entry}[{name!r}]") for name, part in expected.items())
+            return [one for part in parts for one in self._wrong(*part)]
         if expected is None:
             return []
-        space, expected_shape, bounds = expected
-        shape = observation.shape if type(observation) is np.ndarray else np.shape(observation)
-        if shape != expected_shape:
-            wanted = f"its observation_space has the shape {list(expected_shape)}"
-            return [f"{entry} of shape {list(shape)}, and {wanted}"]
-        if bounds is not None or self._checks_dtypes:
-            array = np.asarray(observation)
-            if not np.can_cast(array.dtype, space.dtype, "same_kind"):
-                return [f"{entry} of {array.dtype}, and its observation_space has {space.dtype}"]
-            if bounds is not None and ((array < bounds[0]) | (array > bounds[1])).any():
-                return [f"{entry} of {array.tolist()}, which {space} does not hold"]
-        return []
+        (space, wanted, bounds), found = expected, np.shape(observation)
+        if found != wanted:
+            return [f"{entry} of shape {list(found)}, and its observation_space has the shape {list(wanted)}"]
+        if bounds is None and not self._checks_dtypes:
+            return []
+        array = np.asarray(observation)
+        if not np.can_cast(array.dtype, space.dtype, "same_kind"):
+            return [f"{entry} of {array.dtype}, and its observation_space has {space.dtype}"]
+        is_outside = bounds is not None and ((array < bounds[0]) | (array > bounds[1])).any()
+        return [f"{entry} of {array.tolist()}, which {space} does not hold"] if is_outside else []
 
 
 class LimitedEpisodes(TimeLimit[Any, Any]):

@@ -15,6 +15,7 @@ from lightning_replay.options import (
     checked_count,
     checked_flag,
     checked_number,
+    checked_optional_count,
     missing_extra,
 )
 
@@ -276,8 +277,7 @@ class MultiRooms(FullGrid, MultiRoomEnv):
                 f"min_rooms is {min_rooms} and max_rooms is {max_rooms}; 1 <= min_rooms <= max_rooms <= {MOST_ROOMS} "
                 "is accepted"
             )
-        if max_steps is not None:
-            checked_count("max_steps", max_steps)
+        checked_optional_count("max_steps", max_steps)
         super().__init__(
             minNumRooms=min_rooms,
             maxNumRooms=max_rooms,

@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium import spaces
 
 from lightning_replay.envs.building import TaskChoice
-from lightning_replay.options import checked_choice, checked_count, checked_flag, checked_number
+from lightning_replay.options import checked_choice, checked_count, checked_flag, checked_number, checked_optional_count
 
 FIELD_LENGTH = 52.5  # of the half field, from the midline at x = 0 to the goal line
 FIELD_WIDTH = 68.0  # y runs from -34 to 34
@@ -341,9 +341,7 @@ class HalfField(TaskChoice, gymnasium.Env[Any, Any]):
     ) -> None:
         super().__init__(task)
         self.max_steps: int = checked_count("max_steps", max_steps)
-        self.untouched_limit: int | None = (
-            None if untouched_limit is None else checked_count("untouched_limit", untouched_limit)
-        )
+        self.untouched_limit: int | None = checked_optional_count("untouched_limit", untouched_limit)
         self.frame_skip: int = checked_count("frame_skip", frame_skip)
         self.player_noise: float = checked_number("player_noise", player_noise, 0.0)
         self.ball_noise: float = checked_number("ball_noise", ball_noise, 0.0)

@@ -46,6 +46,6 @@ _MODULES = ("callbacks", "data", "level_data", "replay_data", "playing", "level_
 def __getattr__(name: str) -> Any:
     for module in _MODULES if name in __all__ else ():
         exported = importlib.import_module(f"{__name__}.{module}")
-        if name in exported.__all__:
-            return getattr(exported, name)
+        if name in vars(exported):
+            return vars(exported)[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

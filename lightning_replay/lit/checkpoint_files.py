@@ -4,15 +4,16 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import re
 import shutil
 from collections.abc import Callable, Hashable, Mapping
 from concurrent import futures
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from lightning.fabric.plugins import CheckpointIO, TorchCheckpointIO
@@ -21,14 +22,8 @@ from lightning_utilities.core.apply_func import apply_to_collection
 
 from lightning_replay.saves import FrozenReplay, save_id
 from lightning_replay.saving import DamagedFileError
-from lightning_replay.saving.directory import LOCK_FILE, exclusive, remote_folder
+from lightning_replay.saving.directory import LOCK_FILE, exclusive, local_folder, remote_folder
 from lightning_replay.saving.files import sync
-
-if TYPE_CHECKING:
-    from lightning_replay.saving.folders import Folder
-
-__all__ = ["CheckedCheckpointIO", "ReplayCheckpointIO", "check_checkpoint", "opened", "replays_beside", "saved_replay"]
-
 
 _UNFINISHED = ".unfinished"  # in a replay whose checkpoint file may not be written yet
 
@@ -113,7 +108,7 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
         self._last_task = self._thread.submit(follow)
 
     def wait(self, *, for_end: bool = True) -> None:
-        """Raises the error of what was written in the background, once it has ended."""
+        """Raises the error of what was written in the background; without ``for_end`` only of what has ended by now."""
         task = self._last_task
         if task is not None and (for_end or task.done()):
             futures.wait([task])  # an interrupt leaves it to be waited for
@@ -142,13 +137,13 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
 
     def _save_at_url(self, checkpoint: dict[str, Any], url: str, options: Any, state: Any, replay: Any) -> None:
         before, name = replays_beside(url), _unused_name(url, state["updates"])
-        target: Any = _folder_of(url) / name
+        target = str(_beside(url, name))
         try:
-            with target.to_write() as local:
+            with local_folder(target, writes=True) as local:
                 replay.save(local)
                 state["replay"], state["replay_id"] = name, save_id(local)
         except BaseException:
-            target.remove()
+            _remove_replay(target)
             raise
         super().save_checkpoint(checkpoint, url, options)
         for earlier in before:
@@ -254,37 +249,34 @@ def _is_loadable(value: Any) -> bool:
     return True
 
 
-def _folder_of(path: str | Path) -> Path | Folder:
-    return remote_folder(str(path).rpartition("/")[0]) if "://" in str(path) else Path(path).parent
+def _beside(path: str | Path, name: str) -> Path | str:
+    return f"{str(path).rpartition('/')[0]}/{name}" if "://" in str(path) else Path(path).with_name(name)
 
 
 def _names_beside(path: str | Path) -> list[str]:
-    folder = _folder_of(path)
-    return [place.name for place in folder.glob("*.replay")] if isinstance(folder, Path) else folder.folders()
+    if "://" in str(path):
+        return remote_folder(str(path).rpartition("/")[0]).folders()
+    return [place.name for place in Path(path).parent.glob("*.replay")]
 
 
-def replays_beside(path: str | Path) -> list[Any]:
-    """Returns the replays of a checkpoint: paths, or ``Folder`` where ``path`` is a URL."""
-    return [_folder_of(path) / name for name in _names_beside(path) if _stem_of(name) == Path(path).stem]
+def replays_beside(path: str | Path) -> list[Path | str]:
+    """Returns the replays of a checkpoint: paths, or URLs where ``path`` is one."""
+    return [_beside(path, name) for name in _names_beside(path) if _stem_of(name) == Path(path).stem]
 
 
-def opened(replay: Path | Folder, *, deep: bool = True) -> AbstractContextManager[Path]:
-    return nullcontext(replay) if isinstance(replay, Path) else replay.to_read(deep=deep)
-
-
-def _remove_replay(replay: Path | Folder) -> None:
+def _remove_replay(replay: Path | str) -> None:
     if isinstance(replay, Path):
         shutil.rmtree(replay, ignore_errors=True)
     else:
-        replay.remove()
+        remote_folder(replay).remove()
 
 
-def saved_replay(path: str | Path, name: str | None, replay_id: str) -> Path | Folder:
+def saved_replay(path: str | Path, name: str | None, replay_id: str) -> Path | str:
     """Returns the place of the save ``replay_id`` that a checkpoint names, or of one renamed together with it."""
     others = []
-    for replay in [*([_folder_of(path) / name] if name else []), *replays_beside(path)]:
-        with suppress(FileNotFoundError), opened(replay, deep=False) as files:
-            if save_id(files) == replay_id:
+    for replay in [*([_beside(path, name)] if name else []), *replays_beside(path)]:
+        with suppress(FileNotFoundError):
+            if save_id(replay) == replay_id:
                 return replay
             others.append(replay)
     if others:
@@ -308,12 +300,9 @@ def _new_replay(file: Path, updates: int) -> Path:
 
 def _unused_name(path: str | Path, updates: int) -> str:
     # Not one that is there: the checkpoint may name it until it is overwritten.
-    stem, taken, number = Path(path).stem, _names_beside(path), 0
-    name = f"{stem}.{updates}.replay"
-    while name in taken:
-        number += 1
-        name = f"{stem}.{updates}-{number}.replay"
-    return name
+    stem, taken = Path(path).stem, _names_beside(path)
+    suffixes = itertools.chain([""], map("-{}".format, itertools.count(1)))
+    return next(name for suffix in suffixes if (name := f"{stem}.{updates}{suffix}.replay") not in taken)
 
 
 def _stem_of(replay: str) -> str | None:

@@ -30,9 +30,6 @@ from lightning_replay.saves import FrozenReplay
 from lightning_replay.saving.files import check_writable
 from lightning_replay.training_replay import TrainingReplay
 
-__all__ = ["ReplayCheckpoint", "StopSignals"]
-
-
 SIGTERM_STATUS = 128 + signal.SIGTERM  # of a process, as shells and schedulers read it
 _HINT = b"\nStopping after the training step in progress. A second signal does not wait for it.\n"
 
@@ -123,8 +120,7 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
             FrozenReplay(files.datamodule.replay).close()  # refuses a replay that cannot be saved so
             self._files, files.in_background = files, True
         resumed = trainer.ckpt_path
-        last = self.last_model_path
-        is_same_file = resumed is not None and _exists(last) and _is_same(str(resumed), last)
+        is_same_file = resumed is not None and _file_at(str(resumed)) == _file_at(self.last_model_path)
         if not (source.steps_done if resumed is None else is_same_file):
             # The checkpoints in the folder are of another run: this one writes under other names.
             self.last_model_path = self.kth_best_model_path = ""
@@ -289,7 +285,7 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         # The best ones may be in another folder, or gone.
-        best = {path: score for path, score in state_dict["best_k_models"].items() if _exists(path)}
+        best = {path: score for path, score in state_dict["best_k_models"].items() if _file_at(path)}
         super().load_state_dict(state_dict | {"dirpath": self.dirpath, "best_k_models": best})
 
     def _find_last_checkpoints(self, trainer: L.Trainer) -> set[str]:
@@ -315,14 +311,12 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
         return {chosen}
 
 
-def _exists(path: str) -> bool:
+def _file_at(path: str) -> str | None:
+    # Equal for all names of one file; None where there is none.
     filesystem, place = fsspec.core.url_to_fs(path)
-    return bool(path) and filesystem.exists(place)
-
-
-def _is_same(one: str, other: str) -> bool:
-    (first, place), (second, other_place) = (fsspec.core.url_to_fs(path) for path in (one, other))
-    return type(first) is type(second) and (place == other_place or ("://" not in one and os.path.samefile(one, other)))
+    if not path or not filesystem.exists(place):
+        return None
+    return str(filesystem.unstrip_protocol(place if "://" in path else os.path.realpath(place)))
 
 
 def _clocks_in(path: str, module: str) -> tuple[int, int]:

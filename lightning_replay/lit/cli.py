@@ -14,9 +14,6 @@ from typing import Any, NoReturn
 
 from lightning_replay.options import MissingExtraError, did_you_mean, missing_extra
 
-__all__ = ["SEE_HELP", "main", "sentence_and_cause"]
-
-
 SEE_HELP = " (see lightning-replay --help)"
 _OTHER_WEIGHTS = (
     "ckpt_path is a checkpoint of another agent, or of one with networks of other sizes; give model and data as in "

@@ -24,19 +24,6 @@ from lightning_replay.options import checked_count, checked_number
 from lightning_replay.schedulers import ReturnProgress
 from lightning_replay.training_replay import TrainingReplay
 
-__all__ = [
-    "Collection",
-    "Collector",
-    "Episode",
-    "InformationColumns",
-    "Pace",
-    "RolloutPace",
-    "TaskAssignment",
-    "UpdatePace",
-    "check_tasks",
-]
-
-
 _ROWS_PER_WRITE = 1_024
 
 
@@ -75,7 +62,7 @@ class Collector:
         self._vector, self._num_envs = vector, vector.num_envs
         self._return = np.zeros(self._num_envs)
         self._steps = 0
-        self._began = [0] * self._num_envs  # the step before the first of each episode
+        self._began = np.zeros(self._num_envs, np.int64)  # the step before the first of each episode
 
     def _count_step(self, reward: np.ndarray, done: np.ndarray) -> list[tuple[int, float, int]]:
         """Returns environment, return and length of the episodes that ended."""
@@ -83,10 +70,9 @@ class Collector:
         self._steps += 1
         if not np.count_nonzero(done):
             return []
-        ended = [(i, float(self._return[i]), self._steps - self._began[i]) for i in np.flatnonzero(done).tolist()]
-        self._return[done] = 0.0
-        for i, _, _ in ended:
-            self._began[i] = self._steps
+        lengths, places = self._steps - self._began, np.flatnonzero(done).tolist()
+        ended = [(i, float(self._return[i]), int(lengths[i])) for i in places]
+        self._return[done], self._began[done] = 0.0, self._steps
         return ended
 
     def close(self) -> None:
@@ -390,9 +376,8 @@ def _has(key: str, infos: dict[str, Any], where: np.ndarray) -> np.ndarray:
 def _numbers(key: str, values: Any, has_key: np.ndarray) -> np.ndarray:
     with suppress(TypeError, ValueError):
         given = list(values[has_key])
-        if not any(
-            isinstance(value, str | bytes | complex | np.complexfloating) for value in given
-        ):  # float takes texts
+        others = (str, bytes, complex, np.complexfloating)  # float takes texts
+        if not any(isinstance(value, others) for value in given):
             return np.array([float(value) for value in given])  # NumPy would make NaN of None
     shown = " ".join(str(values).split())  # without line breaks
     raise ValueError(

@@ -26,9 +26,6 @@ from lightning_replay.lit.collection import Collector, Pace, RolloutPace, Update
 from lightning_replay.lit.playing import make_environment
 from lightning_replay.options import check_kind, checked_flag
 
-__all__ = ["ActsAtUpdates", "EnvStepDataModule", "UpdateBatches", "UpdateStream", "source_of"]
-
-
 _PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")  # with float32 weights
 
 
@@ -72,9 +69,6 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
         updates = self.updates_done + self.remaining_updates
         steps = f"{self.env_steps_done:,} of {self.pace.env_steps:,} env steps, " if self.pace.env_steps else ""
         return f"{type(self).__name__}({env}, {steps}{self.updates_done:,} of {updates:,} updates, {source})"
-
-    @abstractmethod
-    def __repr__(self) -> str: ...
 
     def __str__(self) -> str:
         return repr(self)  # Lightning's builds the dataloaders, which need a trainer

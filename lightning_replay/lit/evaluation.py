@@ -6,8 +6,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from typing import Any
 
 import lightning as L
@@ -24,8 +23,6 @@ from lightning_replay.lit.data import ActsAtUpdates, EnvStepDataModule, source_o
 from lightning_replay.lit.level_data import level_source_of
 from lightning_replay.lit.playing import episode_returns
 from lightning_replay.options import checked_count, checked_number
-
-__all__ = ["Evaluate", "GeneralizationGap", "ReplayProgressBar"]
 
 
 class ReplayProgressBar(ProgressBar, ActsAtUpdates):
@@ -186,8 +183,13 @@ class Evaluate(L.Callback, ActsAtUpdates):
         self._evaluate(trainer, agent)
 
     def _evaluate(self, trainer: L.Trainer, agent: L.LightningModule) -> None:
-        with _averaged_weights(trainer, agent):
+        for averaging in _averaging(trainer):  # as Lightning's own validation does
+            averaging.on_validation_epoch_start(trainer, agent)
+        try:
             self._play(trainer, agent)
+        finally:
+            for averaging in _averaging(trainer):
+                averaging.on_validation_epoch_end(trainer, agent)
         self._publish(trainer)
         for logger in trainer.loggers:
             logger.log_metrics(self._metrics())
@@ -225,17 +227,6 @@ def _end_epoch(trainer: L.Trainer) -> None:
 
 def _averaging(trainer: L.Trainer) -> list[WeightAveraging]:
     return [one for one in trainer.callbacks if isinstance(one, WeightAveraging)]  # type: ignore[attr-defined]
-
-
-@contextmanager
-def _averaged_weights(trainer: L.Trainer, agent: L.LightningModule) -> Iterator[None]:
-    for averaging in _averaging(trainer):  # as Lightning's own validation does
-        averaging.on_validation_epoch_start(trainer, agent)
-    try:
-        yield
-    finally:
-        for averaging in _averaging(trainer):
-            averaging.on_validation_epoch_end(trainer, agent)
 
 
 class GeneralizationGap(Evaluate):

@@ -21,8 +21,6 @@ from lightning_replay.lit.playing import act_with_value_on, acting, batch_of_one
 from lightning_replay.options import ABOVE_ZERO, checked_number, checked_share
 from lightning_replay.state import DeclaredState
 
-__all__ = ["LevelCollection", "ReturnNormalization"]
-
 
 class ReturnNormalization(DeclaredState, Discounting):
     """``r / sqrt(var(R) + 1e-8)``, R the discounted sum of rewards of each running episode, clipped to ``±clip``.
@@ -132,10 +130,9 @@ class LevelCollection(Collector):
                 ended = self._count_step(reward, done)
                 if not ended:
                     continue
-                for i in np.flatnonzero(truncated & ~terminated).tolist():
-                    cut.append((i, step, infos["final_obs"][i]))
-                for i, episode_return, steps in ended:
-                    self.episodes.append(Episode(self.env_steps, episode_return, steps, int(level_id[i])))
+                cut += [(i, step, infos["final_obs"][i]) for i in np.flatnonzero(truncated & ~terminated).tolist()]
+                now = self.env_steps
+                self.episodes.extend(Episode(now, total, steps, int(level_id[i])) for i, total, steps in ended)
                 self._start_episodes([i for i, _, _ in ended])
             rollout = _joined(recorded, played)
             # Values of the observations that followed: those of the next row, or of the last one where time ran out.

@@ -22,8 +22,6 @@ from lightning_replay.lit.level_collection import LevelCollection, ReturnNormali
 from lightning_replay.lit.playing import level_returns, make_environment, stochastic_policy
 from lightning_replay.options import check_kind, checked_flag, checked_optional_count, with_named_arguments
 
-__all__ = ["LevelDataModule", "level_source_of"]
-
 
 class LevelDataModule(EnvStepDataModule):
     """Rollouts of ``num_envs`` environments, each of whose episodes plays the level that ``levels`` chooses for it.

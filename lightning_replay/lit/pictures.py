@@ -39,34 +39,28 @@ from lightning_replay.lit.replay_data import ReplayDataModule
 from lightning_replay.options import check_kind, checked_count, checked_optional_count
 from lightning_replay.replay import Replay
 
-__all__ = [
-    "InspectBuffer",
-    "LearningCurve",
-    "LevelCurriculum",
-    "ScoreAgainstStaleness",
-    "draw_learning_curves",
-    "draw_level_curriculum",
-    "draw_score_against_staleness",
-]
-
-
 _UPDATES, _ROLLOUTS = 10_000, 100
 
 
-class _Pictures(L.Callback):
+class _Picture(L.Callback):
     """Writes to a ``path``, by default a file in the trainer's ``log_dir``."""
 
     _file_name: str
+    _content: str = ""  # what is drawn with matplotlib, for the error without it
 
     def __init__(self, path: str | None = None) -> None:
         check_kind("path", path, str | PathLike | None, "a path, or None")
         self.path = path
 
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        if self._content:
+            import_matplotlib(self._content)  # a missing one is reported before the training, not after it
+
     def _file(self, trainer: L.Trainer) -> Path:
         return Path(self.path) if self.path else Path(trainer.log_dir or ".") / self._file_name
 
 
-class InspectBuffer(_Pictures, ActsAtUpdates):
+class InspectBuffer(_Picture, ActsAtUpdates):
     """Every ``every_n_updates`` and at the end looks into the replay or the levels, and writes a page of pictures.
 
     The page is that of ``lightning-replay inspect``, with the figures over the run so far. All loggers record the
@@ -173,15 +167,6 @@ def _log_pictures(
 
 Curve = Sequence[tuple[int, float]]
 _PICTURE = "the learning curve"
-
-
-class _Picture(_Pictures):
-    """Draws at the end of training with matplotlib."""
-
-    _content: str  # what is drawn, for the error without matplotlib
-
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        import_matplotlib(self._content)  # a missing one is reported before the training, not after it
 
 
 class LearningCurve(_Picture, ActsAtUpdates):
@@ -296,8 +281,7 @@ class LevelCurriculum(_Picture):
         self, difficulty: Difficulty | None = None, every_n_rollouts: int = 10, path: str | None = None
     ) -> None:
         super().__init__(path)
-        if difficulty is not None:
-            check_kind("difficulty", difficulty, Callable, "a function from a level's id to a number, or None")
+        check_kind("difficulty", difficulty, Callable | None, "a function from a level's id to a number, or None")
         self.difficulty = difficulty
         self.every_n_rollouts: int = checked_count("every_n_rollouts", every_n_rollouts)
         self.history: list[tuple[int, dict[float, float]]] = []

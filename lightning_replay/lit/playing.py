@@ -32,7 +32,6 @@ from lightning_replay.envs.building import (
     LimitedEpisodes,
     build_environment,
     check_env,
-    checked_reset,
     integer_bounds_of,
     refused_entries,
     with_checked_steps,
@@ -41,27 +40,6 @@ from lightning_replay.levels import SequentialLevels
 from lightning_replay.levels.environments import make_level_vector
 from lightning_replay.options import checked_count
 from lightning_replay.storage.rows import assemble_unchecked, each_part
-
-__all__ = [
-    "Action",
-    "ActionReader",
-    "States",
-    "act_on",
-    "act_with_value_on",
-    "acting",
-    "as_array",
-    "as_input",
-    "batch_of_one",
-    "episode_returns",
-    "level_returns",
-    "make_environment",
-    "make_environments",
-    "random_actions",
-    "states_of",
-    "stochastic_policy",
-    "values_of",
-]
-
 
 # one array, or for actions with parameters the discrete actions [N] and the parameters of all actions [N, P]
 Action = np.ndarray | tuple[np.ndarray, np.ndarray]
@@ -132,8 +110,7 @@ class ActionReader:
                 )
             parts: Any = [read(part, count, source) for read, part in zip(self._parts, returned, strict=True)]
             return parts[0], parts[1]
-        space, array = self._space, as_array(returned)
-        dtype, expected = self._dtype, (count, *self._shape)
+        space, dtype, array, expected = self._space, self._dtype, as_array(returned), (count, *self._shape)
         if array is None or not (array.dtype == dtype or np.can_cast(array.dtype, dtype, "same_kind")):
             raise TypeError(_refusal(returned, space, count, source))
         if array.shape != expected:
@@ -291,7 +268,7 @@ def episode_returns(
     policy: Any = agent
     read = ActionReader(environment.action_space)
     for episode in range(episodes):
-        observation, _ = checked_reset(environment.reset(seed=seed + episode), environment.env)
+        observation, _ = environment.reset(seed=seed + episode)
         total, done = 0.0, False
         with acting(policy):
             states = states_of(agent, 1)

@@ -29,19 +29,17 @@ from lightning_replay.agents.interfaces import (
 )
 from lightning_replay.agents.spaces import spaces_of_sizes
 from lightning_replay.envs.building import checked_info_keys
-from lightning_replay.lit.checkpoint_files import opened, saved_replay
+from lightning_replay.lit.checkpoint_files import saved_replay
 from lightning_replay.lit.collection import Collection, Pace, TaskAssignment, UpdatePace
 from lightning_replay.lit.data import ActsAtUpdates, EnvStepDataModule, UpdateStream
 from lightning_replay.lit.playing import States, episode_returns, make_environments
-from lightning_replay.lit.stored_rows import Columns, row_differences
+from lightning_replay.lit.stored_rows import STATE, Columns, row_differences
 from lightning_replay.mixed_replay import MixedReplay
 from lightning_replay.options import check_kind, checked_count, checked_optional_count, with_named_arguments
 from lightning_replay.replay import Replay
+from lightning_replay.saving.directory import local_folder
 from lightning_replay.schedulers import ReturnProgress
 from lightning_replay.training_replay import TrainingReplay
-
-__all__ = ["ReplayDataModule"]
-
 
 # Lightning takes 100 to 200 us for a training step: 2 % of 16 updates of a small network.
 _JOINED_UPDATES = 16
@@ -271,16 +269,15 @@ class ReplayDataModule(EnvStepDataModule):
             )
         spaces, source = (self.observation_space, self.action_space), f"environment {self.env!r}"
         if of_agent := self.env is None:
-            if not isinstance(self._agent, SizedAgent):
-                return
-            spaces, source = spaces_of_sizes(self._agent.hparams), f"agent {type(self._agent).__name__}"
+            sizes = self._agent.hparams if isinstance(self._agent, SizedAgent) else {}  # else the state alone
+            spaces, source = spaces_of_sizes(sizes), f"agent {type(self._agent).__name__}"
         observation, action = spaces
         assert observation is not None and action is not None
         further: Columns = {("next", key): (torch.float32, (1,)) for key in self._info_keys}
         further |= {("task",): (torch.int64, ())} if self._tasks else {}
         recurrent, num_envs = recurrent_agent(self._agent), self._num_envs if self.pace.env_steps else 0
         if recurrent is not None:
-            further["recurrent_state",] = (torch.float32, tuple(States(recurrent, 1).current.shape[1:]))
+            further[STATE] = (torch.float32, tuple(States(recurrent, 1).current.shape[1:]))
         sides: list[tuple[Any, int]] = [(replay, num_envs)]
         if isinstance(replay, MixedReplay):  # which compares further columns of its sides itself
             sides = [(replay.online, num_envs), (replay.offline, 0)]
@@ -365,7 +362,7 @@ class ReplayDataModule(EnvStepDataModule):
             return
         assert self.trainer is not None
         if self.trainer.is_global_zero:  # a shared replay is loaded once for all processes
-            with opened(self._saved_replay) as saved:
+            with local_folder(self._saved_replay) as saved:
                 self.replay.load(saved)
         self.trainer.strategy.barrier()
         super().load_state_dict(state)

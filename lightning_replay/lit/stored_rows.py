@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from lightning_replay.storage.columns import NOT_STORED
 from lightning_replay.storage.packed import read_columns
 from lightning_replay.storage.rows import leaves_of, shown
 
-__all__ = ["Columns", "row_differences"]
+STATE = ("recurrent_state",)  # of an agent, before each step
 
 #: dtype and shape of one row
 Column = tuple[torch.dtype, tuple[int, ...]]
@@ -34,7 +35,8 @@ def row_differences(
 ) -> list[str]:
     """Returns what differs between stored rows and those of ``num_envs`` environments, a clause for each column.
 
-    ``further`` are columns of the environments beside those that all store. Spaces ``of_agent`` are those of
+    ``further`` are columns beside those that all environments store. Without environments no rows are added, and of
+    all columns beside those of the spaces only the present ones matter. Spaces ``of_agent`` are those of
     :func:`~lightning_replay.agents.spaces.spaces_of_sizes`, whose integers may have any dtype.
     """
     if replay._changes_rows:  # transforms, on their way in
@@ -45,6 +47,7 @@ def row_differences(
     actions_of = leaf_spaces(action_space, ("action",))
     spaces = leaf_spaces(observation_space, ("observation",)) | actions_of
     spaces |= leaf_spaces(observation_space, ("next", "observation"))
+    spaces = {key: space for key, space in spaces.items() if space.shape is not None}  # else no sizes are given
     expected: Columns = {key: _column_of(space) for key, space in spaces.items()}
     slots = held_slots(replay.storage)
     row = replay.storage.get(slots[:1])[0]
@@ -52,15 +55,19 @@ def row_differences(
     if of_agent:  # which takes these columns as well
         taken = (key for key, space in spaces.items() if key in stored and _takes(key, space, *stored[key]))
         expected |= {key: stored[key] for key in taken}
-    if num_envs:  # else no rows are added, and columns of the spaces alone matter
-        ends = {("next", name): (torch.bool, (1,)) for name in ("terminated", "truncated", "done")}
-        expected |= {("next", "reward"): (torch.float32, (1,))} | ends | further
-        if num_envs > 1 or ("trajectory",) in stored:
-            expected["trajectory",] = (torch.int64, ())
+    ends = {("next", name): (torch.bool, (1,)) for name in ("terminated", "truncated", "done")}
+    further = {("next", "reward"): (torch.float32, (1,))} | ends | further
+    if num_envs > 1 or (num_envs and ("trajectory",) in stored):
+        further["trajectory",] = (torch.int64, ())
+    if not num_envs:
+        # Losses take rewards and ends of any dtype, and without a dimension.
+        is_number = {key: key[0] == "next" and math.prod(shape) == 1 for key, (_, shape) in stored.items()}
+        further = {key: column for key, column in further.items() if not is_number.get(key, True)}
+    expected |= further
     absent, source = "no such column", "agent" if of_agent else "environment"
     differences = [
-        f"{shown(key)}: stored {stored.get(key, absent)}, of the {source} {expected.get(key, absent)}"
-        + _remedy(key, stored.get(key), expected.get(key), spaces.get(key))
+        f"{shown(key)}: stored {stored.get(key, absent)}, of the {'agent' if key == STATE else source} "
+        f"{expected.get(key, absent)}{_remedy(key, stored.get(key), expected.get(key), spaces.get(key))}"
         for key in sorted(expected.keys() | stored.keys() if num_envs else expected)
         if stored.get(key) != expected.get(key)
     ]
@@ -84,10 +91,10 @@ def _takes(key: tuple[str, ...], space: Space[Any], dtype: torch.dtype, shape: t
 
 
 def _remedy(key: tuple[str, ...], stored: Column | None, expected: Column | None, space: Space[Any] | None) -> str:
-    if expected is None:
-        return f" (leave it out: rows.exclude({shown(key)}))"
+    if expected is None or (key == STATE and stored is not None):
+        return f" (leave it out{'' if expected is None else ' for zeros'}: rows.exclude({shown(key)}))"
     if stored is None:
-        known = {"recurrent_state": "zeros will do", "trajectory": "the number of each row's episode"}
-        return f" ({known[key[0]]})" if key[0] in known else ""
+        known = {STATE: "zeros will do", ("trajectory",): "the number of each row's episode"}
+        return f" ({known[key]})" if key in known else ""
     is_one_hot = isinstance(space, Discrete) and stored[1] == (space.n,)
     return " (of one-hot values store argmax(-1))" if is_one_hot else ""

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from lightning_replay.options import missing_extra
+from lightning_replay.options import MissingExtraError, missing_extra
 from lightning_replay.saving.files import MALFORMED, DamagedFileError, check_regular, replace_file, sync
 
 if TYPE_CHECKING:
@@ -47,16 +47,17 @@ class NewSave:
 
 
 @contextmanager
-def local_folder(path: str | Path, *, writes: bool = False) -> Iterator[Path]:
+def local_folder(path: str | Path, *, writes: bool = False, deep: bool = True) -> Iterator[Path]:
     """Context manager for a folder on this machine: that at the path, or of a URL of fsspec a copy.
 
-    A copy that was written is uploaded at the end, data before the manifest that names them.
+    A copy that was written is uploaded at the end, data before the manifest that names them. One that is not ``deep``
+    has the files of the folder alone.
     """
     if "://" not in str(path):
         yield Path(path)
         return
     folder = remote_folder(str(path))
-    with folder.to_write() if writes else folder.to_read() as local:
+    with folder.to_write() if writes else folder.to_read(deep=deep) as local:
         yield local
 
 
@@ -64,9 +65,17 @@ def remote_folder(url: str) -> Folder:
     """Returns the folder at a URL of fsspec."""
     try:
         from lightning_replay.saving.folders import Folder
-    except ModuleNotFoundError as error:  # pyarrow
-        raise missing_extra(f"{url}, on another file system,", "pyarrow", "remote") from error
-    return Folder.at_url(url)
+
+        return Folder.at_url(url)
+    except ModuleNotFoundError as error:
+        raise missing_extra(f"{url}, on another file system,", str(error.name), "remote") from error
+    except ImportError as error:  # of fsspec, from that of the protocol's package
+        raise MissingExtraError(f"{url} needs {getattr(error.__cause__, 'name', 'a package')}: {error}") from error
+    except ValueError as error:
+        raise ValueError(
+            f"{url} cannot be used: {error}. Give a folder, or a URL of fsspec, such as s3://bucket/folder (package "
+            "s3fs), gs:// (gcsfs) or abfs:// (adlfs)"
+        ) from error
 
 
 @contextmanager

@@ -68,10 +68,8 @@ def recorded(cls: C, *, set_again: tuple[str, ...] = (), chosen_when_loaded: tup
             bound.apply_defaults()
             arguments: dict[str, Any] = {}
             for name, value in list(bound.arguments.items())[1:]:
-                if kinds[name] is inspect.Parameter.VAR_KEYWORD:
-                    arguments |= value
-                elif kinds[name] is not inspect.Parameter.VAR_POSITIONAL:  # of object
-                    arguments[name] = value
+                if kinds[name] is not inspect.Parameter.VAR_POSITIONAL:  # of object
+                    arguments |= value if kinds[name] is inspect.Parameter.VAR_KEYWORD else {name: value}
             object.__setattr__(self, "init_arguments", arguments)
         with torch.inference_mode(False):  # its tensors are written to later
             original(self, *args, **kwargs)

@@ -249,3 +249,27 @@ def test_entries_in_which_an_environment_differs_are_named(other: Any, ours: str
     message = f"DQN was built with {built}, and the environment of DQN has observation_size{theirs}. Give both"
     with pytest.raises(ValueError, match=re.escape(message)):
         DQN(other, 2)._refuse_other_sizes(SIZES, DQN)
+
+
+def test_the_number_of_actions_of_an_environment_is_compared_and_not_their_bounds() -> None:
+    agent = SAC(3, [-1.0], [1.0])
+    agent._refuse_other_sizes({"observation_size": 3, "action_low": [-2.0], "action_high": [2.0]}, SAC)
+    message = "SAC was built with action_low=1 number(s), and the environment of SAC has action_low=2 number(s). Give"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        agent._refuse_other_sizes({"observation_size": 3, "action_low": [-2.0] * 2, "action_high": [2.0]}, SAC)
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_flat_observations_are_not_passed_through_an_encoder(name: str, monkeypatch) -> None:
+    """And weights have the names that they had, with an encoder and without."""
+    agent, seeing = AGENTS[name](4), AGENTS[name](SEEN)
+    images = {key for key in seeing.state_dict() if "encoder" in key}
+    assert images == {
+        f"{kind}observation_encoder.parts.0.body.{part}.{weights}"
+        for kind in ("", "target_")
+        for part in ("0.0", "0.2", "0.4", "1", "2")
+        for weights in ("weight", "bias")
+    }
+    assert seeing.state_dict().keys() - images == agent.state_dict().keys()
+    monkeypatch.setattr(torch.nn.Identity, "forward", None)
+    agent.act(torch.zeros(3, 4), explore=True)

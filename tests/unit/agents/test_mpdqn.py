@@ -294,7 +294,7 @@ def test_sizes_and_bounds_must_agree() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             MPDQN(observation_size=1, parameter_sizes=[1], parameter_low=[low], parameter_high=[high])
-    with pytest.raises(ValueError, match=r"target_low 5.0 is above target_high 0.0"):
+    with pytest.raises(ValueError, match=r"target_low is 5.0 and target_high 0.0; give the least return"):
         MPDQN(target_low=5.0, target_high=0.0)
 
 

@@ -364,7 +364,7 @@ def test_noisy_layers_begin_with_the_given_deviation():
     ("options", "message"),
     [
         ({"atoms": 1}, "atoms is 1; it must be a whole number from 2 on"),
-        ({"value_low": 1.0, "value_high": 1.0}, "value_low is 1.0 and value_high 1.0.*ascending"),
+        ({"value_low": 1.0, "value_high": 1.0}, "value_low is 1.0 and value_high 1.0; give the least return"),
     ],
 )
 def test_bad_options_are_refused(options, message):

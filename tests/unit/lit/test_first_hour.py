@@ -106,7 +106,7 @@ def test_what_builds_no_environment_is_refused(env, message) -> None:
             {"num_actions": 3},
             r"_size=4, num_actions=5, and .* leave these out: DQN\(\) reads them",
         ),
-        (TD3(2, [-1.0, 0.0], [1.0, 1.0]), {}, r"low=\[-1.0, 0.0\], .*high=\[1.0, 1.0\], and .*low=\[-1.0\]"),
+        (TD3(2, [-1.0, 0.0], [1.0, 1.0]), {}, r"low=2 number\(s\), .*high=2 num.*, and .*low=1 number\(s\)"),
         (TD3(2, [-1.0], [1.0]), {"num_actions": 3}, r"TD3 got the action space Discrete\(3\)"),
     ],
 )

@@ -355,3 +355,51 @@ def test_parameterized_actions_are_compared_with_an_agent(tmp_path: Path) -> Non
         )
         with pytest.raises(ValueError, match=clause) if clause else nullcontext():
             make_trainer(tmp_path).fit(agent, datamodule=ReplayDataModule(replay=replay, updates=2))
+
+
+@pytest.mark.parametrize("env", [None, "CartPole-v1"])
+@pytest.mark.parametrize(
+    ("key", "column", "clause"),
+    [
+        ("recurrent_state", torch.zeros(40, 2, 4), None),
+        ("recurrent_state", torch.zeros(40, 2, 8), r"\(2, 8\)\), of the agent \(torch.float32, \(2, 4\)\) \(leave it"),
+        ("recurrent_state", torch.zeros(40, 2, 4).double(), r"torch.float64, \(2, 4\)\), of the agent"),
+        (("next", "reward"), torch.zeros(40).double(), None),
+        (("next", "reward"), torch.zeros(40, 2), r"\('next', 'reward'\): stored \(torch.float32, \(2,\)\), of the"),
+        (("next", "terminated"), torch.zeros(40, 3).bool(), r"\('next', 'terminated'\): stored \(torch.bool, \(3,\)"),
+    ],
+)
+def test_present_columns_of_losses_are_compared_without_collecting(tmp_path, env, key, column, clause) -> None:
+    agent = RecurrentDQN(4, 2, hidden_sizes=(4,), state_size=4)
+    rows = pendulum_rows(40).set("action", torch.zeros(40).long()).set("trajectory", torch.arange(40) // 8)
+    rows["observation"], rows["next", "observation"] = torch.zeros(40, 4), torch.zeros(40, 4)
+    replay = fill(recipes.sequences(capacity=40, batch_size=2, length=4, seed=0), rows.set(key, column))
+    with pytest.raises(ValueError, match=clause) if clause else nullcontext():
+        make_trainer(tmp_path).fit(agent, datamodule=ReplayDataModule(env, replay, updates=2))
+
+
+class Remembers(Tiny):
+    is_recurrent = True
+
+    def initial_state(self, num_envs: int) -> Tensor:
+        return torch.zeros(num_envs, 1)
+
+    def act_with_state(self, observation: Tensor, state: Tensor, explore: bool) -> tuple[Tensor, Tensor]:
+        return self.act(observation, explore), state
+
+
+def test_the_state_of_ones_own_agent_is_compared_without_environment(tmp_path: Path) -> None:
+    replay = recipes.sequences(capacity=40, batch_size=2, length=4, seed=0)
+    replay.extend(pendulum_rows(40).set("recurrent_state", torch.zeros(40, 3)))
+    with pytest.raises(ValueError, match=r"not those of the agent Remembers. Different: 'recurrent_state': stored "):
+        make_trainer(tmp_path).fit(Remembers(), datamodule=ReplayDataModule(replay=replay, updates=2))
+
+
+@pytest.mark.parametrize("kind", [SAC, IQL, CQL, TD3])
+@pytest.mark.parametrize("missing", [["reward"], ["terminated", "truncated", "done"]])
+def test_columns_that_learning_needs_are_named(tmp_path: Path, kind: Any, missing: list[str]) -> None:
+    rows = pendulum_rows(32)
+    replay = make_replay()
+    replay.extend(rows.exclude(*(("next", name) for name in missing)))
+    with pytest.raises(ValueError, match=r"rows have the columns \['.*'\] under 'next', and learning takes reward"):
+        make_trainer(tmp_path).fit(kind(3, [-2.0], [2.0]), datamodule=ReplayDataModule(replay=replay, updates=2))

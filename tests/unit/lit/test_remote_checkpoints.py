@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Iterator
 
 import fsspec
@@ -11,7 +13,8 @@ import torch
 from fsspec.implementations.memory import MemoryFileSystem
 
 from lightning_replay import load_replay, recipes, save_replay
-from lightning_replay.saves import verify_replay
+from lightning_replay.options import MissingExtraError
+from lightning_replay.saves import save_id, verify_replay
 from lightning_replay.saving import DamagedFileError
 from tests.transitions import numbered_steps
 from tests.unit.lit.test_replay_checkpoint import run
@@ -127,3 +130,48 @@ def test_replays_are_saved_to_and_loaded_from_urls(url: str) -> None:
     assert torch.equal(again.sample()["index"], drawn) and torch.equal(other.sample()["index"], drawn)
     with pytest.raises(FileNotFoundError, match=f"no saved replay buffer in {url}/elsewhere: "):
         load_replay(f"{url}/elsewhere")
+
+
+def test_the_id_of_a_save_is_read_from_its_url_without_its_rows(url: str, monkeypatch) -> None:
+    replay = recipes.uniform(20, 4, seed=0)
+    replay.extend(numbered_steps(0, 12))
+    save_replay(replay, f"{url}/buffer")
+    filesystem, path = fsspec.core.url_to_fs(f"{url}/buffer")
+    manifest = json.loads(filesystem.cat_file(f"{path}/replay.json"))
+    opens, read = type(filesystem)._open, []
+
+    def noting(self, path, *arguments, **options):
+        read.append(path.rpartition("/")[2])
+        return opens(self, path, *arguments, **options)
+
+    monkeypatch.setattr(type(filesystem), "_open", noting)
+    assert save_id(f"{url}/buffer") == manifest["id"]
+    assert {*read} == {"replay.json"}
+
+
+@pytest.mark.parametrize(
+    ("url", "kind", "message"),
+    [
+        ("s3://bucket/run", MissingExtraError, r"s3://bucket/run needs s3fs: Install s3fs to access S3"),
+        ("gs://bucket/run", MissingExtraError, r"gs://bucket/run needs gcsfs: Please install gcsfs"),
+        (
+            "foo://bucket/run",
+            ValueError,
+            r"foo://bucket/run cannot be used: Protocol not known: foo. Give a folder, or",
+        ),
+    ],
+)
+def test_packages_and_protocols_that_are_missing_are_named(monkeypatch, url: str, kind, message: str) -> None:
+    for package in ("s3fs", "gcsfs"):
+        monkeypatch.setitem(sys.modules, package, None)
+    replay = recipes.uniform(20, 4, seed=0)
+    for use in (replay.save, replay.load, save_id):
+        with pytest.raises(kind, match=f"^{message}"):
+            use(url)
+
+
+def test_without_pyarrow_its_extra_is_named(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.delitem(sys.modules, "lightning_replay.saving.folders")
+    with pytest.raises(MissingExtraError, match=r"needs pyarrow, .*lightning-replay\[remote\]"):
+        save_id("memory://bucket/run")
