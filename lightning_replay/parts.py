@@ -202,6 +202,10 @@ class ReplaySampler(PartHooks, Sampler):
     def check_priority(self, priority: Tensor) -> None:
         """Refuses priorities given with new rows, float32 ``[N]``, by raising ``ValueError``; called before storing."""
 
+    def awaits_rows(self, storage: Any) -> bool:
+        """Returns whether nothing can be drawn yet although rows are stored; a mixed replay draws elsewhere then."""
+        return False
+
     def on_evict(self, index: Tensor) -> None:
         """Removes rows, slots ``[n]``, that left without being overwritten."""
 

@@ -538,12 +538,12 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
 
     def __getitem__(self, index: Any) -> Any:
         """Returns stored rows as they are, transforms not applied, or a column of all by its key."""
-        if isinstance(index, tuple | str):  # a key, or an index of several dimensions
+        takes_all = isinstance(self._storage, TensorStorage)  # others read True and False as 1 and 0
+        # A key, or an index of several dimensions.
+        if isinstance(index, tuple | str) or not (takes_all or isinstance(index, int | np.integer | slice)):
             return self[:][index]
-        if isinstance(index, Tensor):  # of which a storage of a list would read True and False as 1 and 0
-            index = index.cpu().numpy()
         with self._replay_lock:
-            rows = self._storage[index]
+            rows = self._storage[index.cpu().numpy() if isinstance(index, Tensor) else index]
         return rows if isinstance(index, int | np.integer) else self._collate_fn(rows)
 
     def _read(self, index: Tensor) -> tuple[TensorDictBase, Tensor | None, list[Transform]]:
@@ -796,10 +796,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
     def after_fork(self) -> None:
         """Replaces locks and thread in a forked process, which draws anew the batches drawn ahead."""
         if forking.is_held_elsewhere(self._replay_lock):
-            self._refusal = (
-                f"this process was forked while another thread used this {type(self).__name__}, which may be "
-                "half-changed here. Fork when nobody uses it, or build a buffer in this process"
-            )
+            self._refusal = forking.half_changed(self)
         # The parent's thread, which may hold them, is not in this process.
         self._replay_lock, self._futures_lock = threading.RLock(), threading.RLock()
         self._prefetch_queue.clear()  # some may be drawn by the thread, which the child has not
@@ -1011,6 +1008,11 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
     def signals(self) -> tuple[str, ...]:
         """Names of the signals that :meth:`update_priority` takes."""
         return (*SIGNALS, *self._writer_hooks.signals)
+
+    @property
+    def awaits_rows(self) -> bool:
+        """Whether rows are stored of which the sampler can draw nothing yet, such as a complete sequence."""
+        return self._sampler_hooks.awaits_rows(self._storage)
 
     @property
     def sampler_name(self) -> str:

@@ -331,7 +331,7 @@ class FrameStorage(PackedStorage):
         if FRAMES in leaves:
             raise ValueError(f"the column {FRAMES[0]!r} is the storage's own; rename it. Nothing was stored")
         for key in self.image_keys:
-            frames = []
+            shapes = []
             for given in (key, ("next", *key)):
                 dtype, shape = leaves.get(given, (None, torch.Size()))
                 if dtype != torch.uint8 or not self.takes_shape(shape):
@@ -339,11 +339,11 @@ class FrameStorage(PackedStorage):
                     is_dense = isinstance(value, Tensor) and not value.is_nested
                     described = f"{value.dtype} {list(value.shape)}" if is_dense else type(value).__name__
                     raise self._wrong_stacks(key, f"{shown(given)} is {described}")
-                frames.append(list(shape[not self._is_image(shape) :]))
-            if frames[0] != frames[1]:
+                shapes.append(list(shape))
+            if shapes[0] != shapes[1]:
                 raise ValueError(
-                    f"the frames under {shown(key)} have shape {frames[0]} and those under {shown(('next', *key))} "
-                    f"{frames[1]}; all frames of a column need one shape. Nothing was stored"
+                    f"the stacks under {shown(key)} have shape {shapes[0]} and those under {shown(('next', *key))} "
+                    f"{shapes[1]}; both need one shape. Nothing was stored"
                 )
         self._allocate_all([(key, *leaf) for key, leaf in leaves.items()])
 

@@ -59,6 +59,14 @@ def is_held_elsewhere(lock: Any) -> bool:
     return False
 
 
+def half_changed(one: Any) -> str:
+    """Returns why a buffer is refused in a process that was forked while another thread used it."""
+    return (
+        f"this process was forked while another thread used this {type(one).__name__}, which may be half-changed here. "
+        "Fork when nobody uses it, or build it in this process"
+    )
+
+
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=lambda: [one.after_fork() for one in list(_living)])
 
@@ -154,10 +162,7 @@ class PackedStorage(LazyTensorStorage):
     def after_fork(self) -> None:
         """Replaces the lock in a forked process, which may not write into a file of its parent."""
         if is_held_elsewhere(self.snapshots.lock):
-            self._refusal = (
-                f"this process was forked while another thread used this {type(self).__name__}, whose rows may be "
-                "half-written here. Fork when nobody writes or saves, or build a storage in this process"
-            )
+            self._refusal = half_changed(self)
         elif self._shared_writes is not None and self.initialized:
             self._refusal = (
                 f"the rows of this {type(self).__name__} lie in a file that a forked process shares with its "
@@ -557,7 +562,13 @@ class PackedStorage(LazyTensorStorage):
                 self.snapshots.close(rows)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned; a refused state changes nothing."""
+        """Restores what :meth:`state_dict` returned.
+
+        Raises:
+            ValueError: another capacity was saved, or rows that do not fit their layout; nothing is changed.
+            MemoryError: the rows do not fit.
+            RuntimeError: see :meth:`check_writable`.
+        """
         self.check_writable()
         layout = self._saved_layout(state_dict)
         least = max(self._least_generation, state_dict["least_generation"])

@@ -250,7 +250,7 @@ class EventTableWriter(TableWriter):
         self._columns = columns
 
     def _test(self, columns: Sequence[Column], given: Any, breaks: Breaks | None) -> np.ndarray:
-        """Returns which events happened in each row, bool ``[V, N]``; conditions are not compiled get ``given``."""
+        """Returns which events happened in each row, bool ``[V, N]``; called conditions get ``given``."""
         happened = self._block(columns)
         for number in self._block.others:
             rows, condition = as_rows(given), self._events[number].condition
