@@ -218,8 +218,9 @@ class MixedReplay(Seeded, TrainingReplay):
             offline = int(exact)
             if exact > offline:
                 offline += uniform(self._generator) < exact - offline
-            if 0 < offline < count and (len(self.online) < count - offline or self.online.awaits_rows):
-                offline = count
+            if 0 < offline < count:  # where all are of one side, that says what it lacks
+                lacks = len(self.online) < count - offline
+                offline = count if lacks or self.online._sampler_hooks.awaits_rows(self.online._storage) else offline
             if offline and not len(self.offline):
                 raise RuntimeError("offline is empty; call offline.extend(rows) before the first draw, or give share=0")
             rows_of = ((self.online, count - offline), (self.offline, offline))
@@ -263,8 +264,7 @@ class MixedReplay(Seeded, TrainingReplay):
         td_error = td_error_of(td_error, signals, self.online.signals + self.offline.signals)
         index, td_error, generation = given_feedback(index, td_error, generation)
         first, of_rows = index if index.ndim == 1 else index[:, 0], {"td_error": td_error, "generation": generation}
-        for name, value in signals.items():
-            of_rows[name] = row_numbers(name, value, "a tensor [B, ...]")
+        of_rows |= {name: row_numbers(name, value, "a tensor [B, ...]") for name, value in signals.items()}
         for name, value in of_rows.items():
             if value is not None and value.shape[:1] != index.shape[:1]:
                 raise ValueError(

@@ -28,8 +28,8 @@ from lightning_replay.feedback import (
     Feedback,
     Judged,
     given_feedback,
-    given_priority,
     judged,
+    magnitudes,
     set_in_one_pass,
     td_error_of,
 )
@@ -388,7 +388,8 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
                 rows = as_rows(rows)
                 priority = rows.get(self.priority_key, None)
             if priority is not None:
-                priority = given_priority(priority, rows.shape[0])
+                refused = f"Nothing was stored; leave {self.priority_key!r} out, or pass update_priority=False"
+                priority = magnitudes(priority, rows.shape[0], refused)
                 # Before the writer writes: a priority that is refused later would leave the row without one.
                 sampler.check_priority(priority)
         if self._checks_rows:
@@ -1008,11 +1009,6 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
     def signals(self) -> tuple[str, ...]:
         """Names of the signals that :meth:`update_priority` takes."""
         return (*SIGNALS, *self._writer_hooks.signals)
-
-    @property
-    def awaits_rows(self) -> bool:
-        """Whether rows are stored of which the sampler can draw nothing yet, such as a complete sequence."""
-        return self._sampler_hooks.awaits_rows(self._storage)
 
     @property
     def sampler_name(self) -> str:

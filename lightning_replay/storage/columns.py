@@ -183,22 +183,14 @@ class TransitionCheck:
       :func:`~lightning_replay.episodes.links.with_real_ends` finds the ends.
     * ``trajectory`` is not of an integer dtype: episodes could not be distinguished.
     * NaN or infinity in the reward or an observation: any column that is also under ``"next"``, or is named so. One
-      such row makes every network it trains NaN.
-
-    Args:
-        check_finite: whether to refuse NaN and infinity.
+      such row makes every network it trains NaN. Not without ``check_finite``.
     """
 
     def __init__(self, check_finite: bool = True) -> None:
         self.check_finite = check_finite
 
     def __call__(self, columns: Mapping[Key, Column]) -> None:
-        """Checks columns ``[N, ...]``, tensors or arrays by key.
-
-        Raises:
-            TypeError: ``trajectory`` is not of an integer dtype.
-            ValueError: contradicting flags, NaN or infinity; the message names the column and the rows.
-        """
+        """Checks columns ``[N, ...]``, tensors or arrays by key."""
         self.of(columns)(list(columns.values()))
 
     def of(self, columns: Mapping[Key, Column]) -> Callable[[Sequence[Column]], None]:

@@ -93,10 +93,8 @@ def chain(key: int, index: FrameIndex) -> Iterator[int]:
 
 
 def _matched(keys: list[int], index: FrameIndex, is_equal: Callable[[int, int], bool]) -> tuple[np.ndarray, list[int]]:
-    """Returns ``frames`` and ``sources`` of :class:`Found` for given frames of these hashes.
-
-    ``is_equal`` compares a given frame with one in the pool, a place above 0, or one given before it, ``-1 - place``.
-    """
+    # Frames and sources of Found. is_equal compares a given frame with one in the pool, a place above 0, or one given
+    # before it, -1 - place.
     frames = np.empty(len(keys), dtype=np.int32)
     sources: list[int] = []
     numbers: dict[int, list[int]] = {}
@@ -145,17 +143,8 @@ class FramePool:
     """Frames by number, no two alike, each kept while something refers to it.
 
     Frames are recognised by their bytes alone, across trajectories as well: a hash finds candidates, of which every
-    byte is compared. Frame 0 is none; its bytes are 0.
-
-    Args:
-        capacity: most frames.
-        shape: of a frame, uint8.
-        device: where they are kept.
-        memmap: a directory for a scratch file that holds them.
-        beside: bytes that must be free for others, too.
-
-    Raises:
-        MemoryError: they do not fit.
+    byte is compared. Frame 0 is none; its bytes are 0. Memory for ``capacity`` frames of ``shape``, uint8, and
+    ``beside`` bytes for others must be free, see :func:`~lightning_replay.memory.allocate_rows`.
 
     Example:
         >>> pool = FramePool(3, torch.Size([2, 2]))

@@ -183,10 +183,6 @@ class FrameStorage(PackedStorage):
         self._looked_up = None  # tensors that are given again may have other content
         super()._check(values)
 
-    def room_for(self, values: Sequence[Column], slots: Tensor | np.ndarray | None = None) -> bool:
-        """Returns whether the frames of values fit; see :meth:`frames_missing`."""
-        return self.frames_missing(values, slots) == 0
-
     def frames_missing(self, values: Sequence[Column], slots: slice | Tensor | np.ndarray | None = None) -> int:
         """Returns how many frames lack, of the worst column, to write :meth:`checked_values`; 0 if they fit."""
         assert self._images is not None

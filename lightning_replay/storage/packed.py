@@ -327,21 +327,17 @@ class PackedStorage(LazyTensorStorage):
         if isinstance(slots, range) and slots.step == 1:
             slots = slice(slots.start, slots.stop)
         else:
-            slots = self._checked_slots(torch.as_tensor(slots, dtype=torch.int64, device=self.device))
+            slots = torch.as_tensor(slots, dtype=torch.int64, device=self.device)
+            if not slots.numel():
+                raise ValueError("cursor is empty; it must be at least one slot. Nothing was written")
+            lowest, highest = (int(bound) for bound in slots.aminmax())
+            if lowest < 0 or highest >= self.capacity:  # the compiled loop that writes rows checks no bounds
+                raise IndexError(
+                    f"cursor has slots from {lowest} to {highest}; they must be from 0 to {self.capacity - 1}. Nothing "
+                    "was written"
+                )
         values = self.checked_values(data)
         self.write(slots, values, grow=set_cursor)
-
-    def _checked_slots(self, slots: Tensor) -> Tensor:
-        # The compiled loop that writes rows checks no bounds.
-        if not slots.numel():
-            raise ValueError("cursor is empty; it must be at least one slot. Nothing was written")
-        lowest, highest = (int(bound) for bound in slots.aminmax())
-        if lowest < 0 or highest >= self.capacity:
-            raise IndexError(
-                f"cursor has slots from {lowest} to {highest}; they must be from 0 to {self.capacity - 1}. Nothing was "
-                "written"
-            )
-        return slots
 
     def checked_values(self, data: TensorDictBase) -> list[Column]:
         """Returns the values of rows ``[N]`` in the order of the columns, after all checks of :meth:`set`."""

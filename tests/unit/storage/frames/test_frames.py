@@ -127,7 +127,7 @@ def test_stacks_that_are_views_are_stored_as_they_look(search) -> None:
 def test_rows_changed_after_a_question_about_their_room_are_stored_as_they_are() -> None:
     storage = storage_of(frame_rows(EPISODE), frames=7)  # 5, 6, 7 and 8 are held, and 1 to 4 are too many
     row = frame_rows([((1, 2, 3), (4, 5, 6))])
-    assert not storage.room_for(storage.checked_values(row))
+    assert storage.frames_missing(storage.checked_values(row))
     row["pixels"].copy_(image_of((8, 8, 7), (4, 4)))
     storage.set(slice(3, 4), row)
     assert stacks_in(storage.get(torch.tensor([3]))) == [((8, 8, 7), (4, 5, 6))]
@@ -324,7 +324,10 @@ def test_keys_may_be_nested() -> None:
         (lambda rows: rows.set("pixels", rows["pixels"][:, :2]), r"'pixels' is torch.uint8 \[3, 2, 4, 4\]"),
         (lambda rows: rows.set("pixels", rows["pixels"][:, 0]), r"'pixels' is torch.uint8 \[3, 4, 4\]"),
         (lambda rows: rows.set("pixels", rows["pixels"][..., :0]), r"'pixels' is torch.uint8 \[3, 3, 4, 0\]"),
-        (lambda rows: rows.set(("next", "pixels"), rows["next", "pixels"][..., :3]), r"\[3, 4, 4\].*\[3, 4, 3\].*one shape"),
+        (
+            lambda rows: rows.set(("next", "pixels"), rows["next", "pixels"][..., :3]),
+            r"\[3, 4, 4\].*\[3, 4, 3\].*one shape",
+        ),
         (lambda rows: rows.set("frames_of_stacks", rows["action"]), r"frames_of_stacks.*rename"),
     ],
 )
