@@ -146,12 +146,6 @@ class FrameStorage(PackedStorage):
             return self.held_by
         return FirstSlots(self._len) if self._live is None or self._live.count == self._len else self._live
 
-    def held_slots(self) -> np.ndarray:
-        """Slots that hold a row, int64 ``[num_held]``, ascending."""
-        if self._images is None:
-            return np.zeros(0, dtype=np.int64)
-        return self._images[0].numbers[: self._len, 0].nonzero().flatten().cpu().numpy()
-
     def build_options(self) -> dict[str, Any]:
         """Returns the options that saved rows presume: frames in a stack, their key, and ``frame_capacity``."""
         keys, capacity = [list(key) for key in self.image_keys], self.frame_capacity
@@ -220,7 +214,8 @@ class FrameStorage(PackedStorage):
             if self.held_by is None:  # tables count their rows themselves
                 self._next_generation(index)
                 if self._live is None:
-                    self._live = SlotSet.from_state(self.capacity, torch.from_numpy(self.held_slots()))
+                    held = self._images[0].numbers[: self._len, 0].nonzero().flatten()
+                    self._live = SlotSet.from_state(self.capacity, held.cpu())
                 self._live.remove(index.cpu().numpy())
             for images in self._images:
                 images.pool.release(self._numbers_at(images, index))

@@ -409,7 +409,7 @@ def test_rows_released_by_others_do_not_count_as_the_oldest() -> None:
 
 
 def held_actions(replay) -> list[int]:
-    slots = torch.from_numpy(replay.storage.held_slots())
+    slots = replay.storage.occupancy.slots()
     return sorted(replay.storage.get(slots)["action"].tolist())
 
 
