@@ -191,7 +191,7 @@ def floating_columns(batch: TensorDictBase, paths: Iterable[tuple[str, ...]], re
         if not column.is_floating_point():
             raise ValueError(
                 f"{listed([key])} has dtype {column.dtype}; {reader} changes floating columns. Convert it before it is "
-                "stored, or name other columns with keys="
+                "stored, or name other keys with keys="
             )
     return columns
 

@@ -75,7 +75,7 @@ def test_keys_and_kind_are_options_of_the_recipe() -> None:
 def test_entries_that_cannot_be_disturbed_are_refused_and_nothing_is_changed() -> None:
     steps = make_steps(2)
     steps["action"] = torch.zeros(2, dtype=torch.int64)
-    with pytest.raises(ValueError, match=r"'action' has dtype torch.int64; .*or name other columns with keys="):
+    with pytest.raises(ValueError, match=r"'action' has dtype torch.int64; .*or name other keys with keys="):
         GaussianNoise()(steps)
     assert (steps["observation"] == 1).all()
     with pytest.raises(ValueError, match=r"\('next', 'terminated'\) has dtype torch.bool"):
