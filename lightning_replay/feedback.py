@@ -207,10 +207,7 @@ def row_numbers(name: str, value: Any, accepted: str, outcome: str = "No priorit
 
 
 def td_error_of(td_error: Any, signals: dict[str, Any], known: Sequence[str]) -> Any:
-    """Returns TD errors given as such or as ``priority``, TorchRL's name, which is removed from ``signals``.
-
-    Other signals than those ``known`` are refused.
-    """
+    """Returns TD errors given as such or as ``priority``, TorchRL's name; refuses signals that are not ``known``."""
     if "priority" in signals:
         if td_error is not None:
             raise TypeError(
@@ -238,10 +235,7 @@ def real_numbers(name: str, value: Any, outcome: str) -> Tensor:
 
 
 def flat_index(index: Any, device: torch.device, storage: Storage | None) -> Tensor:
-    """Returns slots as contiguous int64 ``[n]`` on ``device``; of a storage of d dimensions, ``[n, d]`` or d tensors.
-
-    A row with a negative entry becomes -1.
-    """
+    """Returns slots as contiguous int64 ``[n]``, -1 for negative ones, given so, as ``[n, d]`` or as d tensors."""
     if type(index) is Tensor and index.dtype is torch.int64 and index.ndim == 1 and index.device == device:
         return index.contiguous()
     if isinstance(index, tuple):

@@ -227,12 +227,7 @@ class MissingExtraError(ModuleNotFoundError):
 
 
 def missing_extra(what: str, package: str, extra: str, otherwise: str = "") -> MissingExtraError:
-    """Returns the error for the ``package`` of an extra, which ``what`` needs; ``otherwise`` is an alternative.
-
-    Example:
-        >>> print(missing_extra("the picture", "matplotlib", "plots"))
-        the picture needs matplotlib, which is not installed: pip install 'lightning-replay[plots]'
-    """
+    """Returns the error for the ``package`` of an extra, which ``what`` needs; ``otherwise`` is an alternative."""
     # In quotes, because zsh takes brackets for a pattern.
     sentence = f"{what} needs {package}, which is not installed: pip install 'lightning-replay[{extra}]'"
     return MissingExtraError(f"{sentence}, {otherwise}" if otherwise else sentence, name=package)

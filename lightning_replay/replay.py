@@ -169,12 +169,11 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         check_continuity: bool = True,
         seed: int | None = None,
     ) -> None:
-        kinds = {"storage": (storage, Storage), "sampler": (sampler, Sampler), "writer": (writer, Writer)}
-        for name, (part, kind) in kinds.items():
-            if not isinstance(part, kind) and not (part is None and name != "storage"):
-                raise TypeError(f"{name} is {part!r}; it must be a {kind.__name__} of TorchRL or of this library")
-        if transform is not None and not isinstance(transform, Transform):
-            check_kind("transform", transform, Callable, "a Transform of TorchRL or of this library, or a callable")
+        ours = "of TorchRL or of this library"
+        check_kind("storage", storage, Storage, f"a Storage {ours}")
+        check_kind("sampler", sampler, Sampler | None, f"a Sampler {ours}")
+        check_kind("writer", writer, Writer | None, f"a Writer {ours}")
+        check_kind("transform", transform, Transform | Callable | None, f"a Transform {ours}, or a callable")
         batch_size = given_batch_size(batch_size, storage.max_size)
         if storage.max_size < batch_size:
             raise ValueError(
@@ -1144,13 +1143,8 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         """Saves the buffer into a directory; see :func:`lightning_replay.save_replay`."""
         save_replay(self, path, previous=previous)
 
-    def dumps(self, path: str | Path, *, previous: str | Path | None = None) -> None:
-        """TorchRL's name of :meth:`save`."""
-        self.save(path, previous=previous)
-
-    def loads(self, path: str | Path) -> None:
-        """TorchRL's name of :meth:`load`."""
-        self.load(path)
+    dumps: Any = save  # TorchRL's names
+    loads: Any = load
 
 
 def given_batch_size(batch_size: int | None, capacity: int) -> int:

@@ -263,7 +263,8 @@ class Exp3(Scheduler):
         """Computes ``w[task] *= exp(exploration * profit / (probability * N))``, for any finite profit r."""
         self._check_task(task)
         self.log_weights[task] += self._gain(profit, probability)
-        self._normalize()
+        # Only differences matter. With a maximum of 0, weights cannot grow until a gain is lost in rounding.
+        self.log_weights -= self.log_weights.max()
 
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {"log_weights": self.log_weights.tolist()}
@@ -276,10 +277,6 @@ class Exp3(Scheduler):
         checked_number("profit", profit)
         checked_share("probability", probability, ABOVE_ZERO)
         return self.exploration * profit / (probability * len(self.tasks))
-
-    def _normalize(self) -> None:
-        # Only differences matter. With a maximum of 0, weights cannot grow until a gain is lost in rounding.
-        self.log_weights -= self.log_weights.max()
 
 
 @recorded
@@ -317,7 +314,7 @@ class Exp3S(Exp3):
         shared = np.logaddexp.reduce(self.log_weights) + 1.0 + math.log(self.weight_sharing / len(self.tasks))
         self.log_weights[task] += gain
         self.log_weights: np.ndarray = np.logaddexp(self.log_weights, shared)
-        self._normalize()
+        self.log_weights -= self.log_weights.max()
 
 
 class ReturnProgress(DeclaredState, ABC):

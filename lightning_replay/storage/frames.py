@@ -26,7 +26,6 @@ from lightning_replay.storage.rows import FRAMES, Key, Leaf, RowLayout, frames_b
 
 __all__ = ["FrameStorage"]
 
-
 logger: logging.Logger = logging.getLogger(__name__)
 
 
@@ -205,8 +204,7 @@ class FrameStorage(PackedStorage):
             return
         self.check_writable()
         index = torch.as_tensor(slots, dtype=torch.int64, device=self._frames_of.device).reshape(-1)
-        holds = self._images[0].numbers[index, 0] != 0
-        index = index[holds]
+        index = index[self._images[0].numbers[index, 0] != 0]
         if not len(index):
             return
         with self.snapshots.lock:
@@ -299,8 +297,7 @@ class FrameStorage(PackedStorage):
                 "lightning_replay.samplers, which draws rows that are held"
             )
         stacks = [stack for images in self._images for stack in self._gather(images, slots, index.shape)]
-        if self._shared_writes is not None:
-            self.check_read()
+        self.check_read()
         read = self._outer_layout.unpack(rows, index.shape, extra, stacks)
         return self._indexed(read, index) if self._is_torchrls else read
 

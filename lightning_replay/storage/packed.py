@@ -32,6 +32,7 @@ from lightning_replay.storage.columns import (
     GENERATION,
     INDEX,
     MASKS,
+    MOST_SINGLE_BYTES,
     NOT_STORED,
     Column,
     RowReader,
@@ -255,8 +256,7 @@ class PackedStorage(LazyTensorStorage):
         if column is None:
             column = self.readable_rows.get(key, None)  # a branch, or a name as a tuple
         values = None if column is None else column[index]
-        if self._shared_writes is not None:
-            self.check_read()
+        self.check_read()
         return values
 
     def generation_of(self, index: Tensor) -> Tensor:
@@ -502,7 +502,7 @@ class PackedStorage(LazyTensorStorage):
         self._columns = [StoredColumn(key, slots.get(key)) for key in layout.columns if key != GENERATION]
         self._views = {key if len(key) > 1 else key[0]: slots.get(key) for key in layout.columns}
         self._single = None
-        if SingleRow.fits(layout, self._rows):
+        if device.type == "cpu" and layout.row_bytes <= MOST_SINGLE_BYTES:
             self._single = SingleRow(layout, self._rows, [one.tensor for one in self._columns], self._generation)
         self._expect({key: kind for key, kind in layout.columns.items() if key != GENERATION})
         self.initialized = True

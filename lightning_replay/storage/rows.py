@@ -220,11 +220,7 @@ def gather_branch(
 
 
 def leaves_of(row: TensorDictBase) -> list[Leaf]:
-    """Returns key, dtype and shape of every leaf of a single transition (batch size ``[]``).
-
-    Raises:
-        TypeError: a leaf is not a dense tensor of a fixed-size dtype.
-    """
+    """Returns key, dtype and shape of each leaf of one transition; ``TypeError`` where one is no dense tensor."""
     leaves: list[Leaf] = []
     for name, value in row.items():
         if isinstance(value, TensorDictBase):

@@ -21,8 +21,6 @@ from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.storage.rows import WORD_BYTES, Key, RowLayout, assemble_unchecked, nest
 
 _LINE_ELEMENTS = 16  # float32 in a cache line
-
-
 _NOTHING: dict[str, Any] = {}
 _TERMINATED: Key = ("next", "terminated")
 MIXED_KEYS: tuple[NestedKey, ...] = ("observation", "action", ("next", "observation"), ("next", "reward"))

@@ -15,7 +15,6 @@ from lightning_replay.saving.spec import recorded
 from lightning_replay.transforms.mixup import floating_columns
 
 NOISY_KEYS: tuple[str | tuple[str, ...], ...] = ("observation", "action", ("next", "observation"), ("next", "reward"))
-NOISE_KINDS = ("additive", "multiplicative")
 
 
 @recorded
@@ -54,7 +53,7 @@ class GaussianNoise(ReplayTransform):
         super().__init__()
         self._seed_generator(seed)
         self.sigma: float = checked_number("sigma", sigma, 0.0)
-        self.kind: str = checked_choice("kind", kind, NOISE_KINDS)
+        self.kind: str = checked_choice("kind", kind, ("additive", "multiplicative"))
         self._noisy_paths = checked_keys("keys", keys)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
