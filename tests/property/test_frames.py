@@ -117,8 +117,14 @@ class StorageMachine(RuleBasedStateMachine):
         assert sorted(counts.values()) == sorted(pool.references[pool.references > 0].tolist())
         assert pool.num_free == ROOM - len(counts)
         assert sorted(pool._free[: pool.num_free].tolist()) == (np.flatnonzero(pool.references[1:] == 0) + 1).tolist()
-        chained = [frame for key in set(pool._index[0].tolist()) for frame in pool_module.chain(key, pool._index)]
-        assert set(np.flatnonzero(pool.references).tolist()) <= set(chained)
+        hashes, heads, following = pool._index
+        chained: set[int] = set()
+        for bucket, frame in enumerate(heads.tolist()):
+            while frame:
+                assert int(hashes[frame]) & (len(heads) - 1) == bucket
+                chained.add(frame)
+                frame = int(following[frame])
+        assert set(np.flatnonzero(pool.references).tolist()) <= chained
 
     @precondition(lambda self: isinstance(self.storage.occupancy, SlotSet))
     @invariant()
