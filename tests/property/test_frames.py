@@ -57,9 +57,9 @@ class StorageMachine(RuleBasedStateMachine):
         staying = [both for slot, both in enumerate(self.held) if both and slot not in slots]
         fits = distinct([*staying, *stacks], self.image_key) <= ROOM
         if data.draw(st.booleans()):
-            assert self.storage.room_for(self.storage.checked_values(rows), torch.tensor(slots)) == fits
+            assert (self.storage.frames_missing(self.storage.checked_values(rows), torch.tensor(slots)) == 0) == fits
             everything = [both for both in self.held if both]
-            assert self.storage.room_for(self.storage.checked_values(rows)) == (
+            assert (self.storage.frames_missing(self.storage.checked_values(rows)) == 0) == (
                 distinct([*everything, *stacks], self.image_key) <= ROOM
             )
         before = len(self.storage)
