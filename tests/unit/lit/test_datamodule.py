@@ -140,7 +140,7 @@ def test_an_agent_on_cuda_with_the_replay_on_either_device(tmp_path: Path, devic
         more = make_data(actions, 70)
         trainer = make_trainer(tmp_path, accelerator="cuda", devices=1)
         trainer.fit(agent, datamodule=more, ckpt_path=tmp_path / f"{kind.__name__}.ckpt")
-        assert more.updates_done == 50 and agent.device.type == "cuda"
+        assert more.updates_done == 50 and trainer.strategy.root_device.type == "cuda"
 
 
 @pytest.mark.parametrize(("ratio", "total"), [(0.25, 250), (0.1, 100), (1 / 3, 333), (1, 1_000), (20, 20_000)])

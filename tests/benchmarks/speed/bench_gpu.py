@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""T12 and whole batches on a CUDA device: rows kept there, rows kept on the CPU and moved, and TorchRL's."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from bench_sequences import steps
+from tensordict import TensorDict
+from timing import Table
+from torchrl.data import LazyTensorStorage, TensorDictPrioritizedReplayBuffer, TensorDictReplayBuffer
+from torchrl.data.replay_buffers import SliceSampler
+from transitions import in_chunks
+
+from lightning_replay import recipes
+from lightning_replay.priority_tree import PriorityTree
+
+Work = Callable[[], object]
+EXPONENTS = {"priority_exponent": 0.6, "importance_exponent": 0.4}
+
+
+def waited(work: Work) -> Work:
+    """The same call with the work that it leaves on the device."""
+
+    def both() -> None:
+        work()
+        torch.cuda.synchronize()
+
+    return both
+
+
+def filled(replay: Any, rows: int, made: Callable[[int], Any] = in_chunks) -> Any:
+    """The same with rows, given in batches."""
+    for chunk in made(rows):
+        replay.extend(chunk)
+    return replay
+
+
+def drawn_and_updated(replay: Any, count: int) -> Work:
+    """One prioritized update with TD errors that a network on the device would give."""
+    td_error = torch.rand(count, device="cuda") + 0.01
+
+    def work() -> None:
+        batch = replay.sample(count).to("cuda")
+        replay.update_priority(batch["index"], td_error)
+
+    return work
+
+
+def batches(table: Table, rows: int, rounds: int) -> None:
+    """Draws of 256 and of 4,096 rows, uniform and prioritized with the update."""
+    held = {device: filled(recipes.uniform(rows, 256, device=device, seed=0), rows) for device in ("cuda", "cpu")}
+    theirs = filled(TensorDictReplayBuffer(storage=LazyTensorStorage(rows, device="cuda"), batch_size=256), rows)
+    for count in (256, 4096):
+        work = {
+            "ours": waited(lambda: held["cuda"].sample(count)),  # noqa: B023
+            "ours, moved": waited(lambda: held["cpu"].sample(count).to("cuda")),  # noqa: B023
+            "torchrl": waited(lambda: theirs.sample(count)),  # noqa: B023
+        }
+        table.measure_in_turns(f"uniform {count}", work, rounds=rounds)
+    held = {
+        device: filled(recipes.prioritized(rows, 256, device=device, seed=0, **EXPONENTS), rows)
+        for device in ("cuda", "cpu")
+    }
+    contenders = {"ours": held["cuda"], "ours, moved": held["cpu"]}
+    try:
+        storage = LazyTensorStorage(rows, device="cuda")
+        contenders["torchrl"] = filled(
+            TensorDictPrioritizedReplayBuffer(alpha=0.6, beta=0.4, storage=storage, batch_size=256), rows
+        )
+    except Exception as error:  # whatever its missing extension raises
+        table.missing["torchrl prioritized"] = str(error)[:200]
+    for count in (256, 4096):
+        work = {name: waited(drawn_and_updated(replay, count)) for name, replay in contenders.items()}
+        table.measure_in_turns(f"prioritized {count} and update", work, rounds=rounds)
+
+
+def sequences(table: Table, rows: int, rounds: int) -> None:
+    """16 sequences of 64 steps, as DreamerV3 draws them."""
+
+    def chunks(count: int) -> Any:
+        return (steps(first, min(100_000, count - first)) for first in range(0, count, 100_000))
+
+    options = {"length": 64, "overlap": 63, "min_steps": 64, "seed": 0}
+    held = {
+        device: filled(recipes.sequences(rows, 16, device=device, **options), rows, chunks)
+        for device in ("cuda", "cpu")
+    }
+    sampler = SliceSampler(slice_len=64, traj_key="trajectory", cache_values=True)
+    storage = LazyTensorStorage(rows, device="cuda")
+    theirs = filled(TensorDictReplayBuffer(storage=storage, sampler=sampler, batch_size=16 * 64), rows, chunks)
+    work = {
+        "ours": waited(held["cuda"].sample),
+        "ours, moved": waited(lambda: held["cpu"].sample().to("cuda")),
+        "torchrl, kept until the next write": waited(theirs.sample),
+    }
+    table.measure_in_turns("16 sequences of 64", work, rounds=rounds)
+
+
+def goals(table: Table, rows: int, rounds: int) -> None:
+    """256 rows of a goal environment, four of five with the goal of a later step."""
+
+    def reward(achieved: np.ndarray, desired: np.ndarray, _info: object) -> np.ndarray:
+        return (np.linalg.norm(achieved - desired, axis=-1) < 0.5).astype(np.float32)
+
+    def chunks(count: int) -> Any:
+        for first in range(0, count, 50_000):
+            part = steps(first, min(50_000, count - first), episode_length=50)
+            for row in (part, part["next"]):
+                place = row.pop("observation")
+                row["observation"] = TensorDict(
+                    {"observation": place, "achieved_goal": place[:, :2], "desired_goal": place[:, 2:]}, part.batch_size
+                )
+            yield part
+
+    options = {"strategy": "future", "share": 0.8, "reward": reward, "seed": 0}
+    held = {
+        device: filled(recipes.hindsight(rows, 256, device=device, **options), rows, chunks)
+        for device in ("cuda", "cpu")
+    }
+    work = {"ours": waited(held["cuda"].sample), "ours, moved": waited(lambda: held["cpu"].sample().to("cuda"))}
+    table.measure_in_turns("256 rows with relabelled goals", work, rounds=rounds)
+
+
+def graphs(table: Table, rows: int, rounds: int) -> None:
+    """T12: sums, gather and update of 4,096 of 10 million rows in one CUDA graph, beside the gather alone."""
+    arena = torch.randn(rows, 44, device="cuda")
+    tree = PriorityTree(rows, device="cuda")
+    tree.set(torch.arange(rows, device="cuda"), torch.rand(rows, device="cuda") + 0.01)
+    uniform = torch.rand(4096, dtype=torch.float64, device="cuda")
+
+    def gathered() -> torch.Tensor:
+        return arena.index_select(0, (uniform.uniform_() * rows).long())
+
+    def prioritized() -> torch.Tensor:
+        index, weight = tree.draw(uniform.uniform_(), exponent=-0.4)
+        found = arena.index_select(0, index)
+        tree.set(index, (found[:, 0] * weight).abs_() + 0.01)
+        return found
+
+    found = {}
+    for name, work in {"gather": gathered, "draw, gather and update": prioritized}.items():
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                work()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            work()
+        found[name] = waited(graph.replay)
+    table.measure_in_turns(f"one graph, 4096 of {rows} rows", found, rounds=rounds)
+    times = table.times[f"one graph, 4096 of {rows} rows"]
+    table.at_most("T12: the whole over the gather", times["draw, gather and update"] / times["gather"], 2.5)
+
+
+def main() -> None:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--save", action="store_true")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("skipped: no CUDA device")
+        return
+    table = Table(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
+    graphs(table, 10 * options.rows, options.rounds)
+    batches(table, options.rows, options.rounds)
+    sequences(table, options.rows, options.rounds)
+    goals(table, options.rows // 5, options.rounds)
+    table.finish(save=options.save, name="gpu")
+
+
+if __name__ == "__main__":
+    main()
