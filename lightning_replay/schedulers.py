@@ -110,7 +110,7 @@ class Scheduler(DeclaredState, ABC):
         """Returns the number of a task; raises ``ValueError`` if there is none of this name."""
         self._check_started()
         if name not in self.tasks:
-            raise ValueError(f"unknown task {name!r}; the tasks are {', '.join(map(repr, self.tasks))}")
+            raise ValueError(f"task is {name!r}; the tasks are {', '.join(map(repr, self.tasks))}")
         return self.tasks.index(name)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
