@@ -32,7 +32,7 @@ from lightning_replay.options import (
 from lightning_replay.parts import declared_writer
 from lightning_replay.replay import Replay
 from lightning_replay.storage.columns import normalized
-from lightning_replay.storage.packed import occupancy_of
+from lightning_replay.storage.packed import PackedStorage, occupancy_of
 from lightning_replay.storage.rows import each_part, shown
 
 __all__ = ["fill", "from_d4rl", "from_lerobot", "from_minari", "from_torchrl"]
@@ -44,12 +44,14 @@ def fill(replay: Replay, rows: TensorDictBase) -> Replay:
     Episodes get numbers above those that are stored, and those that break off are truncated at their last row.
 
     Args:
-        replay: with room for all rows: none is evicted. Call ``replay.extend`` where that is meant.
+        replay: with room for all rows: none is evicted. Call ``replay.extend`` where that is meant. Of a
+            :class:`~lightning_replay.MixedReplay` one side, ``replay.offline`` for demonstrations.
         rows: TensorDict ``[N]``, such as one of the functions here returned.
 
     Raises:
         TypeError: something else than a replay of this process, or than rows.
-        ValueError: more rows than there is room for; nothing is stored then. Rows that the replay refuses.
+        ValueError: more rows than there is room for, or rows that the replay refuses; nothing is changed then, and no
+            episode ended.
 
     Example:
         >>> from lightning_replay import recipes
@@ -58,7 +60,10 @@ def fill(replay: Replay, rows: TensorDictBase) -> Replay:
         >>> len(fill(recipes.uniform(capacity=100, batch_size=2), rows))
         2
     """
-    check_kind("replay", replay, Replay, "a Replay, such as lightning_replay.recipes.uniform(capacity=100_000)")
+    wanted = (
+        "a Replay, such as lightning_replay.recipes.uniform(capacity=100_000), of a MixedReplay its offline or online"
+    )
+    check_kind("replay", replay, Replay, wanted)
     accepted = "a TensorDict [N], such as a function of lightning_replay.datasets returned"
     check_kind("rows", rows, TensorDictBase, accepted)
     needed = len(replay) + len(rows)
@@ -67,9 +72,12 @@ def fill(replay: Replay, rows: TensorDictBase) -> Replay:
             f"the replay has the capacity {replay.capacity} and holds {len(replay)} rows; {len(rows)} more would evict "
             f"some. Give capacity={needed} or more. Nothing was stored"
         )
-    replay.end_episodes()
     first = 1 + max([-1, *(name for name in stored_trajectories(replay.storage) if name is not None)])
     key = next((key for key in TRAJECTORY_KEYS if rows.get(key, None) is not None), None)
+    if key is None and len(replay):  # without names, rows would continue the newest episode
+        if isinstance(replay.storage, PackedStorage):
+            replay.storage.checked_values(normalized(rows))
+        replay.end_episodes()
     replay.extend(rows if key is None or not first else rows.copy().set(key, rows[key] + first))
     replay.end_episodes()
     return replay

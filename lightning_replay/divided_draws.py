@@ -185,12 +185,7 @@ def check_divisible(sampler: Sampler) -> None:
 
 
 def _located(mass: np.ndarray, group: np.ndarray, uniform: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the replay in which each point lies, and where in its mass, in [0, 1): points in units of all mass.
-
-    Example:
-        >>> _located(np.array([[1.0], [0.0], [3.0]]), np.zeros(3, dtype=np.int64), np.array([0.125, 0.25, 0.625]))
-        (array([0, 2, 2]), array([0.5, 0. , 0.5]))
-    """
+    """Returns the replay in which each point lies, and where in its mass, in [0, 1): points in units of all mass."""
     shard, points = np.empty(len(group), dtype=np.int64), np.empty(len(group))
     for number in np.unique(group):
         own = group == number

@@ -93,21 +93,8 @@ def judged(index: Any, td_error: Any, generation: Any, storage: Storage) -> Judg
         )
     if td_error is None:
         errors = torch.zeros(index.shape[0], device=index.device)
-    elif td_error.numel() == index.shape[0]:
-        errors = magnitudes(td_error.to(storage.device))
-    else:
-        raise ValueError(
-            f"td_error must hold one value for each of the {index.shape[0]} rows of the batch; "
-            f"got shape {list(td_error.shape)}. Reduce it over everything but the batch dimension"
-        )
-    # All rows are checked, late ones too: a diverging loss shows at once. A sum is NaN or infinite when any term is:
-    # one reduction instead of an elementwise test and a reduction.
-    if not bool(errors.sum(dtype=torch.float64).isfinite()):
-        rows = (~errors.isfinite()).nonzero().flatten().tolist()
-        raise ValueError(
-            f"td_error must be finite; rows {rows[:10]} of the batch are NaN or infinite. No priority was changed. "
-            "Look for a diverging loss before this update"
-        )
+    else:  # all are checked, of late rows too: a diverging loss shows at once
+        errors = magnitudes(td_error.to(storage.device), index.shape[0], "No priority was changed")
     # Without generations an index is trusted; only slots without a row are dropped.
     if packed is None or generation is None:
         _check_slots(index, len(storage))
@@ -178,26 +165,22 @@ class Feedback(DeclaredState):
         super().load_state_dict(state_dict)
 
 
-def magnitudes(td_error: Tensor) -> Tensor:
-    """Returns ``|δ|``, float32 ``[B]``, of signed TD errors ``[B]`` or ``[B, 1]``."""
-    return td_error.reshape(-1).abs().to(torch.float32)
-
-
-def given_priority(td_error: Tensor, count: int) -> Tensor:
-    """Returns the magnitudes, float32 ``[N]``, of the TD errors given with ``count`` new rows; NaN is refused."""
+def magnitudes(td_error: Any, count: int, outcome: str) -> Tensor:
+    """Returns ``|δ|``, float32 ``[B]``, of signed TD errors ``[B]`` or ``[B, 1]``, finite and one for each row."""
+    td_error = real_numbers("td_error", td_error, outcome)
     if td_error.numel() != count:
         raise ValueError(
-            f"the TD errors given with {count} rows have shape {list(td_error.shape)}; one per row is accepted. "
-            "Nothing was stored"
+            f"td_error must hold one value for each of the {count} rows; got shape {list(td_error.shape)}. {outcome}. "
+            "Reduce it over everything but the batch dimension"
         )
-    magnitude = magnitudes(real_numbers("td_error", td_error, "Nothing was stored"))
-    if not bool(magnitude.isfinite().all()):
-        rows = (~magnitude.isfinite()).nonzero().flatten().tolist()
+    errors = td_error.reshape(-1).abs().to(torch.float32)
+    # A sum is NaN or infinite when any term is: one reduction instead of an elementwise test and a reduction.
+    if not bool(errors.sum(dtype=torch.float64).isfinite()):
+        rows = (~errors.isfinite()).nonzero().flatten().tolist()
         raise ValueError(
-            f"the TD errors given with rows {rows[:10]} are NaN or infinite. Nothing was stored; leave the column "
-            "out, or pass update_priority=False"
+            f"td_error must be finite; rows {rows[:10]} are NaN or infinite. {outcome}. Look for a diverging loss"
         )
-    return magnitude
+    return errors
 
 
 def _check_slots(index: Tensor, length: int) -> int:
@@ -224,10 +207,7 @@ def row_numbers(name: str, value: Any, accepted: str, outcome: str = "No priorit
 
 
 def td_error_of(td_error: Any, signals: dict[str, Any], known: Sequence[str]) -> Any:
-    """Returns TD errors given as such or as ``priority``, TorchRL's name, which is removed from ``signals``.
-
-    Other signals than those ``known`` are refused.
-    """
+    """Returns TD errors given as such or as ``priority``, TorchRL's name; refuses signals that are not ``known``."""
     if "priority" in signals:
         if td_error is not None:
             raise TypeError(
@@ -255,10 +235,7 @@ def real_numbers(name: str, value: Any, outcome: str) -> Tensor:
 
 
 def flat_index(index: Any, device: torch.device, storage: Storage | None) -> Tensor:
-    """Returns slots as contiguous int64 ``[n]`` on ``device``; of a storage of d dimensions, ``[n, d]`` or d tensors.
-
-    A row with a negative entry becomes -1.
-    """
+    """Returns slots as contiguous int64 ``[n]``, -1 for negative ones, given so, as ``[n, d]`` or as d tensors."""
     if type(index) is Tensor and index.dtype is torch.int64 and index.ndim == 1 and index.device == device:
         return index.contiguous()
     if isinstance(index, tuple):

@@ -55,16 +55,11 @@ def allocate_rows(
     as_written: bool = False,
     beside: int = 0,
 ) -> Tensor:
-    """Returns int64 ``[num_rows, row_words]`` of zeros, in memory or in a scratch file mapped into memory.
+    """Returns int64 ``[num_rows, row_words]`` of zeros, in memory or in a scratch file in ``directory``.
 
-    Args:
-        directory: of the scratch file, which has no name once it is mapped and so disappears with the process.
-        breakdown: of the size, for the error.
-        as_written: leaves memory unwritten, of any content, so that a CPU's pages are taken as rows are written.
-        beside: bytes that others will take, such as rows that are not written yet.
-
-    Raises:
-        MemoryError: less is free than is needed; nothing was allocated.
+    The file has no name once it is mapped, and so disappears with the process. ``as_written`` leaves memory unwritten,
+    so that a CPU's pages are taken as rows are written. Where less is free than these and the ``beside`` bytes that
+    others will take, a ``MemoryError`` with the ``breakdown`` is raised and nothing allocated.
     """
     allocated = num_rows * row_words * 8
     needed = allocated + beside
@@ -81,7 +76,11 @@ def allocate_rows(
         )
     if directory is None:
         if device.type == "cpu" and not as_written:
-            return _zeros(num_rows, row_words)
+            # NumPy requests huge pages from Linux and torch does not: a gather of rows at random, from the beginning of
+            # cache lines, takes a quarter less time. Memory that is taken as rows are written stays in small pages.
+            array = np.zeros(num_rows * row_words + _ALIGNMENT_BYTES // 8, np.int64)
+            first = -array.ctypes.data % _ALIGNMENT_BYTES // 8
+            return torch.from_numpy(array[first : first + num_rows * row_words]).view(num_rows, row_words)
         allocate = torch.empty if as_written else torch.zeros
         return allocate(num_rows, row_words, dtype=torch.int64, device=device)
     handle, name = tempfile.mkstemp(prefix="replay-", dir=directory)
@@ -92,14 +91,3 @@ def allocate_rows(
         os.close(handle)
         os.unlink(name)
     return flat.view(num_rows, row_words)
-
-
-def _zeros(num_rows: int, row_words: int) -> Tensor:
-    """Returns zeros that begin on a cache line, in huge pages where the system has them.
-
-    NumPy requests huge pages from Linux and torch does not: a gather of rows at random takes a quarter less time.
-    Memory that is taken as rows are written stays in small pages, of which a partly filled one takes less.
-    """
-    array = np.zeros(num_rows * row_words + _ALIGNMENT_BYTES // 8, np.int64)
-    first = -array.ctypes.data % _ALIGNMENT_BYTES // 8
-    return torch.from_numpy(array[first : first + num_rows * row_words]).view(num_rows, row_words)

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import math
 import operator
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -21,6 +22,7 @@ from lightning_replay.replay import Replay, given_batch_size
 from lightning_replay.saving.spec import recorded
 from lightning_replay.schedules import Schedule, checked_schedule
 from lightning_replay.state import Seeded, uniform
+from lightning_replay.storage import packed as forking
 from lightning_replay.training_replay import TrainingReplay
 
 OFFLINE_INDEX = 1 << 40  #: What the ``index`` of offline rows has added.
@@ -45,9 +47,9 @@ class MixedReplay(Seeded, TrainingReplay):
     Each side may be of any recipe and draws, weighs and transforms its rows as by itself. Offline rows are neither
     evicted nor changed; give their buffer rows before the first draw, ``replay.offline.extend(rows)``. Methods are
     those of :class:`~lightning_replay.Replay`: :meth:`update_priority` returns TD errors to the side of each row, and
-    where one side refuses, neither is changed.
+    where one side refuses, neither is changed. Stored rows are read and emptied by side: ``replay.online[:]``.
 
-    While ``online`` holds fewer rows than its part of the batch, all rows are offline ones.
+    While ``online`` holds fewer rows than its part of the batch, or no complete sequence, all rows are offline ones.
 
     Args:
         online: buffer of the rows that are collected.
@@ -128,8 +130,42 @@ class MixedReplay(Seeded, TrainingReplay):
         for name in () if self._has_compared else _SIDES:
             self._sides[name]._check_first = partial(self._compare, name)
         self._seed_generator(None)
+        self._begin_life()
         if seed is not None:
             self.seed(seed)
+
+    def _begin_life(self) -> None:
+        # Taken before the locks of the sides, so that no state is one within a draw or an update of both.
+        self._lock = threading.RLock()
+        forking.register(self)
+
+    def after_fork(self) -> None:
+        """Replaces the lock in a forked process, where both sides refuse to work if another thread held it."""
+        if forking.is_held_elsewhere(self._lock):
+            self.online._refusal = self.offline._refusal = forking.half_changed(self)
+        self._lock = threading.RLock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._begin_life()
+
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Keeps other threads from writing, drawing and updating while the body runs."""
+        with self._lock, self.online.unchanged(), self.offline.unchanged():
+            yield
+
+    def __getitem__(self, index: Any) -> Any:
+        raise TypeError("a MixedReplay has rows on two sides; read replay.online[...] or replay.offline[...]")
+
+    if not TYPE_CHECKING:  # which would take any name for an attribute
+
+        def __getattr__(self, name: str) -> Any:
+            sides = "" if not hasattr(Replay, name) else f"; use replay.online.{name} or replay.offline.{name}"
+            raise AttributeError(f"a MixedReplay has no attribute {name!r}{sides}", name=name, obj=self)
 
     @property
     def _sides(self) -> dict[str, Replay]:
@@ -175,18 +211,21 @@ class MixedReplay(Seeded, TrainingReplay):
             ValueError: ``batch_size`` is not positive, or rows of the two sides do not fit.
         """
         count = self.batch_size if batch_size is None else checked_count("batch_size", batch_size, of="transitions")
-        if not self._has_compared:  # at the first draw, also with rows that a side has loaded
-            self._compare()
-        exact = round(self.share(self._clocks[self.share.clock]) * count, 9)  # 0.7 * 10 is 7.000000000000001
-        offline = int(exact)
-        if exact > offline:
-            offline += uniform(self._generator) < exact - offline
-        if offline and len(self.online) < count - offline:
-            offline = count
-        if offline and not len(self.offline):
-            raise RuntimeError("offline is empty; call offline.extend(rows) before the first draw, or give share=0")
-        drawn = [side.sample(rows) for side, rows in ((self.online, count - offline), (self.offline, offline)) if rows]
-        self._clocks["draws"] += 1
+        with self._lock:
+            if not self._has_compared:  # at the first draw, also with rows that a side has loaded
+                self._compare()
+            exact = round(self.share(self._clocks[self.share.clock]) * count, 9)  # 0.7 * 10 is 7.000000000000001
+            offline = int(exact)
+            if exact > offline:
+                offline += uniform(self._generator) < exact - offline
+            if 0 < offline < count:  # where all are of one side, that says what it lacks
+                lacks = len(self.online) < count - offline
+                offline = count if lacks or self.online._sampler_hooks.awaits_rows(self.online._storage) else offline
+            if offline and not len(self.offline):
+                raise RuntimeError("offline is empty; call offline.extend(rows) before the first draw, or give share=0")
+            rows_of = ((self.online, count - offline), (self.offline, offline))
+            drawn = [side.sample(rows) for side, rows in rows_of if rows]
+            self._clocks["draws"] += 1
         return self._joined(drawn, first_offline=count - offline)
 
     def _joined(self, drawn: list[TensorDictBase], first_offline: int) -> TensorDictBase:
@@ -225,8 +264,7 @@ class MixedReplay(Seeded, TrainingReplay):
         td_error = td_error_of(td_error, signals, self.online.signals + self.offline.signals)
         index, td_error, generation = given_feedback(index, td_error, generation)
         first, of_rows = index if index.ndim == 1 else index[:, 0], {"td_error": td_error, "generation": generation}
-        for name, value in signals.items():
-            of_rows[name] = row_numbers(name, value, "a tensor [B, ...]")
+        of_rows |= {name: row_numbers(name, value, "a tensor [B, ...]") for name, value in signals.items()}
         for name, value in of_rows.items():
             if value is not None and value.shape[:1] != index.shape[:1]:
                 raise ValueError(
@@ -246,11 +284,12 @@ class MixedReplay(Seeded, TrainingReplay):
                 }
                 own["generation"] = _of_single(own["generation"])
                 parts.append((side, _of_single(index[is_own]) - offset, own))
-        for side, slots, own in parts:  # refuses before anything is changed
-            if side.takes_feedback:
-                side.read_feedback(slots, **own)
-        for side, slots, own in parts:
-            side.update_priority(slots, **own)
+        with self._lock:
+            for side, slots, own in parts:  # refuses before anything is changed
+                if side.takes_feedback:
+                    side.read_feedback(slots, **own)
+            for side, slots, own in parts:
+                side.update_priority(slots, **own)
 
     add: Any = Replay.add
     update_tensordict_priority: Any = Replay.update_tensordict_priority
@@ -259,16 +298,18 @@ class MixedReplay(Seeded, TrainingReplay):
 
     def advance(self, *, env_steps: int | None = None, updates: int | None = None) -> None:
         """Sets the clocks of schedules, of ``share`` and of both sides."""
-        for side in (self.online, self.offline):
-            side.advance(env_steps=env_steps, updates=updates)
         given = {"env_steps": env_steps, "updates": updates}
-        self._clocks |= {name: int(value) for name, value in given.items() if value is not None}
+        with self._lock:
+            for side in self._sides.values():
+                side.advance(**given)
+            self._clocks |= {name: int(value) for name, value in given.items() if value is not None}
 
     def seed(self, seed: int) -> None:
         """Restarts all draws from ``seed``, the two sides from numbers of their own."""
-        self.online.seed(seed)
-        self.offline.seed(seed ^ 1 << 31)  # equal samplers would draw alike
-        self.reseed(seed)
+        with self._lock:
+            self.online.seed(seed)
+            self.offline.seed(seed ^ 1 << 31)  # equal samplers would draw alike
+            self.reseed(seed)
 
     def draw_stamp(self) -> bytes:
         own = self._generator.get_state().numpy().tobytes()
@@ -310,13 +351,13 @@ class MixedReplay(Seeded, TrainingReplay):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns a copy of all that decides the next draws, of both sides at one moment."""
-        with self.online.unchanged(), self.offline.unchanged():
+        with self.unchanged():
             return super().state_dict()
 
     @contextmanager
     def frozen_state(self) -> Iterator[dict[str, Any]]:
         with ExitStack() as until_read:
-            with self.online.unchanged(), self.offline.unchanged():
+            with self.unchanged():
                 state: dict[str, Any] = {
                     name: until_read.enter_context(side.frozen_state()) for name, side in self._sides.items()
                 }
@@ -329,13 +370,14 @@ class MixedReplay(Seeded, TrainingReplay):
         clocks = state_dict.get("clocks")
         if not isinstance(clocks, Mapping) or clocks.keys() != self._clocks.keys():
             raise ValueError(f"the state has the clocks {clocks!r}; give what state_dict() of a mixed replay returned")
-        before = self.state_dict()
-        try:
-            super().load_state_dict(state_dict)
-        except BaseException:
-            super().load_state_dict(before)
-            raise
-        self._has_compared = False
+        with self.unchanged():
+            before = self.state_dict()
+            try:
+                super().load_state_dict(state_dict)
+            except BaseException:
+                super().load_state_dict(before)
+                raise
+            self._has_compared = False
 
 
 def _of_single(rows: Any) -> Any:

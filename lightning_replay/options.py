@@ -84,6 +84,16 @@ def checked_entries(name: str, values: Any, accepted: str = "a sequence of numbe
     return list(entries)
 
 
+def checked_names(name: str, values: Any, of: str) -> list[str]:
+    """Returns names of objects, ``of`` what kind, at least one and each once."""
+    names = checked_entries(name, values, f"a list of the names of {of}s")
+    for place, one in enumerate(names):
+        check_kind(f"{name}[{place}]", one, str, f"the name of a {of}")
+    if not names or not all(names) or len(set(names)) < len(names):
+        raise ValueError(f"{name} is {values!r}; it must be the names of {of}s, at least one and each once")
+    return names
+
+
 def checked_key(name: str, value: Any) -> tuple[str, ...]:
     """Returns the names of a column's key from the outermost on, given as a name, a tuple or, from YAML, a list."""
     parts = value if isinstance(value, list | tuple) else [value]
@@ -217,12 +227,7 @@ class MissingExtraError(ModuleNotFoundError):
 
 
 def missing_extra(what: str, package: str, extra: str, otherwise: str = "") -> MissingExtraError:
-    """Returns the error for the ``package`` of an extra, which ``what`` needs; ``otherwise`` is an alternative.
-
-    Example:
-        >>> print(missing_extra("the picture", "matplotlib", "plots"))
-        the picture needs matplotlib, which is not installed: pip install 'lightning-replay[plots]'
-    """
+    """Returns the error for the ``package`` of an extra, which ``what`` needs; ``otherwise`` is an alternative."""
     # In quotes, because zsh takes brackets for a pattern.
     sentence = f"{what} needs {package}, which is not installed: pip install 'lightning-replay[{extra}]'"
     return MissingExtraError(f"{sentence}, {otherwise}" if otherwise else sentence, name=package)

@@ -202,6 +202,10 @@ class ReplaySampler(PartHooks, Sampler):
     def check_priority(self, priority: Tensor) -> None:
         """Refuses priorities given with new rows, float32 ``[N]``, by raising ``ValueError``; called before storing."""
 
+    def awaits_rows(self, storage: Any) -> bool:
+        """Returns whether nothing can be drawn yet although rows are stored; a mixed replay draws elsewhere then."""
+        return False
+
     def on_evict(self, index: Tensor) -> None:
         """Removes rows, slots ``[n]``, that left without being overwritten."""
 
@@ -394,16 +398,9 @@ class ReplayWriter(WriterHooks, Writer):
         return self._insert_columns(self._storage.checked_values(data), data)
 
     def _insert_columns(self, columns: Sequence[Tensor | np.ndarray], rows: Any) -> Insertion:
-        """Stores N rows from 1 on, given as columns ``[N, ...]`` that a ``PackedStorage`` has read and checked.
-
-        The writers of this library define it in place of :meth:`insert`: a TensorDict of one row takes longer to build
-        than the row to store.
-
-        Args:
-            columns: in the order of the storage's ``row_columns``.
-            rows: the same as they were given, a TensorDict ``[N]`` or columns by key;
-                :func:`~lightning_replay.storage.columns.as_rows` returns a TensorDict.
-        """
+        # Stores rows that a PackedStorage has read and checked, columns [N, ...] in the order of its row_columns; rows
+        # are the same as they were given, see as_rows. The writers of this library define it in place of insert: a
+        # TensorDict of one row takes longer to build than the row to store.
         return super().insert(rows)
 
     def extend(self, data: TensorDictBase) -> Tensor:

@@ -603,15 +603,13 @@ def event_tables(
     check_tables(tables)  # the writer does too, and names its own argument
     checked_choice("correction", correction, (*CORRECTIONS, "continuous"))
     if correction == "continuous":
-        if multinomial or at_least_one or options.get("priority_exponent"):
+        others = {"multinomial": multinomial, "at_least_one": at_least_one}
+        others["priority_exponent"] = options.get("priority_exponent", 0.0) != 0
+        others |= {f"table {table.name!r} of share 0": table.share == 0 for table in tables}
+        if wrong := [name for name, is_given in others.items() if is_given]:
             raise ValueError(
-                "correction='continuous' draws from all tables at once with priorities of its own; leave out "
-                "multinomial, at_least_one and priority_exponent, or use correction='mixture'"
-            )
-        if unused := [table.name for table in tables if table.share == 0]:
-            raise ValueError(
-                f"correction='continuous' draws from all tables at once, also from {unused}, whose share is 0; leave "
-                "these tables out, or use correction='mixture'"
+                f"correction='continuous' draws from all tables at once with priorities of its own; leave out "
+                f"{', '.join(wrong)}, or use correction='mixture'"
             )
     writer = EventTableWriter(
         capacity,

@@ -28,8 +28,8 @@ from lightning_replay.feedback import (
     Feedback,
     Judged,
     given_feedback,
-    given_priority,
     judged,
+    magnitudes,
     set_in_one_pass,
     td_error_of,
 )
@@ -169,12 +169,11 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         check_continuity: bool = True,
         seed: int | None = None,
     ) -> None:
-        kinds = {"storage": (storage, Storage), "sampler": (sampler, Sampler), "writer": (writer, Writer)}
-        for name, (part, kind) in kinds.items():
-            if not isinstance(part, kind) and not (part is None and name != "storage"):
-                raise TypeError(f"{name} is {part!r}; it must be a {kind.__name__} of TorchRL or of this library")
-        if transform is not None and not isinstance(transform, Transform):
-            check_kind("transform", transform, Callable, "a Transform of TorchRL or of this library, or a callable")
+        ours = "of TorchRL or of this library"
+        check_kind("storage", storage, Storage, f"a Storage {ours}")
+        check_kind("sampler", sampler, Sampler | None, f"a Sampler {ours}")
+        check_kind("writer", writer, Writer | None, f"a Writer {ours}")
+        check_kind("transform", transform, Transform | Callable | None, f"a Transform {ours}, or a callable")
         batch_size = given_batch_size(batch_size, storage.max_size)
         if storage.max_size < batch_size:
             raise ValueError(
@@ -388,7 +387,8 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
                 rows = as_rows(rows)
                 priority = rows.get(self.priority_key, None)
             if priority is not None:
-                priority = given_priority(priority, rows.shape[0])
+                refused = f"Nothing was stored; leave {self.priority_key!r} out, or pass update_priority=False"
+                priority = magnitudes(priority, rows.shape[0], refused)
                 # Before the writer writes: a priority that is refused later would leave the row without one.
                 sampler.check_priority(priority)
         if self._checks_rows:
@@ -538,12 +538,12 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
 
     def __getitem__(self, index: Any) -> Any:
         """Returns stored rows as they are, transforms not applied, or a column of all by its key."""
-        if isinstance(index, tuple | str):  # a key, or an index of several dimensions
+        takes_all = isinstance(self._storage, TensorStorage)  # others read True and False as 1 and 0
+        # A key, or an index of several dimensions.
+        if isinstance(index, tuple | str) or not (takes_all or isinstance(index, int | np.integer | slice)):
             return self[:][index]
-        if isinstance(index, Tensor):  # of which a storage of a list would read True and False as 1 and 0
-            index = index.cpu().numpy()
         with self._replay_lock:
-            rows = self._storage[index]
+            rows = self._storage[index.cpu().numpy() if isinstance(index, Tensor) else index]
         return rows if isinstance(index, int | np.integer) else self._collate_fn(rows)
 
     def _read(self, index: Tensor) -> tuple[TensorDictBase, Tensor | None, list[Transform]]:
@@ -796,10 +796,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
     def after_fork(self) -> None:
         """Replaces locks and thread in a forked process, which draws anew the batches drawn ahead."""
         if forking.is_held_elsewhere(self._replay_lock):
-            self._refusal = (
-                f"this process was forked while another thread used this {type(self).__name__}, which may be "
-                "half-changed here. Fork when nobody uses it, or build a buffer in this process"
-            )
+            self._refusal = forking.half_changed(self)
         # The parent's thread, which may hold them, is not in this process.
         self._replay_lock, self._futures_lock = threading.RLock(), threading.RLock()
         self._prefetch_queue.clear()  # some may be drawn by the thread, which the child has not
@@ -1146,13 +1143,8 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         """Saves the buffer into a directory; see :func:`lightning_replay.save_replay`."""
         save_replay(self, path, previous=previous)
 
-    def dumps(self, path: str | Path, *, previous: str | Path | None = None) -> None:
-        """TorchRL's name of :meth:`save`."""
-        self.save(path, previous=previous)
-
-    def loads(self, path: str | Path) -> None:
-        """TorchRL's name of :meth:`load`."""
-        self.load(path)
+    dumps: Any = save  # TorchRL's names
+    loads: Any = load
 
 
 def given_batch_size(batch_size: int | None, capacity: int) -> int:

@@ -99,7 +99,9 @@ def restore_state(replay: Any, state: dict[str, Any]) -> None:
         )
     if "rule" in saved:  # where format 3 had the rule of retention first
         state = {**state, "writer": {"rule": saved["rule"], **state["writer"]}}
-    batches = [_ready(batch) for batch in state["prefetched"]]
+    batches: list[Future[Any]] = [Future() for _ in state["prefetched"]]
+    for future, batch in zip(batches, state["prefetched"], strict=True):
+        future.set_result((TensorDict(batch["data"], batch["batch_size"]), dict(batch["info"])))
     with replay.unchanged():
         _restore_all(replay, state)
         for future in replay._prefetch_queue:
@@ -177,12 +179,6 @@ def _parts_of(replay: Any) -> dict[str, Any]:
     if isinstance(tables, Tables):  # in the order of their numbers
         parts["tables"] = [[name, int(most)] for name, most in zip(tables.names, tables.capacity, strict=True)]
     return parts
-
-
-def _ready(batch: dict[str, Any]) -> Future[Any]:
-    ready: Future[Any] = Future()
-    ready.set_result((TensorDict(batch["data"], batch["batch_size"]), dict(batch["info"])))
-    return ready
 
 
 def _copied(state: Any) -> Any:

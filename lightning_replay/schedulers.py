@@ -16,7 +16,7 @@ from lightning_replay.options import (
     check_kind,
     check_option,
     checked_count,
-    checked_entries,
+    checked_names,
     checked_number,
     checked_share,
 )
@@ -61,16 +61,13 @@ class Scheduler(DeclaredState, ABC):
 
     def start(self, tasks: Sequence[str]) -> None:
         """Sets the tasks, once; raises ``ValueError`` for empty or repeated names, or if an option names another."""
-        names = (tasks,) if isinstance(tasks, str) else tuple(tasks)  # one name is one task, not its letters
         if self.tasks:
             name = type(self).__name__
             raise ValueError(
                 f"this {name} already serves the tasks {list(self.tasks)}; build a scheduler for each buffer"
             )
-        if not names or not all(isinstance(name, str) and name for name in names):
-            raise ValueError(f"tasks are {list(names)}; a curriculum needs at least one task, each with a name")
-        if len(set(names)) < len(names):
-            raise ValueError(f"tasks are {list(names)}, some of them twice; give every task a name of its own")
+        # One name is one task, not its letters.
+        names = tuple(checked_names("tasks", [tasks] if isinstance(tasks, str) else tasks, "task"))
         option, required = self._required
         unknown = [name for name in required if name not in names]
         if unknown:
@@ -113,16 +110,20 @@ class Scheduler(DeclaredState, ABC):
         """Returns the number of a task; raises ``ValueError`` if there is none of this name."""
         self._check_started()
         if name not in self.tasks:
-            raise ValueError(f"unknown task {name!r}; the tasks are {', '.join(map(repr, self.tasks))}")
+            raise ValueError(f"task is {name!r}; the tasks are {', '.join(map(repr, self.tasks))}")
         return self.tasks.index(name)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if list(state_dict["tasks"]) != list(self.tasks):
-            raise ValueError(
-                f"the state was saved with the tasks {list(state_dict['tasks'])}; this scheduler has "
-                f"{list(self.tasks)}. Start a scheduler with the same tasks in the same order, then load"
-            )
-        super().load_state_dict({**state_dict, "tasks": self.tasks})  # a tuple, which a file has as a list
+        fixed: dict[str, Any] = {
+            name: getattr(self, name) for name in ("tasks", "order") if name in self.saved_attributes
+        }
+        for name, here in fixed.items():  # tuples, which a file has as lists
+            if list(state_dict[name]) != list(here):
+                raise ValueError(
+                    f"the state was saved with the {name} {list(state_dict[name])}; this scheduler has {list(here)}. "
+                    "Build a scheduler with the same names in the same order, then load"
+                )
+        super().load_state_dict({**state_dict, **fixed})
 
     def _check_started(self) -> None:
         if not self.tasks:
@@ -262,7 +263,8 @@ class Exp3(Scheduler):
         """Computes ``w[task] *= exp(exploration * profit / (probability * N))``, for any finite profit r."""
         self._check_task(task)
         self.log_weights[task] += self._gain(profit, probability)
-        self._normalize()
+        # Only differences matter. With a maximum of 0, weights cannot grow until a gain is lost in rounding.
+        self.log_weights -= self.log_weights.max()
 
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {"log_weights": self.log_weights.tolist()}
@@ -275,10 +277,6 @@ class Exp3(Scheduler):
         checked_number("profit", profit)
         checked_share("probability", probability, ABOVE_ZERO)
         return self.exploration * profit / (probability * len(self.tasks))
-
-    def _normalize(self) -> None:
-        # Only differences matter. With a maximum of 0, weights cannot grow until a gain is lost in rounding.
-        self.log_weights -= self.log_weights.max()
 
 
 @recorded
@@ -316,7 +314,7 @@ class Exp3S(Exp3):
         shared = np.logaddexp.reduce(self.log_weights) + 1.0 + math.log(self.weight_sharing / len(self.tasks))
         self.log_weights[task] += gain
         self.log_weights: np.ndarray = np.logaddexp(self.log_weights, shared)
-        self._normalize()
+        self.log_weights -= self.log_weights.max()
 
 
 class ReturnProgress(DeclaredState, ABC):
@@ -481,11 +479,7 @@ class EasyToHard(_StagedScheduler):
 
     def __init__(self, order: Sequence[str], advance_at: float = 0.8, max_signals: int | None = None) -> None:
         super().__init__()
-        self.order: tuple[Any, ...] = tuple(
-            checked_entries("order", order, "the names of the tasks from easy to hard, each once")
-        )
-        if not self.order or len(set(self.order)) < len(self.order):
-            raise ValueError(f"order is {order!r}; give the names of the tasks from easy to hard, each once")
+        self.order: tuple[str, ...] = tuple(checked_names("order", order, "task"))
         self._required = ("order", self.order)
         self.advance_at: float = checked_share("advance_at", advance_at, ABOVE_ZERO)
         self.max_signals: int | None = None if max_signals is None else checked_count("max_signals", max_signals)
@@ -500,14 +494,6 @@ class EasyToHard(_StagedScheduler):
         if value >= self.advance_at or self._signals_in_stage == self.max_signals:
             self.stage += 1
             self._signals_in_stage = 0
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if list(state_dict["order"]) != list(self.order):
-            raise ValueError(
-                f"the state was saved with the order {list(state_dict['order'])}, this one is {list(self.order)}; give "
-                "the former"
-            )
-        super().load_state_dict({**state_dict, "order": self.order})
 
     def _played(self) -> list[int]:
         return [self.index_of(self.order[self.stage])]

@@ -100,10 +100,9 @@ class CurriculumReplay(TableReplay):
         Raises:
             ValueError: an unknown task, or a signal outside [0, 1] or NaN; nothing is changed.
         """
-        if task not in self.tasks:
-            raise ValueError(f"task is {task!r}; the tasks are {', '.join(map(repr, self.tasks))}")
+        scheduler = self._curriculum.scheduler
         with self._replay_lock:
-            self._curriculum.scheduler.progress(self.tasks.index(task), value)
+            scheduler.progress(scheduler.index_of(task), value)
 
     def probabilities(self) -> dict[str, float]:
         """Returns the probability that the next batch comes from each task, by name.

@@ -96,9 +96,16 @@ class NeighborCache:
     def state_dict(self, limit: int) -> dict[str, Tensor]:
         return {name: getattr(self, name)[:limit].clone() for name in _COLUMNS}
 
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        for name, saved in state.items():
-            getattr(self, name)[: len(saved)] = saved
+    def load_state_dict(self, state: dict[str, Tensor], limit: int) -> None:
+        places = {name: getattr(self, name)[:limit] for name in _COLUMNS}
+        slot, choices = state["slot"], state["choices"]
+        # The compiled loops check no bounds, and the file may be damaged.
+        within = (slot >= 0) & (slot <= self.table.capacity), (choices >= 0) & (choices <= self.num_neighbors)
+        same_shapes = all(state[name].shape == place.shape for name, place in places.items())
+        if not same_shapes or not all(bool(each.all()) for each in within):
+            raise ValueError(f"the saved lists of neighbors are not those of {limit} slots of {self.table.capacity}")
+        for name, place in places.items():
+            place[:] = state[name]
 
 
 # The lists: slot and distance, int32 and float32 [L, M], nearest first, empty places the slot capacity; choices,

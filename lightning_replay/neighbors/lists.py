@@ -303,7 +303,7 @@ class NeighborLists:
         if self._cache is not None:
             upkeep, slots = state["upkeep"], self._rows.slots()
             self._cache.table.place(slots, self._rows.standardized(slots))
-            self._cache.load_state_dict(upkeep["cache"])
+            self._cache.load_state_dict(upkeep["cache"], self._rows.limit)
             self._waiting[: self._rows.limit] = upkeep["waiting"].to(self._waiting.device)
             self._waiting_count = int(self._waiting.sum())
             self._left = [upkeep["left"].to(self._rows.features)] if len(upkeep["left"]) else []

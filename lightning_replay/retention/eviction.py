@@ -213,20 +213,20 @@ class Decisions(NamedTuple):
 class RetainedRows:
     """Retention priorities of all slots by a rule, which rows they evict, and the largest priority seen."""
 
+    _largest: float
+
     def __init__(self, capacity: int, rule: RetentionRule, generator: torch.Generator) -> None:
         self.capacity = capacity
         self.order: LeavingOrder = LeavingOrder(capacity)
         self._rule = rule
         self.generator: torch.Generator = generator
         self._chances = PriorityTree(capacity) if rule.is_stochastic else None
-        self.surprise: np.ndarray = np.full(capacity, np.nan, dtype=np.float32)  # the latest; NaN is unknown
+        self.surprise: np.ndarray = np.empty(capacity, dtype=np.float32)  # the latest; NaN is unknown
         # Kept where a schedule changes the priorities.
         self._on_policyness = np.ones(capacity if rule.schedule is not None else 0, dtype=np.float32)
         # Feedback received for the row, counted where it discounts the priority.
         self._draws = np.zeros(capacity if rule.draw_discount < 1.0 else 0, dtype=np.int32)
-        self._length = 0
-        self._holes: list[int] = []  # empty slots below the length
-        self._largest = -1.0
+        self.clear()
 
     @property
     def nbytes(self) -> int:
@@ -269,9 +269,9 @@ class RetainedRows:
         return Decisions(slots, entered, fitting + evicted, evicted)
 
     def offer_one(
-        self, row: int, factors: Factors, arrival: int, always_admits: bool, fits: Callable[[np.ndarray], bool]
+        self, row: int, factors: Factors, arrival: int, always_admits: bool, lacking: Callable[[np.ndarray], int]
     ) -> tuple[int, np.ndarray] | None:
-        """Decides on the new row at place ``row`` of ``factors``, which evicts rows until the storage ``fits`` it.
+        """Decides on the new row at place ``row`` of ``factors``, which evicts rows until no frame is ``lacking``.
 
         Returns its slot, and the slots whose rows left, its own among them unless that was free; ``None`` if refused.
         """
@@ -285,7 +285,7 @@ class RetainedRows:
                 other = int(self.order.nodes[victims[-1]]) >> ARRIVAL_BITS
                 if mine < other or (mine == other and factors.is_known):  # of equal ones the oldest leaves
                     return None
-            if len(victims) >= stored or fits(victims):
+            if len(victims) >= stored or not lacking(victims):
                 break
             victims = self._victims(victims)
         slot = self._take_free() if has_free else int(victims[0])
@@ -389,7 +389,7 @@ class RetainedRows:
         self._on_policyness.fill(1.0)
         self._draws.fill(0)
         self._length = 0
-        self._holes = []
+        self._holes: list[int] = []  # empty slots below the length
         self._largest = -1.0
 
     def _columns(self) -> dict[str, np.ndarray]:

@@ -55,11 +55,6 @@ def categorical_projection(probabilities: Tensor, reward: Tensor, discount: Tens
 
     The probability of each moved atom, clamped to the evenly spaced support, is divided between the two atoms around
     it, the nearer one getting more (Bellemare et al. 2017, algorithm 1, https://arxiv.org/abs/1707.06887).
-
-    Example:
-        >>> half = torch.tensor([[0.5, 0.0, 0.5]])
-        >>> categorical_projection(half, torch.tensor([0.5]), torch.tensor([0.5]), torch.tensor([-1.0, 0.0, 1.0]))
-        tensor([[0.0000, 0.5000, 0.5000]])
     """
     if not (reward.shape == discount.shape == probabilities.shape[:1] and support.shape == probabilities.shape[1:]):
         raise ValueError(

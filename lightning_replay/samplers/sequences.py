@@ -182,16 +182,22 @@ class SequenceSampler(FollowsEpisodes, DependentSampler):
         device, length = device_of(storage) or torch.device("cpu"), self.sequence_length
         if not self._is_attached:
             self._attach_storage(storage, torch.zeros(0, dtype=torch.int64, device=device))
-        if self._starts is not None and not (self._has_drawn and device.type != "cpu"):
-            if not self._starts._tree.has_mass():
-                raise self._nothing_to_draw(self._starts, len(storage))
-            self._has_drawn = True  # from now on draws need not wait for a GPU
+        if self._starts is not None and self.awaits_rows(storage):
+            raise self._nothing_to_draw(self._starts, len(storage))
+        self._has_drawn = True
         index, info = self.first.sample(storage, batch_size)
         index, links = index.to(device), self.followed.links_on(device)
         check_capacities(links.capacity, storage.max_size)  # of a loaded state: compiled loops check no bounds
         slots, steps = self._around(index, storage) if self._starts is None else links.chain(index, length)
         columns = {name: column.to(device).unsqueeze(1).repeat(1, length) for name, column in info.items()}
         return slots, {"mask": torch.arange(length, device=device) < steps.unsqueeze(1), **columns}
+
+    def awaits_rows(self, storage: Storage) -> bool:
+        """Returns whether no sequence of the stored rows is complete; of a GPU's rows only before the first draw."""
+        if self._starts is None or not self._is_attached:
+            return False
+        on_gpu = (device_of(storage) or torch.device("cpu")).type != "cpu"  # for which every draw would wait
+        return not (on_gpu and self._has_drawn) and not self._starts._tree.has_mass()
 
     def _around(self, rows: Tensor, storage: Storage) -> tuple[Tensor, Tensor]:
         links, length = self.followed.links_on(rows.device), self.sequence_length

@@ -16,9 +16,7 @@ from torch import Tensor
 
 from lightning_replay.storage.rows import WORD_BYTES, Key, RowLayout, gather_branch, nest, shown
 
-_MOST_ROW_BYTES = 4096  # columns of longer rows are written as fast one by one
-
-
+MOST_SINGLE_BYTES = 4096  # columns of longer rows are written as fast one by one
 _ACCEPTED = "extend_columns takes arrays or tensors [N, ...] by key, a name or a tuple such as ('next', 'reward')"
 Column = Tensor | np.ndarray
 #: Columns that name the episode of each row; the first that is there counts.
@@ -53,15 +51,8 @@ class SingleRow:
         everything: Any = self._rows.reshape(-1).view(np.uint8)
         self._bytes, self._row_bytes = memoryview(everything), layout.row_bytes
 
-    @staticmethod
-    def fits(layout: RowLayout, rows: Tensor) -> bool:
-        return rows.device.type == "cpu" and layout.row_bytes <= _MOST_ROW_BYTES
-
     def write(self, slot: int, values: Sequence[Any], least_generation: int) -> bool:
-        """Writes columns ``[1, ...]`` into a slot, whose generation is raised by one.
-
-        ``False``, with nothing written, where a column is a tensor or not contiguous.
-        """
+        """Writes columns ``[1, ...]`` into a slot; ``False``, nothing written, for a tensor or one not contiguous."""
         generation = max(int(self._rows[slot, self._generation]), least_generation) + 1
         parts = [values[place] for place in self._order]
         parts.insert(self._before_generation, generation.to_bytes(8, sys.byteorder))
@@ -183,22 +174,14 @@ class TransitionCheck:
       :func:`~lightning_replay.episodes.links.with_real_ends` finds the ends.
     * ``trajectory`` is not of an integer dtype: episodes could not be distinguished.
     * NaN or infinity in the reward or an observation: any column that is also under ``"next"``, or is named so. One
-      such row makes every network it trains NaN.
-
-    Args:
-        check_finite: whether to refuse NaN and infinity.
+      such row makes every network it trains NaN. Not without ``check_finite``.
     """
 
     def __init__(self, check_finite: bool = True) -> None:
         self.check_finite = check_finite
 
     def __call__(self, columns: Mapping[Key, Column]) -> None:
-        """Checks columns ``[N, ...]``, tensors or arrays by key.
-
-        Raises:
-            TypeError: ``trajectory`` is not of an integer dtype.
-            ValueError: contradicting flags, NaN or infinity; the message names the column and the rows.
-        """
+        """Checks columns ``[N, ...]``, tensors or arrays by key."""
         self.of(columns)(list(columns.values()))
 
     def of(self, columns: Mapping[Key, Column]) -> Callable[[Sequence[Column]], None]:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -82,26 +82,17 @@ class TorchSearch:
         return self._pool.index_select(0, stacks_first.reshape(-1)).flatten()
 
 
-def chain(key: int, index: FrameIndex) -> Iterator[int]:
-    """Yields the frames of a hash."""
-    hashes, heads, following = index
-    frame = int(heads[key & (heads.size - 1)])
-    while frame:
-        if int(hashes[frame]) == key:
-            yield frame
-        frame = int(following[frame])
-
-
 def _matched(keys: list[int], index: FrameIndex, is_equal: Callable[[int, int], bool]) -> tuple[np.ndarray, list[int]]:
-    """Returns ``frames`` and ``sources`` of :class:`Found` for given frames of these hashes.
-
-    ``is_equal`` compares a given frame with one in the pool, a place above 0, or one given before it, ``-1 - place``.
-    """
+    # Frames and sources of Found. is_equal compares a given frame with one in the pool, a place above 0, or one given
+    # before it, -1 - place.
+    hashes, heads, following = index
     frames = np.empty(len(keys), dtype=np.int32)
     sources: list[int] = []
     numbers: dict[int, list[int]] = {}
     for place, key in enumerate(keys):
-        at = next((at for at in chain(key, index) if is_equal(place, at)), 0)
+        at = int(heads[key & (heads.size - 1)])
+        while at and not (int(hashes[at]) == key and is_equal(place, at)):
+            at = int(following[at])
         if not at:
             new = numbers.setdefault(key, [])
             at = next((-1 - number for number in new if is_equal(place, -1 - sources[number])), 0)
@@ -145,25 +136,8 @@ class FramePool:
     """Frames by number, no two alike, each kept while something refers to it.
 
     Frames are recognised by their bytes alone, across trajectories as well: a hash finds candidates, of which every
-    byte is compared. Frame 0 is none; its bytes are 0.
-
-    Args:
-        capacity: most frames.
-        shape: of a frame, uint8.
-        device: where they are kept.
-        memmap: a directory for a scratch file that holds them.
-        beside: bytes that must be free for others, too.
-
-    Raises:
-        MemoryError: they do not fit.
-
-    Example:
-        >>> pool = FramePool(3, torch.Size([2, 2]))
-        >>> stack = torch.tensor([5, 5, 6], dtype=torch.uint8).view(1, 3, 1, 1).expand(1, 3, 2, 2)
-        >>> pool.replace(pool.find(stack, stack.flip(1)), stack, stack.flip(1), np.zeros((1, 6), dtype=np.int32))
-        array([[1, 1, 2, 2, 1, 1]], dtype=int32)
-        >>> pool.num_held, pool.references
-        (2, array([0, 4, 2, 0], dtype=int32))
+    byte is compared. Frame 0 is none; its bytes are 0. Memory for ``capacity`` frames of ``shape``, uint8, and
+    ``beside`` bytes for others must be free, see :func:`~lightning_replay.memory.allocate_rows`.
     """
 
     @torch.inference_mode(False)

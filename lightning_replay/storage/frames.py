@@ -26,7 +26,6 @@ from lightning_replay.storage.rows import FRAMES, Key, Leaf, RowLayout, frames_b
 
 __all__ = ["FrameStorage"]
 
-
 logger: logging.Logger = logging.getLogger(__name__)
 
 
@@ -146,12 +145,6 @@ class FrameStorage(PackedStorage):
             return self.held_by
         return FirstSlots(self._len) if self._live is None or self._live.count == self._len else self._live
 
-    def held_slots(self) -> np.ndarray:
-        """Slots that hold a row, int64 ``[num_held]``, ascending."""
-        if self._images is None:
-            return np.zeros(0, dtype=np.int64)
-        return self._images[0].numbers[: self._len, 0].nonzero().flatten().cpu().numpy()
-
     def build_options(self) -> dict[str, Any]:
         """Returns the options that saved rows presume: frames in a stack, their key, and ``frame_capacity``."""
         keys, capacity = [list(key) for key in self.image_keys], self.frame_capacity
@@ -183,10 +176,6 @@ class FrameStorage(PackedStorage):
         self._looked_up = None  # tensors that are given again may have other content
         super()._check(values)
 
-    def room_for(self, values: Sequence[Column], slots: Tensor | np.ndarray | None = None) -> bool:
-        """Returns whether the frames of values fit; see :meth:`frames_missing`."""
-        return self.frames_missing(values, slots) == 0
-
     def frames_missing(self, values: Sequence[Column], slots: slice | Tensor | np.ndarray | None = None) -> int:
         """Returns how many frames lack, of the worst column, to write :meth:`checked_values`; 0 if they fit."""
         assert self._images is not None
@@ -215,8 +204,7 @@ class FrameStorage(PackedStorage):
             return
         self.check_writable()
         index = torch.as_tensor(slots, dtype=torch.int64, device=self._frames_of.device).reshape(-1)
-        holds = self._images[0].numbers[index, 0] != 0
-        index = index[holds]
+        index = index[self._images[0].numbers[index, 0] != 0]
         if not len(index):
             return
         with self.snapshots.lock:
@@ -224,7 +212,8 @@ class FrameStorage(PackedStorage):
             if self.held_by is None:  # tables count their rows themselves
                 self._next_generation(index)
                 if self._live is None:
-                    self._live = SlotSet.from_state(self.capacity, torch.from_numpy(self.held_slots()))
+                    held = self._images[0].numbers[: self._len, 0].nonzero().flatten()
+                    self._live = SlotSet.from_state(self.capacity, held.cpu())
                 self._live.remove(index.cpu().numpy())
             for images in self._images:
                 images.pool.release(self._numbers_at(images, index))
@@ -308,8 +297,7 @@ class FrameStorage(PackedStorage):
                 "lightning_replay.samplers, which draws rows that are held"
             )
         stacks = [stack for images in self._images for stack in self._gather(images, slots, index.shape)]
-        if self._shared_writes is not None:
-            self.check_read()
+        self.check_read()
         read = self._outer_layout.unpack(rows, index.shape, extra, stacks)
         return self._indexed(read, index) if self._is_torchrls else read
 
@@ -331,7 +319,7 @@ class FrameStorage(PackedStorage):
         if FRAMES in leaves:
             raise ValueError(f"the column {FRAMES[0]!r} is the storage's own; rename it. Nothing was stored")
         for key in self.image_keys:
-            frames = []
+            shapes = []
             for given in (key, ("next", *key)):
                 dtype, shape = leaves.get(given, (None, torch.Size()))
                 if dtype != torch.uint8 or not self.takes_shape(shape):
@@ -339,11 +327,11 @@ class FrameStorage(PackedStorage):
                     is_dense = isinstance(value, Tensor) and not value.is_nested
                     described = f"{value.dtype} {list(value.shape)}" if is_dense else type(value).__name__
                     raise self._wrong_stacks(key, f"{shown(given)} is {described}")
-                frames.append(list(shape[not self._is_image(shape) :]))
-            if frames[0] != frames[1]:
+                shapes.append(list(shape))
+            if shapes[0] != shapes[1]:
                 raise ValueError(
-                    f"the frames under {shown(key)} have shape {frames[0]} and those under {shown(('next', *key))} "
-                    f"{frames[1]}; all frames of a column need one shape. Nothing was stored"
+                    f"the stacks under {shown(key)} have shape {shapes[0]} and those under {shown(('next', *key))} "
+                    f"{shapes[1]}; both need one shape. Nothing was stored"
                 )
         self._allocate_all([(key, *leaf) for key, leaf in leaves.items()])
 

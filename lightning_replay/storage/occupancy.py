@@ -63,18 +63,7 @@ class FirstSlots(Occupancy):
 
 
 class SlotSet(Occupancy):
-    """A set of slots from which one can be drawn by its place.
-
-    Args:
-        capacity: slots there are.
-        length: the first so many are in the set.
-
-    Example:
-        >>> held = SlotSet(capacity=4, length=3)
-        >>> held.remove(np.array([0])); held.add(np.array([3, 3]))
-        >>> held.slots(), held.held(torch.tensor([0, 3]))
-        (tensor([1, 2, 3]), tensor([False,  True]))
-    """
+    """A set of slots from which one can be drawn by its place; at first the ``length`` first of ``capacity``."""
 
     def __init__(self, capacity: int, length: int) -> None:
         self._order = np.arange(capacity)

@@ -32,6 +32,7 @@ from lightning_replay.storage.columns import (
     GENERATION,
     INDEX,
     MASKS,
+    MOST_SINGLE_BYTES,
     NOT_STORED,
     Column,
     RowReader,
@@ -57,6 +58,14 @@ def is_held_elsewhere(lock: Any) -> bool:
         return True
     lock.release()
     return False
+
+
+def half_changed(one: Any) -> str:
+    """Returns why a buffer is refused in a process that was forked while another thread used it."""
+    return (
+        f"this process was forked while another thread used this {type(one).__name__}, which may be half-changed here. "
+        "Fork when nobody uses it, or build it in this process"
+    )
 
 
 if hasattr(os, "register_at_fork"):
@@ -154,10 +163,7 @@ class PackedStorage(LazyTensorStorage):
     def after_fork(self) -> None:
         """Replaces the lock in a forked process, which may not write into a file of its parent."""
         if is_held_elsewhere(self.snapshots.lock):
-            self._refusal = (
-                f"this process was forked while another thread used this {type(self).__name__}, whose rows may be "
-                "half-written here. Fork when nobody writes or saves, or build a storage in this process"
-            )
+            self._refusal = half_changed(self)
         elif self._shared_writes is not None and self.initialized:
             self._refusal = (
                 f"the rows of this {type(self).__name__} lie in a file that a forked process shares with its "
@@ -250,8 +256,7 @@ class PackedStorage(LazyTensorStorage):
         if column is None:
             column = self.readable_rows.get(key, None)  # a branch, or a name as a tuple
         values = None if column is None else column[index]
-        if self._shared_writes is not None:
-            self.check_read()
+        self.check_read()
         return values
 
     def generation_of(self, index: Tensor) -> Tensor:
@@ -322,21 +327,17 @@ class PackedStorage(LazyTensorStorage):
         if isinstance(slots, range) and slots.step == 1:
             slots = slice(slots.start, slots.stop)
         else:
-            slots = self._checked_slots(torch.as_tensor(slots, dtype=torch.int64, device=self.device))
+            slots = torch.as_tensor(slots, dtype=torch.int64, device=self.device)
+            if not slots.numel():
+                raise ValueError("cursor is empty; it must be at least one slot. Nothing was written")
+            lowest, highest = (int(bound) for bound in slots.aminmax())
+            if lowest < 0 or highest >= self.capacity:  # the compiled loop that writes rows checks no bounds
+                raise IndexError(
+                    f"cursor has slots from {lowest} to {highest}; they must be from 0 to {self.capacity - 1}. Nothing "
+                    "was written"
+                )
         values = self.checked_values(data)
         self.write(slots, values, grow=set_cursor)
-
-    def _checked_slots(self, slots: Tensor) -> Tensor:
-        # The compiled loop that writes rows checks no bounds.
-        if not slots.numel():
-            raise ValueError("cursor is empty; it must be at least one slot. Nothing was written")
-        lowest, highest = (int(bound) for bound in slots.aminmax())
-        if lowest < 0 or highest >= self.capacity:
-            raise IndexError(
-                f"cursor has slots from {lowest} to {highest}; they must be from 0 to {self.capacity - 1}. Nothing was "
-                "written"
-            )
-        return slots
 
     def checked_values(self, data: TensorDictBase) -> list[Column]:
         """Returns the values of rows ``[N]`` in the order of the columns, after all checks of :meth:`set`."""
@@ -501,7 +502,7 @@ class PackedStorage(LazyTensorStorage):
         self._columns = [StoredColumn(key, slots.get(key)) for key in layout.columns if key != GENERATION]
         self._views = {key if len(key) > 1 else key[0]: slots.get(key) for key in layout.columns}
         self._single = None
-        if SingleRow.fits(layout, self._rows):
+        if device.type == "cpu" and layout.row_bytes <= MOST_SINGLE_BYTES:
             self._single = SingleRow(layout, self._rows, [one.tensor for one in self._columns], self._generation)
         self._expect({key: kind for key, kind in layout.columns.items() if key != GENERATION})
         self.initialized = True
@@ -557,7 +558,13 @@ class PackedStorage(LazyTensorStorage):
                 self.snapshots.close(rows)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned; a refused state changes nothing."""
+        """Restores what :meth:`state_dict` returned.
+
+        Raises:
+            ValueError: another capacity was saved, or rows that do not fit their layout; nothing is changed.
+            MemoryError: the rows do not fit.
+            RuntimeError: see :meth:`check_writable`.
+        """
         self.check_writable()
         layout = self._saved_layout(state_dict)
         least = max(self._least_generation, state_dict["least_generation"])

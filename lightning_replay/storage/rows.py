@@ -32,11 +32,7 @@ class _Group(NamedTuple):
 
 
 class RowLayout:
-    """Packs columns into one row: widest dtypes first, so each is aligned, padded to 64 bytes.
-
-    Args:
-        leaves: key, dtype and shape per row of every column, in the order of the transition.
-    """
+    """Packs columns, in the order of the transition, into one row: widest dtypes first, padded to 64 bytes."""
 
     def __init__(self, leaves: Sequence[Leaf]) -> None:
         self.columns: dict[Key, tuple[torch.dtype, torch.Size]] = {key: (dtype, shape) for key, dtype, shape in leaves}
@@ -69,13 +65,9 @@ class RowLayout:
         extra: dict[str, Tensor] | None = None,
         outside: Sequence[Tensor] = (),
     ) -> TensorDict:
-        """Returns the TensorDict whose leaves are views of packed rows.
+        """Returns the TensorDict ``[N]`` or ``[B, 2]`` whose leaves are views of rows, contiguous int64 ``[N, words]``.
 
-        Args:
-            rows: int64 ``[N, words]``, contiguous.
-            batch_size: ``[N]``, or ``[B, 2]`` with ``B * 2 == N``.
-            extra: further entries of the TensorDict.
-            outside: the columns that are kept elsewhere, see :meth:`replacing`.
+        ``extra`` are further entries, and ``outside`` the columns that are kept elsewhere, see :meth:`replacing`.
         """
         values: list[Any] = [*self._views(rows, batch_size), *outside]
         device = rows.device
@@ -197,10 +189,8 @@ def nest(columns: Iterable[Key]) -> dict[str, Any]:
 
 
 def _branches(tree: dict[str, Any], order: Sequence[Key]) -> list[list[tuple[str, int]]]:
-    """Returns the branches of a tree of :func:`nest`, inner ones first: names and places in a list of values.
-
-    The list holds the columns in ``order``, then the branches in the order in which they are returned.
-    """
+    # The branches of a tree of nest, inner ones first: names, and places in a list of the columns in ``order`` and then
+    # of the branches as they are returned.
     branches: list[list[tuple[str, int]]] = []
 
     def add(node: dict[str, Any]) -> int:
@@ -230,11 +220,7 @@ def gather_branch(
 
 
 def leaves_of(row: TensorDictBase) -> list[Leaf]:
-    """Returns key, dtype and shape of every leaf of a single transition (batch size ``[]``).
-
-    Raises:
-        TypeError: a leaf is not a dense tensor of a fixed-size dtype.
-    """
+    """Returns key, dtype and shape of each leaf of one transition; ``TypeError`` where one is no dense tensor."""
     leaves: list[Leaf] = []
     for name, value in row.items():
         if isinstance(value, TensorDictBase):

@@ -18,11 +18,9 @@ from lightning_replay.options import ABOVE_ZERO, checked_keys, checked_number, c
 from lightning_replay.parts import ReplayTransform
 from lightning_replay.saving.spec import recorded
 from lightning_replay.storage.packed import PackedStorage
-from lightning_replay.storage.rows import WORD_BYTES, Key, RowLayout, assemble_unchecked
+from lightning_replay.storage.rows import WORD_BYTES, Key, RowLayout, assemble_unchecked, nest
 
 _LINE_ELEMENTS = 16  # float32 in a cache line
-
-
 _NOTHING: dict[str, Any] = {}
 _TERMINATED: Key = ("next", "terminated")
 MIXED_KEYS: tuple[NestedKey, ...] = ("observation", "action", ("next", "observation"), ("next", "reward"))
@@ -82,7 +80,8 @@ class Mixing:
         """Mixes the columns of ``tree``, all where it is None, into ``source``; others are those of the first rows."""
         for name, value in node.items():
             inner = None if tree is None else tree.get(name, _NOTHING)
-            self.found += inner is None and tree is not None
+            if type(inner) is tuple:  # one of the keys
+                inner, self.found = None, self.found + 1
             if name == "index":
                 source[name] = value
             elif isinstance(value, Tensor):
@@ -170,23 +169,29 @@ def can_be_mixed(column: Key, dtype: torch.dtype, keys: set[Key]) -> bool:
     return dtype.is_floating_point or (dtype == torch.bool and column not in keys)
 
 
-def tree_of(paths: set[tuple[str, ...]]) -> dict[str, Any]:
-    # Names as nested dictionaries, None at the end of each path.
-    tree: dict[str, Any] = {}
-    for path in paths:
-        node = tree
-        for name in path[:-1]:
-            node = node.setdefault(name, {})
-        node[path[-1]] = None
-    return tree
-
-
 def columns_under(batch: TensorDictBase, path: tuple[str, ...]) -> list[tuple[tuple[str, ...], Any]]:
     """Returns the columns at or under ``path``, each with its own path; none where it is missing."""
     found = batch.get(path, None)
     if isinstance(found, TensorDictBase):
         return [(unravel_key((*path, key)), value) for key, value in found.items(True, True)]
     return [] if found is None else [(path, found)]
+
+
+def floating_columns(batch: TensorDictBase, paths: Iterable[tuple[str, ...]], reader: str) -> dict[Key, Tensor]:
+    """Returns the columns at or under ``paths`` by key; ``ValueError`` where there is none, or one is not floating."""
+    columns: dict[Key, Tensor] = {}
+    for path in paths:
+        found = columns_under(batch, path)
+        if not found:
+            raise ValueError(f"the batch has no {listed([path])}; name the columns of {reader} with keys=")
+        columns.update(found)
+    for key, column in columns.items():
+        if not column.is_floating_point():
+            raise ValueError(
+                f"{listed([key])} has dtype {column.dtype}; {reader} changes floating columns. Convert it before it is "
+                "stored, or name other keys with keys="
+            )
+    return columns
 
 
 def listed(paths: Iterable[tuple[str, ...]]) -> str:
@@ -259,7 +264,7 @@ class MixPairs(ReplayTransform):
         self.mixup_concentration: float = checked_number("mixup_concentration", mixup_concentration, ABOVE_ZERO)
         self.fraction: float = checked_share("fraction", fraction)
         self._mixed_keys = set(checked_keys("keys", keys))
-        self._mixed_tree = tree_of(self._mixed_keys)
+        self._mixed_tree = nest(self._mixed_keys)
         self._ahead = torch.empty(0, device="cpu")  # coefficients that were drawn and are not used yet
         self._packed: PackedMixing | None = None  # of the rows that were mixed last
 
@@ -397,22 +402,10 @@ class MixStates(ReplayTransform):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Mixes the states of a batch; the batch itself is changed, the stored rows are not."""
         shape = tensordict.batch_size
-        observation: Any = None
         coefficient = mixup_coefficients(self.mixup_concentration, shape.numel(), self._rng).reshape(shape)
-        columns = [found for path in self._paths for found in columns_under(tensordict, path) or [(path, None)]]
-        for path, observation in columns:
-            following = tensordict.get(("next", *path), None)
-            missing = [key for key, value in ((path, observation), (("next", *path), following)) if value is None]
-            if missing:
-                raise ValueError(
-                    f"the batch has no {listed(missing)}; MixStates mixes each observation with the next one. Name "
-                    "the keys of your observations with keys=."
-                )
-            if not observation.is_floating_point():
-                raise ValueError(
-                    f"{listed([path])} has dtype {observation.dtype}; MixStates mixes floating observations. "
-                    "Convert it before it is stored, or name other keys with keys=."
-                )
+        columns = floating_columns(tensordict, self._paths, "MixStates")
+        after = floating_columns(tensordict, [("next", *path) for path in columns], "MixStates")
+        for (path, observation), following in zip(columns.items(), after.values(), strict=True):
             if following.dtype != observation.dtype or following.shape != observation.shape:
                 raise ValueError(
                     f"{path[-1]!r} is {observation.dtype} {list(observation.shape)} and the next one {following.dtype} "

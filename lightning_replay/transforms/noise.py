@@ -8,15 +8,13 @@ from collections.abc import Sequence
 import torch
 from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
-from torch import Tensor
 
 from lightning_replay.options import checked_choice, checked_keys, checked_number
 from lightning_replay.parts import ReplayTransform
 from lightning_replay.saving.spec import recorded
-from lightning_replay.transforms.mixup import columns_under, listed
+from lightning_replay.transforms.mixup import floating_columns
 
 NOISY_KEYS: tuple[str | tuple[str, ...], ...] = ("observation", "action", ("next", "observation"), ("next", "reward"))
-NOISE_KINDS = ("additive", "multiplicative")
 
 
 @recorded
@@ -55,25 +53,13 @@ class GaussianNoise(ReplayTransform):
         super().__init__()
         self._seed_generator(seed)
         self.sigma: float = checked_number("sigma", sigma, 0.0)
-        self.kind: str = checked_choice("kind", kind, NOISE_KINDS)
+        self.kind: str = checked_choice("kind", kind, ("additive", "multiplicative"))
         self._noisy_paths = checked_keys("keys", keys)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Disturbs a batch of any shape; the batch itself is changed."""
-        leaves: dict[tuple[str, ...], Tensor] = {}  # overlapping keys disturb an entry once
-        for path in self._noisy_paths:
-            columns = columns_under(tensordict, path)
-            if not columns:
-                raise ValueError(f"the batch has no {listed([path])}; name the entries that get noise with keys=")
-            leaves.update(columns)
-        for leaf, value in leaves.items():  # all checked before any is changed
-            if not value.is_floating_point():
-                raise ValueError(
-                    f"{listed([leaf])} has dtype {value.dtype}; GaussianNoise disturbs floating entries. "
-                    "Convert it before it is stored, or name other keys with keys=."
-                )
         generator = self._rng
-        for leaf, value in leaves.items():
+        for leaf, value in floating_columns(tensordict, self._noisy_paths, "GaussianNoise").items():
             noise = torch.randn(value.shape, generator=generator, device=generator.device).to(value)
             scale = value if self.kind == "multiplicative" else 1.0
             tensordict.set(leaf, value + self.sigma * noise * scale)

@@ -102,7 +102,7 @@ class FirstInFirstOutWriter(ReplayWriter, TensorDictRoundRobinWriter):
             oldest = self._cursor - held + overwritten
             storage.release(torch.arange(oldest, oldest + leaving, device="cpu") % storage.capacity)
             if storage.num_held == held:  # rows in between were released by another caller
-                others = torch.from_numpy(np.setdiff1d(storage.held_slots(), slots.numpy()))
+                others = torch.from_numpy(np.setdiff1d(storage.occupancy.slots(), slots))
                 storage.release(others[self.age_of(others).argmax()])
 
     def age_of(self, index: Tensor) -> Tensor:

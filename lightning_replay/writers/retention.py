@@ -250,7 +250,7 @@ class RetentionWriter(ReplayWriter):
         self._rows.generator = self._generator  # which set_rng may have replaced
         were_stored = self._rows.occupancy()
         admits_all = self.always_admit or self.rule.always_admits
-        if isinstance(self._storage, FrameStorage) and not self._storage.room_for(columns):
+        if isinstance(self._storage, FrameStorage) and self._storage.frames_missing(columns):
             decisions, left = self._store_one_by_one(columns, factors, first, admits_all)
             index = torch.from_numpy(decisions.slots).to(self._storage.device)
         else:
@@ -284,7 +284,9 @@ class RetentionWriter(ReplayWriter):
         left = [np.zeros(0, dtype=np.int64)]
         for row in range(len(owner)):
             part = [value[row : row + 1] for value in values]
-            decision = self._rows.offer_one(row, factors, first + row, admits_all, partial(storage.room_for, part))
+            decision = self._rows.offer_one(
+                row, factors, first + row, admits_all, partial(storage.frames_missing, part)
+            )
             if decision is None:
                 continue
             slot, victims = decision

@@ -17,7 +17,7 @@ from lightning_replay.episodes.running import Breaks, RunningObservations
 from lightning_replay.events.compiled import ConditionBlock
 from lightning_replay.events.conditions import Condition, ConditionError, holds, load_state_of, state_of, warn_of_unmet
 from lightning_replay.events.event_table import EventTable
-from lightning_replay.options import check_kind, checked_count, checked_flag
+from lightning_replay.options import check_kind, checked_count, checked_flag, checked_names
 from lightning_replay.parts import Insertion, ReplayWriter, declared_sampler
 from lightning_replay.saving.spec import recorded
 from lightning_replay.storage.columns import TRAJECTORIES, Column, as_array, as_rows, check_trajectory
@@ -250,7 +250,7 @@ class EventTableWriter(TableWriter):
         self._columns = columns
 
     def _test(self, columns: Sequence[Column], given: Any, breaks: Breaks | None) -> np.ndarray:
-        """Returns which events happened in each row, bool ``[V, N]``; conditions are not compiled get ``given``."""
+        """Returns which events happened in each row, bool ``[V, N]``; called conditions get ``given``."""
         happened = self._block(columns)
         for number in self._block.others:
             rows, condition = as_rows(given), self._events[number].condition
@@ -391,12 +391,9 @@ class EventTableWriter(TableWriter):
 
 
 def check_tables(event_tables: Sequence[EventTable], name: str = "tables") -> None:
-    if isinstance(event_tables, EventTable):
-        raise TypeError(f"{name} is one EventTable; a list of them is accepted, as {name}=[EventTable(...)]")
     check_kind(name, event_tables, Sequence, f"a list of EventTable objects, as {name}=[EventTable(...)]")
-    for table in event_tables:
-        if not isinstance(table, EventTable):
-            raise TypeError(f"{name} holds a {type(table).__name__}; EventTable objects are accepted")
+    for place, table in enumerate(event_tables):
+        check_kind(f"{name}[{place}]", table, EventTable, "an EventTable")
     names = [DEFAULT_TABLE, *(table.name for table in event_tables)]
     twice = sorted({taken for taken in names if names.count(taken) > 1})
     if twice:
@@ -427,8 +424,7 @@ class TaskTableWriter(TableWriter):
     """
 
     def __init__(self, tasks: Sequence[str], capacity_per_task: int, shares_one_table: bool = False) -> None:
-        check_tasks(tasks)
-        self.tasks: list[str] = list(tasks)
+        self.tasks: list[str] = checked_names("tasks", tasks, "task")
         capacity_per_task = checked_count("capacity_per_task", capacity_per_task, of="transitions")
         self._shares_one_table = checked_flag("shares_one_table", shares_one_table)
         self._columns: Mapping[Any, Any] | None = None  # those in which the task is at the place _task_at
@@ -485,12 +481,3 @@ class TaskTableWriter(TableWriter):
                 f"{self.tasks}. Nothing was stored"
             )
         return task
-
-
-def check_tasks(tasks: Sequence[str]) -> None:
-    check_kind("tasks", tasks, Sequence, "the names of the tasks, as ['hard', 'easy']")
-    for place, name in enumerate(tasks):
-        check_kind(f"tasks[{place}]", name, str, "the name of a task")
-    twice = sorted({name for name in tasks if list(tasks).count(name) > 1})
-    if isinstance(tasks, str) or not tasks or twice:
-        raise ValueError(f"tasks is {tasks!r}; at least one name is needed, and each once")

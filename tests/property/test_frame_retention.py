@@ -202,7 +202,7 @@ class FrameRetentionMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.oracle.rows)
     @rule(data=st.data())
     def update(self, data: st.DataObject) -> None:
-        held = self.replay.storage.held_slots().tolist()
+        held = self.replay.storage.occupancy.slots().tolist()
         slots = data.draw(st.lists(st.sampled_from(held), min_size=1, max_size=5))
         errors = data.draw(st.lists(st.sampled_from(NUMBERS), min_size=len(slots), max_size=len(slots)))
         index = torch.tensor(slots)
@@ -268,7 +268,7 @@ class FrameRetentionMachine(RuleBasedStateMachine):
         assert counted == [self.oracle.admitted, self.oracle.refused, self.oracle.evicted, frames]
         if not rows:
             return
-        slots = torch.from_numpy(replay.storage.held_slots())
+        slots = replay.storage.occupancy.slots()
         slots = slots[replay.writer.age_of(slots).argsort(descending=True)]
         stored = replay.storage.get(slots)
         assert stored["action"].tolist() == [kept.row.action for kept in rows]

@@ -57,9 +57,9 @@ class StorageMachine(RuleBasedStateMachine):
         staying = [both for slot, both in enumerate(self.held) if both and slot not in slots]
         fits = distinct([*staying, *stacks], self.image_key) <= ROOM
         if data.draw(st.booleans()):
-            assert self.storage.room_for(self.storage.checked_values(rows), torch.tensor(slots)) == fits
+            assert (self.storage.frames_missing(self.storage.checked_values(rows), torch.tensor(slots)) == 0) == fits
             everything = [both for both in self.held if both]
-            assert self.storage.room_for(self.storage.checked_values(rows)) == (
+            assert (self.storage.frames_missing(self.storage.checked_values(rows)) == 0) == (
                 distinct([*everything, *stacks], self.image_key) <= ROOM
             )
         before = len(self.storage)
@@ -117,8 +117,14 @@ class StorageMachine(RuleBasedStateMachine):
         assert sorted(counts.values()) == sorted(pool.references[pool.references > 0].tolist())
         assert pool.num_free == ROOM - len(counts)
         assert sorted(pool._free[: pool.num_free].tolist()) == (np.flatnonzero(pool.references[1:] == 0) + 1).tolist()
-        chained = [frame for key in set(pool._index[0].tolist()) for frame in pool_module.chain(key, pool._index)]
-        assert set(np.flatnonzero(pool.references).tolist()) <= set(chained)
+        hashes, heads, following = pool._index
+        chained: set[int] = set()
+        for bucket, frame in enumerate(heads.tolist()):
+            while frame:
+                assert int(hashes[frame]) & (len(heads) - 1) == bucket
+                chained.add(frame)
+                frame = int(following[frame])
+        assert set(np.flatnonzero(pool.references).tolist()) <= chained
 
     @precondition(lambda self: isinstance(self.storage.occupancy, SlotSet))
     @invariant()

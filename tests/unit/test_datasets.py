@@ -24,6 +24,7 @@ from torchrl.data import LazyTensorStorage, ListStorage, TensorDictReplayBuffer
 
 from lightning_replay import recipes
 from lightning_replay.datasets import fill, from_d4rl, from_lerobot, from_minari, from_torchrl
+from tests.transitions import numbered_steps
 
 
 def listed(rows: TensorDict, *keys: Any) -> list[list[Any]]:
@@ -356,6 +357,8 @@ def test_a_replay_is_filled_with_episodes_of_numbers_of_their_own() -> None:
     with pytest.raises(ValueError, match=r"capacity 13 and holds 12 rows; 6 more would evict some. Give capacity=18"):
         fill(replay, from_torchrl(torchrl_rows()))
     assert len(replay) == 12
+    with pytest.raises(TypeError, match="of a MixedReplay its offline or online"):
+        fill(recipes.mixed(online=recipes.uniform(10), offline=replay, batch_size=2), torchrl_rows())
     with pytest.raises(TypeError, match="rows is 3; it must be a TensorDict"):
         fill(replay, 3)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="replay is None"):
@@ -363,3 +366,21 @@ def test_a_replay_is_filled_with_episodes_of_numbers_of_their_own() -> None:
     named = torchrl_rows().set(("collector", "traj_ids"), torch.tensor([0, 0, 0, 1, 1, 2]))
     twice = fill(fill(recipes.uniform(capacity=12, batch_size=2, seed=0), named), named)
     assert twice[:]["collector", "traj_ids"].tolist() == [0, 0, 0, 1, 1, 2, 3, 3, 3, 4, 4, 5]
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_refused_rows_leave_running_episodes_as_they_are(named: bool) -> None:
+    replay, rows = recipes.prioritized(capacity=20, batch_size=2, n_steps=2, seed=0), numbered_steps(0, 6)
+    if named:
+        rows["trajectory"] = torch.zeros(6, dtype=torch.int64)
+    replay.extend(rows[:3])
+    wrong = rows[3:].set("observation", rows["observation"][3:].double())
+    with pytest.raises(ValueError, match="columns of the first ones"):
+        fill(replay, wrong)
+    assert not replay[:]["next", "done"].any()
+    assert replay.successors(torch.arange(3)).tolist() == [1, 2, -1]
+    replay.extend(rows[3:])
+    assert replay.successors(torch.arange(6)).tolist() == [1, 2, 3, 4, 5, -1]
+    fill(replay, rows)
+    assert replay[:]["next", "done"].flatten().nonzero().flatten().tolist() == [5, 11]
+    assert replay.successors(torch.arange(12)).tolist() == [1, 2, 3, 4, 5, -1, 7, 8, 9, 10, 11, -1]

@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import pickle
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -330,3 +333,64 @@ def test_other_refusals() -> None:
         replay.sample()
     with pytest.raises(ValueError, match="'mixed' joins two buffers"):
         recipes.by_name("mixed")
+    for name in ("storage", "empty"):
+        with pytest.raises(AttributeError, match=rf"'{name}'; use replay.online.{name} or replay.offline.{name}"):
+            getattr(replay, name)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'$"):
+        getattr(replay, "nothing")  # noqa: B009
+    with pytest.raises(TypeError, match=r"replay.online\[...\] or replay.offline"):
+        replay[:]
+
+
+def test_sequences_are_offline_ones_until_an_online_one_is_complete() -> None:
+    sides = [recipes.sequences(100, length=4, batch_size=2, check_continuity=False) for _ in range(2)]
+    replay = recipes.mixed(online=sides[0], offline=sides[1], batch_size=4, seed=0)
+    replay.offline.extend(numbered_steps(1000, 12))
+    found = []
+    for start in (0, 3, 6):
+        replay.extend(numbered_steps(start, 3))
+        found.append(int(replay.sample()["is_offline"][:, 0].sum()))
+    assert found == [4, 2, 2]
+    alone = recipes.mixed(online=recipes.sequences(100, length=4), offline=sides[1], share=0.0, batch_size=4)
+    alone.extend(numbered_steps(0, 3))
+    with pytest.raises(RuntimeError, match="no sequence of 4 steps is complete"):
+        alone.sample()
+
+
+def _waits_for_a_draw(replay: MixedReplay, call: Callable[[], Any]) -> bool:
+    """Whether another thread's ``call`` ends after a draw that has drawn online rows alone."""
+    draw, order, begun = replay.offline.sample, [], threading.Event()
+
+    def slow(count: int) -> Any:
+        begun.set()
+        time.sleep(0.05)
+        order.append("draw")
+        return draw(count)
+
+    replay.offline.sample = slow  # type: ignore[method-assign]
+    thread = threading.Thread(target=replay.sample)
+    thread.start()
+    assert begun.wait(20)
+    call()
+    order.append("call")
+    thread.join()
+    del replay.offline.sample
+    return order == ["draw", "call"]
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_no_state_is_one_within_a_draw(copied: bool) -> None:
+    replay = mixed()
+    replay.extend(numbered_steps(0, 20))
+    replay = pickle.loads(pickle.dumps(replay)) if copied else replay
+    state, batch = replay.state_dict(), replay.sample()
+    calls: list[Callable[[], Any]] = [
+        replay.state_dict,
+        lambda: replay.load_state_dict(state),
+        lambda: replay.update_priority(batch, torch.ones(8)),
+        lambda: replay.advance(updates=1),
+        lambda: replay.seed(3),
+        replay.frozen_state().__enter__,
+    ]
+    for call in calls:
+        assert _waits_for_a_draw(replay, call)

@@ -493,8 +493,8 @@ def test_rows_are_read_by_any_kind_of_index(storage) -> None:
     replay.extend(numbered_steps(0, 6))
     found = [replay[index]["observation"][..., 0].tolist() for index in (np.int64(2), -1, torch.tensor([2, 5]))]
     assert found == [2.0, 5.0, [2.0, 5.0]]
-    if storage is ListStorage:  # which would take a mask for the numbers 0 and 1
-        with pytest.raises(TypeError, match="list indices"):
-            replay[torch.arange(6) > 3]
-    else:
-        assert replay[torch.arange(6) > 3]["observation"][:, 0].tolist() == [4.0, 5.0]
+    for mask in (torch.arange(6) > 3, np.arange(6) > 3, [False] * 4 + [True] * 2):
+        assert replay[mask]["observation"][:, 0].tolist() == [4.0, 5.0]
+    assert replay[torch.tensor(2)]["observation"][0] == 2.0
+    assert len(replay[...]) == len(replay[:]) == 6
+    assert len(replay[torch.arange(6) > 7]) == 0

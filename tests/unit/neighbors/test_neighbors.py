@@ -192,6 +192,21 @@ def test_a_state_of_other_options_is_refused() -> None:
             other.load_state_dict(state)
 
 
+@pytest.mark.parametrize(("name", "value"), [("slot", 11), ("slot", -1), ("choices", 4.0), ("choices", torch.nan)])
+def test_lists_of_a_damaged_file_are_refused_before_a_loop_reads_them(name: str, value: float) -> None:
+    state = filled(torch.randn(10, 2), 3).state_dict()
+    lists = filled(torch.randn(10, 2), 3)
+    lists.draw(torch.arange(10), torch.Generator())
+    state = lists.state_dict()
+    lists.load_state_dict(state)
+    state["upkeep"]["cache"][name].view(-1)[7] = value
+    with pytest.raises(ValueError, match="not those of 10 slots of 10"):
+        lists.load_state_dict(state)
+    state["upkeep"]["cache"][name] = lists.state_dict()["upkeep"]["cache"][name][:1]
+    with pytest.raises(ValueError, match="not those of 10 slots of 10"):
+        lists.load_state_dict(state)
+
+
 @pytest.mark.parametrize(
     ("index", "features", "error", "message"),
     [

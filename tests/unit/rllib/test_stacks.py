@@ -131,7 +131,7 @@ def test_rows_released_for_room_are_not_closed() -> None:
     buffer.add([game("a", 1, start=10), game("b", 1, start=11)])
     assert len(buffer) == 2
     buffer.add(game("c", 1, start=100))
-    assert buffer.replay.storage.held_slots().tolist() == [2]
+    assert buffer.replay.storage.occupancy.slots().tolist() == [2]
     buffer.modules["default_policy"].replay.end_episodes()
     assert buffer.replay.storage.all_rows["next", "truncated"][:3].flatten().tolist() == [False, False, True]
 

@@ -72,5 +72,11 @@ def test_too_few_rows_are_refused_and_a_buffer_without_tables_too() -> None:
 
 @pytest.mark.parametrize("options", [{"multinomial": True}, {"at_least_one": True}, {"priority_exponent": 0.6}])
 def test_what_does_not_go_with_it_is_refused(options) -> None:
-    with pytest.raises(ValueError, match="continuous.*leave out multinomial, at_least_one and priority_exponent"):
+    with pytest.raises(ValueError, match=f"continuous.*leave out {next(iter(options))}, or"):
         filled(**options)
+
+
+def test_every_table_is_drawn_from() -> None:
+    unused = EventTable("unused", condition=IsTrue("goal"), history_length=2, capacity=4, share=0.0)
+    with pytest.raises(ValueError, match="continuous.*leave out table 'unused' of share 0, or use"):
+        recipes.event_tables(8, 2, tables=[unused], default_share=1.0, correction="continuous")

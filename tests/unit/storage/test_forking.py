@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -214,14 +215,18 @@ def test_a_fork_while_threads_wait_for_prefetched_batches() -> None:
         sys.setswitchinterval(interval)
 
 
-def test_a_fork_does_not_wait_for_a_thread_that_uses_the_buffer() -> None:
+@pytest.mark.parametrize("is_mixed", [False, True])
+def test_a_fork_does_not_wait_for_a_thread_that_uses_the_buffer(is_mixed: bool) -> None:
     """The thread may be waiting for the one that forks; its buffer is then of no use to the forked process."""
-    replay = recipes.uniform(8, 4, seed=0)
+    replay: Any = recipes.uniform(8, 4, seed=0)
     replay.extend(numbered_steps(0, 4))
+    if is_mixed:
+        replay = recipes.mixed(online=recipes.uniform(8, 4), offline=replay, batch_size=4)
+        assert in_fork(lambda: len(replay.sample())) == "4"
     holds, may_end = threading.Event(), threading.Event()
 
     def use() -> None:
-        with replay.unchanged():
+        with replay._lock if is_mixed else replay.unchanged():
             holds.set()
             may_end.wait()
 
@@ -233,7 +238,7 @@ def test_a_fork_does_not_wait_for_a_thread_that_uses_the_buffer() -> None:
     finally:
         may_end.set()
         thread.join()
-    assert REFUSED in ending
+    assert (REFUSED.replace("Replay", "MixedReplay") if is_mixed else REFUSED) in ending
     assert len(replay.sample()) == 4
 
 

@@ -181,15 +181,18 @@ def test_every_state_under_a_key_is_mixed_with_its_next_one() -> None:
     before["goal"] = torch.zeros(4, 1, dtype=torch.int64)
     replay = recipes.s4rl(10, 4)
     replay.extend(TensorDict({"observation": before, "next": {"observation": before}}, [4]))
-    with pytest.raises(ValueError, match=r"'goal'\) has dtype torch.int64; MixStates mixes floating observations"):
+    with pytest.raises(ValueError, match=r"'goal'\) has dtype torch.int64; MixStates changes floating columns"):
         replay.sample()
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda rows: rows.exclude("observation"), "the batch has no 'observation'; MixStates mixes"),
-        (lambda rows: rows.exclude(("next", "observation")), r"the batch has no \('next', 'observation'\); MixStates"),
+        (lambda rows: rows.exclude("observation"), "the batch has no 'observation'; name the columns of MixStates"),
+        (
+            lambda rows: rows.exclude(("next", "observation")),
+            r"the batch has no \('next', 'observation'\); name the columns of",
+        ),
         (
             lambda rows: rows.set(("next", "observation"), rows["next", "observation"].double()),
             "'observation' is torch.float32 .* and the next one torch.float64",

@@ -80,5 +80,5 @@ def test_entries_that_cannot_be_disturbed_are_refused_and_nothing_is_changed() -
     assert (steps["observation"] == 1).all()
     with pytest.raises(ValueError, match=r"\('next', 'terminated'\) has dtype torch.bool"):
         GaussianNoise(keys=["next"])(steps)
-    with pytest.raises(ValueError, match=r"the batch has no \('next', 'rewards'\); name the entries"):
+    with pytest.raises(ValueError, match=r"the batch has no \('next', 'rewards'\); name the columns"):
         GaussianNoise(keys=[("next", "rewards")])(steps)

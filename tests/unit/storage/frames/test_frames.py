@@ -127,7 +127,7 @@ def test_stacks_that_are_views_are_stored_as_they_look(search) -> None:
 def test_rows_changed_after_a_question_about_their_room_are_stored_as_they_are() -> None:
     storage = storage_of(frame_rows(EPISODE), frames=7)  # 5, 6, 7 and 8 are held, and 1 to 4 are too many
     row = frame_rows([((1, 2, 3), (4, 5, 6))])
-    assert not storage.room_for(storage.checked_values(row))
+    assert storage.frames_missing(storage.checked_values(row))
     row["pixels"].copy_(image_of((8, 8, 7), (4, 4)))
     storage.set(slice(3, 4), row)
     assert stacks_in(storage.get(torch.tensor([3]))) == [((8, 8, 7), (4, 5, 6))]
@@ -241,11 +241,23 @@ def test_a_second_camera_that_is_missing_or_of_other_frames_is_named() -> None:
     with pytest.raises(ValueError, match=r"stacks of 3 frames.*under \('arm', 'wrist'\).*a list of keys for several"):
         replay.extend(frame_rows(EPISODE))
     rows = frame_rows(EPISODE, key=IMAGE_KEYS[1])
-    with pytest.raises(ValueError, match=r"\('next', 'arm', 'wrist'\) \[3, 4\]; all frames of a column need one shape"):
+    with pytest.raises(ValueError, match=r"\('next', 'arm', 'wrist'\) \[3, 3, 4\]; both need one shape"):
         replay.extend(rows.clone().set(("next", *WRIST), rows["next", WRIST][..., :4]))
     assert len(replay) == 0 and replay.nbytes == 0
     replay.extend(rows)
     assert stacks_in(replay[:], IMAGE_KEYS[1]) == EPISODE
+
+
+@pytest.mark.parametrize("shapes", [((4, 4), (1, 4, 4)), ((1, 4, 4), (4, 4)), ((4, 4, 3), (1, 4, 4, 3))])
+def test_an_axis_of_frames_in_one_of_both_images_is_refused(shapes) -> None:
+    storage = FrameStorage(10, frame_stack=1, frame_capacity=30)
+    first, second = (torch.zeros(2, *shape, dtype=torch.uint8) for shape in shapes)
+    with pytest.raises(ValueError, match=r"under 'pixels' have shape .*\('next', 'pixels'\) .*need one shape"):
+        storage.set(range(2), TensorDict({"pixels": first, "next": {"pixels": second}}, [2]))
+    storage.set(range(2), TensorDict({"pixels": first, "next": {"pixels": first}}, [2]))
+    with pytest.raises(ValueError, match=r"columns of the first ones.*pixels"):
+        storage.set(range(2), TensorDict({"pixels": second, "next": {"pixels": second}}, [2]))
+    assert storage.get(torch.arange(2))["next", "pixels"].shape == (2, *shapes[0])
 
 
 def test_memory_of_frames_is_refused_before_anything_is_taken(monkeypatch) -> None:
@@ -312,7 +324,10 @@ def test_keys_may_be_nested() -> None:
         (lambda rows: rows.set("pixels", rows["pixels"][:, :2]), r"'pixels' is torch.uint8 \[3, 2, 4, 4\]"),
         (lambda rows: rows.set("pixels", rows["pixels"][:, 0]), r"'pixels' is torch.uint8 \[3, 4, 4\]"),
         (lambda rows: rows.set("pixels", rows["pixels"][..., :0]), r"'pixels' is torch.uint8 \[3, 3, 4, 0\]"),
-        (lambda rows: rows.set(("next", "pixels"), rows["next", "pixels"][..., :3]), r"\[4, 4\].*\[4, 3\].*one shape"),
+        (
+            lambda rows: rows.set(("next", "pixels"), rows["next", "pixels"][..., :3]),
+            r"\[3, 4, 4\].*\[3, 4, 3\].*one shape",
+        ),
         (lambda rows: rows.set("frames_of_stacks", rows["action"]), r"frames_of_stacks.*rename"),
     ],
 )
@@ -394,7 +409,7 @@ def test_rows_released_by_others_do_not_count_as_the_oldest() -> None:
 
 
 def held_actions(replay) -> list[int]:
-    slots = torch.from_numpy(replay.storage.held_slots())
+    slots = replay.storage.occupancy.slots()
     return sorted(replay.storage.get(slots)["action"].tolist())
 
 
