@@ -241,7 +241,7 @@ class NStepTransitions(ReplayTransform):
         links.write(position, trajectory_of(steps), done)
         slots, steps_used = links.chain(position, self.n_steps)
         is_last = links.successor < 0
-        is_last[links.running_slots()] = False
+        is_last[links.running] = False
         return slots, steps_used, is_last[slots[:, -1]]
 
     def _form(

@@ -50,9 +50,9 @@ class TorchTree:
             self._minima.append(torch.full((entries,), torch.inf, device=device))
         self._zero = torch.zeros((), dtype=torch.float64, device=device)
 
-    def set(self, index: Tensor, value: Tensor) -> None:
-        if self._on_cpu:
-            self._leaves.numpy()[index.numpy()] = value.numpy()  # numpy writes in order: the last duplicate stays
+    def set(self, index: Tensor, value: Tensor | float) -> None:
+        if not isinstance(value, Tensor) or self._on_cpu:
+            self._leaves.numpy()[index.numpy()] = np.asarray(value)  # numpy writes in order: the last duplicate stays
         else:
             ordered, order = torch.sort(index, stable=True)
             last = order[torch.searchsorted(ordered, index, right=True) - 1]

@@ -54,8 +54,8 @@ class NumbaTree:
         self._root = int(self._starts[-1])
         self._capacity = capacity
 
-    def set(self, index: Tensor, value: Tensor) -> None:
-        self._leaves[index.numpy()] = value.numpy()  # numpy writes in order: the last duplicate stays
+    def set(self, index: Tensor, value: Tensor | float) -> None:
+        self._leaves[index.numpy()] = np.asarray(value)  # numpy writes in order: the last duplicate stays
         kernels.refresh(index.numpy(), *self._arrays)
 
     def set_checked(self, index: Tensor, priority: Tensor, offset: float, exponent: float, limit: int) -> float | None:
@@ -167,7 +167,7 @@ class PriorityTree:
         index = self._as(index, torch.int64)
         if isinstance(value, Tensor):
             value = self._as(value, torch.float32).expand(index.shape).contiguous()
-        else:  # on CUDA without a copy from the host
+        elif self.device.type != "cpu":  # on CUDA without a copy from the host
             value = torch.full(index.shape, value, dtype=torch.float32, device=self.device)
         if index.numel():
             self._backend.set(index, value)

@@ -125,7 +125,7 @@ class ReliabilityAdjustedSampler(FollowsEpisodes, PrioritizedSampler):
             return
         self._of_rows[0, written] = magnitudes.cpu().numpy()[index >= 0]
         most = self.max_size if self.rows_per_update is None else self.rows_per_update
-        of_links = links.successor.numpy(), links.predecessor.numpy(), links.running_slots().numpy()
+        of_links = links.successor.numpy(), links.predecessor.numpy(), np.array(links.running, dtype=np.int64)
         renewed = np.empty(self.max_size, dtype=np.int64)
         count = _renew(written, most, *of_links, *self._of_rows, self._largest_sum, self.priority_offset, renewed)
         changed = np.concatenate((written, renewed[:count]))

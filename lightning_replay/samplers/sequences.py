@@ -230,18 +230,18 @@ class SequenceSampler(FollowsEpisodes, DependentSampler):
 
     def on_insert(self, index: Tensor, storage: Storage) -> None:
         index, starts = index.to(device_of(storage) or index.device), self._starts
-        before = self._leave(index)
+        running = self._leave(index)
         self.followed.mark_update(index, storage)
         if starts is not None:
             if len(self._position) != storage.max_size:
                 self._position = np.zeros(storage.max_size, dtype=np.int32)
                 starts._attach_storage(storage)
             links, stride = self.followed.links_on(index.device), self.sequence_length - self.overlap
-            arrays = links.predecessor[index].cpu().numpy(), index.cpu().numpy(), self._position
-            is_complete = kernels.number(*arrays, self.sequence_length, stride)
-            ended = links.ended(torch.cat((before, index)))
+            new = index.cpu().numpy()
+            is_complete = kernels.number(links.before(index), new, self._position, self.sequence_length, stride)
+            ended = links.ended([*running, *new.tolist()])
             if is_complete or ended:  # not after most single rows
-                self._begin(arrays[1], ended)
+                self._begin(new, ended)
         self.followed.warn()
 
     def on_evict(self, index: Tensor) -> None:
@@ -249,24 +249,22 @@ class SequenceSampler(FollowsEpisodes, DependentSampler):
         super().on_evict(index)
 
     def cut(self, index: Tensor, trajectories: Iterable[int | None] = ()) -> None:
-        before = self._running(index)
+        running = [] if self.followed.links is None else self.followed.links.running
         super().cut(index, trajectories)
         if self._starts is not None and self.followed.links is not None:
-            self._begin(np.zeros(0, dtype=np.int64), self.followed.links.ended(torch.cat((before, index))))
+            self._begin(np.zeros(0, dtype=np.int64), self.followed.links.ended([*running, *index.tolist()]))
 
-    def _running(self, index: Tensor) -> Tensor:
-        return index[:0] if self.followed.links is None else self.followed.links_on(index.device).running_slots()
-
-    def _leave(self, index: Tensor) -> Tensor:
+    def _leave(self, index: Tensor) -> list[int]:
         # Sequences leave with any of their rows; returns the newest rows of running episodes.
-        if self._starts is not None and self.followed.links is not None:
-            self._starts.on_evict(index)
-            before = self.followed.links_on(index.device).predecessor[index]
-            before = before[before >= 0]
-            if len(before):  # in a ring, where older rows left earlier, none stays
-                stays, steps = before[~torch.isin(before, index)].cpu().numpy(), np.arange(self.sequence_length - 1)
-                self._starts.on_evict(self._back(stays.repeat(len(steps)), np.tile(steps, len(stays))))
-        return self._running(index)
+        if self._starts is None or self.followed.links is None:
+            return []
+        links = self.followed.links_on(index.device)
+        self._starts.on_evict(index)
+        before = links.before(index)
+        if before.max(initial=-1) >= 0:  # in a ring, where older rows left earlier, none stays
+            stays, steps = np.setdiff1d(before[before >= 0], index.cpu().numpy()), np.arange(self.sequence_length - 1)
+            self._starts.on_evict(self._back(stays.repeat(len(steps)), np.tile(steps, len(stays))))
+        return links.running
 
     def _begin(self, new: np.ndarray, ended: list[int]) -> None:
         # The sequences that new rows complete, and the last one of each episode that ended with a row.

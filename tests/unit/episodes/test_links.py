@@ -149,4 +149,4 @@ def test_links_that_are_no_paths_are_refused(successor: list[int], newest: int) 
         links.load_state_dict(before | {"successor": torch.tensor(successor), "newest_slot": newest})
     assert links.successor.tolist() == before["successor"].tolist() == [1, -1, -1, -1]
     links.load_state_dict(before)
-    assert links.predecessor.tolist() == [-1, 0, -1, -1] and links.running_slots().tolist() == [1]
+    assert links.predecessor.tolist() == [-1, 0, -1, -1] and links.running == [1]
