@@ -64,8 +64,16 @@ class NumbaTree:
         largest, _ = kernels.update(*given, np.float32(offset), np.float32(exponent), limit, *self._arrays)
         return None if largest == -2.0 else largest
 
-    def update(self, *given: Any) -> tuple[float, int] | None:
-        index, error, generation, stored, offset, exponent, limit = given
+    def update(
+        self,
+        index: np.ndarray,
+        error: np.ndarray,
+        generation: np.ndarray,
+        stored: np.ndarray,
+        offset: float,
+        exponent: float,
+        limit: int,
+    ) -> tuple[float, int] | None:
         options = np.float32(offset), np.float32(exponent), limit
         largest, late = kernels.update(index, error, True, generation, stored, *options, *self._arrays)
         return None if largest == -2.0 else (largest, late)

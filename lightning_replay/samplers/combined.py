@@ -67,6 +67,8 @@ class CombinedSampler(SamplerOver):
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
         """Draws ``batch_size`` slots, int64 ``[B]``, and their weights."""
+        if self._newest >= len(storage):
+            raise ValueError(f"the newest row of the state is in slot {self._newest}, which there is not; load another")
         if self._newest < 0:
             return self.first.sample(storage, batch_size)
         index, info = self.first.sample(storage, max(batch_size - 1, 1))  # a tree draws no empty batch
@@ -78,6 +80,3 @@ class CombinedSampler(SamplerOver):
     def _empty(self) -> None:
         super()._empty()
         self._newest = -1
-
-    def __repr__(self) -> str:
-        return f"CombinedSampler(first={self.first!r})"

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -25,6 +24,10 @@ from lightning_replay.storage.columns import as_tensor
 from lightning_replay.storage.packed import device_of, occupancy_of, stored_before
 
 
+def _of_first(name: str) -> Any:
+    return property(lambda sampler: getattr(declared_sampler(sampler.first), name))
+
+
 class SamplerOver(ReplaySampler, TorchRLPrioritizedSampler):
     """Draws by another sampler, ``first``, which keeps the priorities; base class of samplers that add to its draws.
 
@@ -33,6 +36,24 @@ class SamplerOver(ReplaySampler, TorchRLPrioritizedSampler):
     """
 
     first: Sampler
+    _shown: tuple[str, ...] = ()  # attributes that repr names beside first
+
+    # What depends on the priorities and the rows of first alone.
+    num_slots: Any = _of_first("num_slots")
+    uses_priorities: Any = _of_first("uses_priorities")
+    check_rows: Any = _of_first("check_rows")
+    check_priority: Any = _of_first("check_priority")
+    cut: Any = _of_first("cut")
+    on_evict: Any = _of_first("on_evict")
+    priority_of: Any = _of_first("priority_of")
+    raise_largest_priority: Any = _of_first("raise_largest_priority")
+    group_totals: Any = _of_first("group_totals")
+    rows_of_groups: Any = _of_first("rows_of_groups")
+    weigh: Any = _of_first("weigh")
+    advance: Any = _of_first("advance")
+    stats: Any = _of_first("stats")
+    _draws_from_tables: Any = _of_first("_draws_from_tables")
+    _reads_columns: Any = _of_first("_reads_columns")
 
     def __init__(self, first: Sampler | None, default: Callable[[int], Sampler], seed: int | None) -> None:
         if first is not None:
@@ -94,18 +115,9 @@ class SamplerOver(ReplaySampler, TorchRLPrioritizedSampler):
     def _empty(self) -> None:
         self.first._empty()
 
-
-def _of_first(name: str) -> Any:
-    read = attrgetter(name)
-    return property(lambda self: read(declared_sampler(self.first)))
-
-
-for _name in (
-    *("_draws_from_tables", "_reads_columns", "num_slots", "uses_priorities", "check_rows", "check_priority", "cut"),
-    *("on_evict", "priority_of", "raise_largest_priority", "group_totals", "rows_of_groups", "weigh", "advance"),
-    "stats",
-):
-    setattr(SamplerOver, _name, _of_first(_name))
+    def __repr__(self) -> str:
+        shown = "".join(f", {name}={getattr(self, name)}" for name in self._shown)
+        return f"{type(self).__name__}(first={self.first!r}{shown})"
 
 
 class DependentSampler(SamplerOver):
@@ -173,6 +185,8 @@ class PairSampler(DependentSampler):
         priority_weight: float32 ``[B]``, of the first of each pair, where ``first`` is prioritized.
     """
 
+    _shown = ("update_partners",)
+
     def __init__(self, first: Sampler | None = None, update_partners: bool = False, seed: int | None = None) -> None:
         super().__init__(first, UniformSampler, seed)
         self.update_partners: bool = checked_flag("update_partners", update_partners)
@@ -213,9 +227,6 @@ class PairSampler(DependentSampler):
         elif slots.ndim == 2:
             slots = slots[:, 0].contiguous()
         super().set_priorities(slots, magnitudes, storage)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(first={self.first!r}, update_partners={self.update_partners})"
 
 
 @recorded

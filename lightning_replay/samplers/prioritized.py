@@ -416,10 +416,10 @@ class PrioritizedSampler(PrioritizedBase):
                     stacklevel=2,
                 )
         else:
-            leaves, powered = self._tree.leaves(), self._repowered(value)
+            powered = self._repowered(value)
             if not torch.isfinite(powered).all():
                 raise ValueError(f"priority_exponent is {value}, at which a stored priority does not fit float32")
-            self._tree.load_state_dict({"leaves": torch.where(leaves > 0, powered, leaves)})
+            self._replace_leaves(powered)
         self._priority_exponent = value
 
     def _repowered(self, exponent: float) -> Tensor:
@@ -452,19 +452,21 @@ class PrioritizedSampler(PrioritizedBase):
         if self._differs("priority_exponent", state_dict):
             self.priority_exponent = exponent
         if self._differs("smallest_priority", state_dict):
-            leaves = self._tree.leaves()
             least = (self.smallest_priority + self.priority_offset) ** self._priority_exponent
-            self._tree.load_state_dict({"leaves": torch.where(leaves > 0, leaves.clamp(min=least), leaves)})
+            self._replace_leaves(self._tree.leaves().clamp(min=least))
         self._load_shared_state(state_dict)
 
     def _set_offset(self, offset: float) -> None:
         if self._priority_exponent > 0:
-            leaves = self._tree.leaves()
-            priority = (leaves.double() ** (1 / self._priority_exponent) - self.priority_offset).clamp(min=0.0)
+            powered = self._tree.leaves().double()
+            priority = (powered ** (1 / self._priority_exponent) - self.priority_offset).clamp(min=0.0)
             # From p ** α back to p, and forward with the other offset.
-            moved = ((priority + offset) ** self._priority_exponent).float()
-            self._tree.load_state_dict({"leaves": torch.where(leaves > 0, moved, leaves)})
+            self._replace_leaves(((priority + offset) ** self._priority_exponent).float())
         self.priority_offset = offset
+
+    def _replace_leaves(self, values: Tensor) -> None:
+        leaves = self._tree.leaves()  # rows of priority 0 keep it
+        self._tree.load_state_dict({"leaves": torch.where(leaves > 0, values, leaves)})
 
     def __repr__(self) -> str:
         return (

@@ -141,8 +141,7 @@ class ReliabilityAdjustedSampler(FollowsEpisodes, PrioritizedSampler):
 
     def _set_offset(self, offset: float) -> None:
         self.priority_offset = offset
-        leaves, moved = self._tree.leaves(), self._repowered(self._priority_exponent)
-        self._tree.load_state_dict({"leaves": torch.where(leaves > 0, moved, leaves)})
+        self._replace_leaves(self._repowered(self._priority_exponent))
 
     @property
     def nbytes(self) -> int:

@@ -131,6 +131,7 @@ class SequenceSampler(FollowsEpisodes, DependentSampler):
 
     saved_attributes: tuple[str, ...] = ("_position", "_longest_ended")
     _purpose = "sequences of steps"
+    _shown = ("sequence_length", "overlap", "burn_in")
 
     def __init__(
         self,
@@ -317,7 +318,3 @@ class SequenceSampler(FollowsEpisodes, DependentSampler):
     def _empty(self) -> None:
         super()._empty()
         self._forget()
-
-    def __repr__(self) -> str:
-        steps = f"length={self.sequence_length}, overlap={self.overlap}, burn_in={self.burn_in}"
-        return f"{type(self).__name__}({steps}, first={self.first!r})"
