@@ -177,16 +177,32 @@ def with_real_ends(rows: TensorDictBase) -> TensorDictBase | None:
     return rows.copy().update({"next": following.copy().update({"done": ended, "truncated": ended & ~terminated})})
 
 
+def step_along(table: Tensor, slots: Tensor, may_move: Tensor | bool = True) -> tuple[Tensor, Tensor]:
+    """Returns the slots one step further along links, themselves where there is none, and whether each moved."""
+    following = table[slots]
+    moves = (following >= 0) & may_move
+    return torch.where(moves, following, slots), moves
+
+
 def walk_together(table: Tensor, index: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
     """Returns what ``kernels.walk`` does, on any device: all rows move at once."""
     slots, gone = index, torch.zeros_like(index)
     for step in range(int(steps.max()) if len(steps) else 0):
-        following = table[slots]
-        moves = (following >= 0) & (gone < steps)
+        slots, moves = step_along(table, slots, gone < steps)
+        gone = gone + moves
         if step % 16 == 15 and not bool(moves.any()):  # rarely, because it waits for the GPU
             break
-        slots, gone = torch.where(moves, following, slots), gone + moves
     return slots, gone
+
+
+def chain_together(table: Tensor, index: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """Returns what ``kernels.chain`` does, on any device."""
+    slots, used = [index], torch.ones_like(index)
+    for _ in range(length - 1):
+        following, moves = step_along(table, slots[-1])
+        slots.append(following)
+        used = used + moves
+    return torch.stack(slots, dim=1), used
 
 
 class EpisodeLinks:
@@ -244,14 +260,7 @@ class EpisodeLinks:
         if self.successor.device.type == "cpu":
             arrays = kernels.chain(self.successor.numpy(), np.ascontiguousarray(current.cpu().numpy()), n_steps)
             return torch.from_numpy(arrays[0]), torch.from_numpy(arrays[1])
-        slots, steps_used = [current], torch.ones_like(current)
-        for _ in range(n_steps - 1):
-            following = self.successor[current]
-            found = following >= 0
-            current = torch.where(found, following, current)
-            steps_used = steps_used + found
-            slots.append(current)
-        return torch.stack(slots, dim=1), steps_used
+        return chain_together(self.successor, current, n_steps)
 
     def walk(self, index: Tensor, steps: Tensor, *, back: bool = False) -> tuple[Tensor, Tensor]:
         """Follows the episode of each slot, ahead or back, for up to ``steps`` rows, int64 ``[B]`` as the slots are.

@@ -6,7 +6,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from numbers import Integral
 from typing import Any
 
@@ -318,7 +318,7 @@ class LevelBuffer(LevelSelector):
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {
             "capacity": self.capacity,
-            "new": self._new.state_dict(self.running.played),
+            "new": self._new.state_dict(),
             # not read here, where it follows from the options; a save does not have them
             "sampler": self.table.state_dict() | {"probability": self.probabilities()["probability"]},
             "writer": self.table.stored_levels(),
@@ -410,16 +410,12 @@ class UnseenLevels:
         self._idle.discard(level_id)
         self._played.discard(level_id)
 
-    def state_dict(self, played: Mapping[int, int]) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         if self._count is None:
             return {}
-        columns = {  # in the order of the bags, from which levels are drawn by position
-            "idle": self._idle.items,
-            "played": self._played.items,
-            "times": [played[level_id] for level_id in self._played.items],  # active episodes on it
-        }
-        tensors = {name: torch.tensor(ids, dtype=torch.int64, device="cpu") for name, ids in columns.items()}
-        return {"fingerprint": self._fingerprint} | tensors
+        # In the order of the bags, from which levels are drawn by position.
+        idle, played = (torch.tensor(bag.items, dtype=torch.int64, device="cpu") for bag in (self._idle, self._played))
+        return {"fingerprint": self._fingerprint, "idle": idle, "played": played}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self._count is None:

@@ -15,7 +15,7 @@ from lightning_replay.levels.level_ids import Actor
 from lightning_replay.levels.scores import ValueColumns
 
 
-@dataclass
+@dataclass(eq=False)  # two episodes on one level are two
 class ActiveEpisode:
     """An episode that has begun and has no score yet."""
 
@@ -63,10 +63,7 @@ class ActiveEpisodes:
 
     def end(self, actor: Actor, episode: ActiveEpisode) -> None:
         episodes = self._of[actor]
-        for place, one in enumerate(episodes):
-            if one is episode:  # two episodes on one level may be equal
-                del episodes[place]
-                break
+        episodes.remove(episode)
         if not episodes:
             del self._of[actor]
         self.played[episode.level_id] -= 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from torchrl.data.replay_buffers import Sampler, Storage, TensorDictRoundRobinWr
 
 from lightning_replay.levels.prioritization import Prioritization, Rank, ReplayConcentration, SumTree, effective_number
 from lightning_replay.options import checked_share
-from lightning_replay.saving import load_state, write_state
+from lightning_replay.parts import PartHooks
 from lightning_replay.state import seeded_generator, uniform
 
 __all__ = ["LevelSampler", "LevelWriter"]
@@ -219,7 +218,7 @@ class LevelTable:
         self.refused, self.replaced = int(state["refused"]), int(state["replaced"])
 
 
-class LevelSampler(LevelTable, Sampler):
+class LevelSampler(LevelTable, PartHooks, Sampler):
     """Draws level i with probability ``(1 - staleness_weight) P_S(i) + staleness_weight P_C(i)``.
 
     P_S comes from the scores, which may be negative; P_C is proportional to the staleness: the number of episodes since
@@ -245,6 +244,11 @@ class LevelSampler(LevelTable, Sampler):
         staleness: int64 ``[B]``, before the draw.
         timestamp: int64 ``[B]``, number of the episode that each level was drawn for.
         generation: int64 ``[B]``, number of levels each row held before.
+
+    Raises:
+        TypeError: an option of another kind.
+        ValueError: a temperature that is not above 0, or a share outside of [0, 1].
+        RuntimeError: at the draw, while no level has a score.
 
     Warns:
         UserWarning: once, if of 1,000 replays more than one in five repeat the level of the replay before, as if fewer
@@ -321,18 +325,12 @@ class LevelSampler(LevelTable, Sampler):
             elif row >= 0:
                 self.put(row, score, int(self._timestamps[row]))
 
-    def dumps(self, path: str | Path) -> None:
-        write_state(path, self.state_dict(), of=type(self).__name__)
-
-    def loads(self, path: str | Path) -> None:
-        load_state(path, self.load_state_dict)
-
     def _empty(self) -> None:
         state = self.state_dict()
         self.load_state_dict(state | {key: state[key][:0] for key in ("score", "timestamp", "generation")})
 
 
-class LevelWriter(TensorDictRoundRobinWriter):
+class LevelWriter(PartHooks, TensorDictRoundRobinWriter):
     """Stores levels with their scores; a stored level gets its new score in the row it has.
 
     A new level takes a free row. In a full storage it replaces the level of least replay probability if that level's
@@ -408,12 +406,6 @@ class LevelWriter(TensorDictRoundRobinWriter):
                 f"{len(state_dict['level_id'])} levels are saved; the storage keeps {self._storage.max_size}"
             )
         self.sampler.set_stored_levels(state_dict)
-
-    def dumps(self, path: str | Path) -> None:
-        write_state(path, self.state_dict(), of=type(self).__name__)
-
-    def loads(self, path: str | Path) -> None:
-        load_state(path, self.load_state_dict)
 
     def _empty(self, empty_write_count: bool = True) -> None:
         none = torch.zeros(0, dtype=torch.int64, device="cpu")

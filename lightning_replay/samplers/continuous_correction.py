@@ -49,6 +49,11 @@ class ContinuousCorrectionSampler(UniformSampler):
         table_probability: float32 ``[B]``, with ``return_probabilities``: how likely a draw has the ``table`` of the
             row, the sum of the priorities of such rows over that of all rows.
         raw_weight: float32 ``[B]``, with ``return_probabilities``: the sum of all priorities over the row's own.
+
+    Raises:
+        ValueError: ``event_share`` outside of [0, 1).
+        TypeError: at the draw, a writer that keeps no tables.
+        RuntimeError: at the draw, while the default table holds fewer than ``min_size`` rows.
     """
 
     _draws_from_tables = True

@@ -103,6 +103,7 @@ class ReverseSweepSampler(FollowsEpisodes, UniformSampler):
 
     sample_part: Any = UniformSampler._next_part
     _purpose = "sweeps along episodes"
+    saved_attributes: tuple[str, ...] = ("_episode", "_next_episode", "_cursor")
     _cursor: int  # the slot to be drawn next, -1 where a new sweep starts
 
     def __init__(
@@ -165,20 +166,14 @@ class ReverseSweepSampler(FollowsEpisodes, UniformSampler):
     def state_dict(self) -> dict[str, Any]:
         return {
             **super().state_dict(),
-            "episode": self._episode.clone(),
-            "next_episode": self._next_episode,
             "goals": self._goals.state(),
-            "cursor": self._cursor,
             "condition": self.goal.state_dict() if isinstance(self.goal, Condition) else None,
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         self._empty()
         super().load_state_dict(state_dict)
-        self._episode = state_dict["episode"].cpu().clone()
-        self._next_episode = state_dict["next_episode"]
         self._goals = GoalEpisodes(state_dict["goals"])
-        self._cursor = state_dict["cursor"]
         if self.followed.links is not None:
             check_capacities(len(self._episode), self.followed.links.capacity)
         if max([self._cursor, *state_dict["goals"][:, 1].tolist()]) >= len(self._episode):

@@ -349,6 +349,11 @@ class ScheduledSampler(WithinTables):
     Sampled keys:
         index: int64 ``[B]``.
         priority_weight: float32 ``[B]``, with priorities.
+
+    Raises:
+        TypeError: a ``scheduler`` of another kind; at the draw, a writer that keeps no tables.
+        ValueError: task names that are empty or given twice, or a scheduler that already serves a buffer.
+        RuntimeError: at the draw, while no task that may be chosen holds ``min_size`` rows.
     """
 
     def __init__(
@@ -485,6 +490,11 @@ class TableShares(WithinTables):
             its share with ``multinomial`` alone; otherwise, or with ``at_least_one``, its part of this batch.
         raw_weight: float32 ``[B]``, with ``return_probabilities``: the correction times
             ``(|B| P) ** -importance_exponent`` before either is divided by a largest one; 1 with neither.
+
+    Raises:
+        TypeError: at the draw, a writer that keeps no tables, or no counts that the ``correction`` needs.
+        ValueError: shares that do not sum to 1; at the draw, names that are not those of the writer's tables.
+        RuntimeError: at the draw, while no table with a share holds enough rows.
     """
 
     def __init__(

@@ -140,9 +140,11 @@ def _place(arrays, table, places, slots):  # type: ignore[no-untyped-def]
 
 @compiled
 def append_new(all_arrays, table, slots):  # type: ignore[no-untyped-def]
-    """Appends a new row to each table of ``table``; fills in their slots, free for longest first; returns 1."""
-    # Or 0, with nothing changed, for a table that does not exist or more rows for one than its capacity; -1 where too
-    # few slots are free although the oldest entries have left.
+    """Appends a new row to each table of ``table``; fills in their slots, free for longest first.
+
+    Returns 1; 0, with nothing changed, for a table that does not exist or more rows for one than its capacity; -1 where
+    too few slots are free although the oldest entries have left.
+    """
     arrays = TableArrays(*all_arrays)
     counters, capacity = arrays.counters, arrays.capacity
     new = np.zeros(capacity.size, np.int64)
@@ -203,8 +205,10 @@ def is_run(slots):  # type: ignore[no-untyped-def]
 
 @compiled
 def led_to_events(happened, all_events, all_groups, slots, held_in, all_histories):  # type: ignore[no-untyped-def]
-    """Finds the steps that lead to events in new rows and have not been in their tables; marks them as sent."""
-    # Returns tables and slots, int64: table after table, in the order of the events, for each in order of time.
+    """Finds the steps that lead to events in new rows and have not been in their tables; marks them as sent.
+
+    Returns tables and slots, int64: table after table, in the order of the events, for each in order of time.
+    """
     events, groups, histories = EventArrays(*all_events), EpisodeGroups(*all_groups), HistoryArrays(*all_histories)
     num_events, count = happened.shape
     place, begin, group_of = np.empty(count, np.int64), np.empty(count, np.int64), np.empty(count, np.int64)

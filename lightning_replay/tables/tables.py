@@ -31,6 +31,10 @@ class Tables(Occupancy):
         capacities: most entries by table name; the order of the names numbers the tables.
         extra_slots: slots beyond those of the tables, for running episodes.
 
+    Raises:
+        TypeError, ValueError: a capacity that is no whole number from 1 on.
+        MemoryError: more slots than fit the free memory.
+
     Example:
         >>> tables = Tables({"default": 2, "goal": 1}, extra_slots=0)
         >>> slots = tables.append_new_to_each(np.array([0, 0])); tables.append(np.array([1]), slots[:1])

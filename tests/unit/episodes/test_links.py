@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lightning_replay.episodes.links import EpisodeLinks, walk_together
+from lightning_replay.episodes.links import EpisodeLinks, chain_together, walk_together
 from lightning_replay.episodes.returns import bootstrap_discounts, n_step_returns
 
 CASES = json.loads((Path(__file__).parents[2] / "fixtures" / "nstep_tuples.json").read_text())["cases"]
@@ -96,6 +96,8 @@ def test_walks_on_every_device_are_those_of_a_list(lengths: list[int], back: boo
     table = links.predecessor if back else links.successor
     for found, gone in (links.walk(slots, most, back=back), walk_together(table, slots, most)):
         assert list(zip(found.tolist(), gone.tolist(), strict=True)) == expected
+    for own, other in zip(links.chain(slots, 5), chain_together(links.successor, slots, 5), strict=True):
+        assert torch.equal(own, other)
 
 
 def test_what_lies_after_the_return_is_ignored_even_nan() -> None:
