@@ -10,8 +10,8 @@ from torch import Tensor
 from torchrl.data.replay_buffers import Sampler, Storage
 
 from lightning_replay.options import check_kind
-from lightning_replay.samplers.pairs import SamplerOver
-from lightning_replay.samplers.prioritized import PrioritizedSampler, written_slots
+from lightning_replay.samplers.pairs import SamplerOver, of_first
+from lightning_replay.samplers.prioritized import PrioritizedSampler
 from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.saving.spec import recorded
 
@@ -45,6 +45,7 @@ class CombinedSampler(SamplerOver):
     """
 
     saved_attributes: tuple[str, ...] = ("_newest",)
+    _reads_columns: Any = of_first("_reads_columns")
 
     def __init__(self, first: Sampler | None = None, seed: int | None = None) -> None:
         super().__init__(first, UniformSampler, seed)
@@ -54,11 +55,9 @@ class CombinedSampler(SamplerOver):
             raise TypeError(f"first is {self.first!r}; it must be {accepted}")
         self._newest = -1  # its slot
 
-    def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
-        slots = written_slots(index, storage, type(self).__name__)
-        self.first.mark_update(index, storage=storage)
-        if len(slots):
-            self._newest = int(slots[-1])
+    def on_insert(self, index: Tensor, storage: Storage) -> None:
+        if len(index):
+            self._newest = int(index[-1])
 
     def on_evict(self, index: Tensor) -> None:
         super().on_evict(index)

@@ -16,7 +16,7 @@ from lightning_replay.episodes import kernels
 from lightning_replay.episodes.running import FollowedEpisodes
 from lightning_replay.options import checked_count, checked_share
 from lightning_replay.priority_tree import PriorityTree
-from lightning_replay.samplers.pairs import DependentSampler, FollowsEpisodes, check_capacities
+from lightning_replay.samplers.pairs import FollowsEpisodes, SamplerOver, check_capacities
 from lightning_replay.samplers.prioritized import PrioritizedSampler
 from lightning_replay.saving.spec import recorded
 from lightning_replay.schedules import Schedule
@@ -71,7 +71,7 @@ class SequenceStarts(PrioritizedSampler):
 
 
 @recorded
-class SequenceSampler(FollowsEpisodes, DependentSampler):
+class SequenceSampler(FollowsEpisodes, SamplerOver):
     """Draws sequences of ``length`` consecutive steps of an episode, a batch ``[B, T]``.
 
     Sequences begin with the first step of an episode and every ``length - overlap`` steps after it. One can be drawn
