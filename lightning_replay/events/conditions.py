@@ -18,7 +18,7 @@ from tensordict.utils import NestedKey, unravel_key
 from torch import Tensor
 
 from lightning_replay.episodes.links import trajectory_of
-from lightning_replay.options import checked_bound, checked_count, checked_entries, checked_number
+from lightning_replay.options import checked_bound, checked_count, checked_entries, checked_key, checked_number
 from lightning_replay.saving.spec import recorded
 
 _DONE = ("next", "done")
@@ -416,7 +416,7 @@ class InfoKey(Condition):
     """
 
     def __init__(self, key: str | Sequence[str], at_least: float = 0.5) -> None:
-        self.key: NestedKey = _key(key)
+        self.key: NestedKey = unravel_key(checked_key("key", key))
         self.at_least: float = checked_number("at_least", at_least)
 
     def __call__(self, steps: TensorDictBase) -> Tensor:
@@ -442,7 +442,7 @@ class KeyInRegion(Condition):
     """
 
     def __init__(self, key: str | Sequence[str], low: Bound = None, high: Bound = None) -> None:
-        self.key: NestedKey = _key(key)
+        self.key: NestedKey = unravel_key(checked_key("key", key))
         self.low: tuple[float | None, ...] = _bounds("low", low)
         self.high: tuple[float | None, ...] = _bounds("high", high)
         if all(bound is None for bound in self.low + self.high):
@@ -471,12 +471,6 @@ class KeyInRegion(Condition):
         dtype = value.dtype if value.is_floating_point() else torch.float64
         least, greatest = (bound.to(value.device, dtype) for bound in self.bounds)
         return ((value >= least) & (value <= greatest)).all(1)
-
-
-def _key(key: str | Sequence[str]) -> NestedKey:
-    if not key or not isinstance(key, Sequence) or not all(isinstance(part, str) for part in key):
-        raise TypeError(f"key is {key!r}; it must be the name of a column, a string or a tuple of strings")
-    return key if isinstance(key, str) else tuple(key)
 
 
 def _bounds(name: str, bound: Bound) -> tuple[float | None, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import statistics
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from numbers import Integral
@@ -90,6 +91,8 @@ class LevelBuffer(LevelSelector):
         >>> round(levels.update(actor=0, level_id=level_id, steps=steps, episode_done=True), 3)
         1.475
     """
+
+    saved_attributes: tuple[str, ...] = ("capacity", "replayed")
 
     @with_named_arguments
     def __init__(
@@ -317,12 +320,10 @@ class LevelBuffer(LevelSelector):
 
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {
-            "capacity": self.capacity,
             "new": self._new.state_dict(),
             # not read here, where it follows from the options; a save does not have them
             "sampler": self.table.state_dict() | {"probability": self.probabilities()["probability"]},
             "writer": self.table.stored_levels(),
-            "replayed": self.replayed,
             "edited": list(self._edited),
             "scoring": {
                 "best_returns": {
@@ -346,7 +347,6 @@ class LevelBuffer(LevelSelector):
             self._of_episodes.load_state_dict(of_episodes)
         self.table.set_stored_levels(state["writer"])
         self.table.load_state_dict(state["sampler"])
-        self.replayed = int(state["replayed"])
         self._edited = deque(state["edited"], maxlen=self.capacity)
 
 
@@ -551,9 +551,5 @@ class LearningProgress:
 
 
 def _slope(points: deque[tuple[int, float]]) -> float:
-    mean_x = sum(x for x, _ in points) / len(points)
-    mean_y = sum(y for _, y in points) / len(points)
-    spread = sum((x - mean_x) ** 2 for x, _ in points)
-    if spread == 0.0:  # fewer than two episodes: levels never played come first
-        return 1.0
-    return sum((x - mean_x) * (y - mean_y) for x, y in points) / spread
+    # Of fewer than two episodes 1: levels never played come first.
+    return 1.0 if len(points) < 2 else statistics.linear_regression(*zip(*points, strict=True)).slope

@@ -82,22 +82,16 @@ class TorchTree:
 
     def fill_checked(self, index: Tensor | int, value: float, limit: int) -> bool:
         if isinstance(index, int):
-            if index < -1 or index >= limit:
-                return False
-            if index >= 0:
-                self._fill_range(index, index + 1, value)
-            return True
-        if self._on_cpu:
+            first, count, is_run = index, 1, True
+        elif is_run := self._on_cpu:
             first, count = int(index[0]), index.numel()
-            if 0 <= first <= limit - count and torch.equal(index, torch.arange(first, first + count, device="cpu")):
-                self._fill_range(first, first + count, value)
-                return True
-        filled = torch.full(index.shape, value, device=self.device)
-        return self.set_checked(index, filled, 0.0, 1.0, limit) is not None
-
-    def _fill_range(self, start: int, stop: int, value: float) -> None:
-        self._leaves[start:stop] = value
-        self._refresh_range(start, stop)
+            is_run = torch.equal(index, torch.arange(first, first + count, device="cpu"))
+        if is_run and 0 <= first <= limit - count:
+            self._leaves[first : first + count] = value
+            self._refresh_range(first, first + count)
+            return True
+        index = torch.as_tensor(index, device=self.device).reshape(-1)
+        return self.set_checked(index, torch.full_like(index, value, dtype=torch.float32), 0.0, 1.0, limit) is not None
 
     def get(self, index: Tensor) -> Tensor:
         return self._leaves[index]

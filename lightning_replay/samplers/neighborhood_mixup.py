@@ -68,8 +68,7 @@ class NeighborhoodMixupSampler(PairSampler):
         self.num_neighbors = num_neighbors
         self.discrete: Any = checked_choice("discrete", discrete, (None, "same_action"))
         self._options: dict[str, Any] = {"refresh_interval": refresh_interval, "backend": backend}
-        keys = checked_keys("feature_keys", feature_keys)
-        self._feature_keys: list[NestedKey] = [key if len(key) > 1 else key[0] for key in keys]
+        self._feature_keys: list[NestedKey] = [unravel_key(key) for key in checked_keys("feature_keys", feature_keys)]
         self._lists: NeighborLists | SameActionLists | None = None
         self._new_lists(capacity=1)  # refuses bad options here and not at the first row
 
