@@ -217,16 +217,6 @@ class EpisodeLinks:
         capacity: slots in the storage.
         device: of the links; the storage's device.
         continuity: compares the observations of two rows; ``None`` links rows by their trajectory alone.
-
-    Example:
-        >>> links = EpisodeLinks(capacity=4)
-        >>> links.write(torch.tensor([0, 1, 2]), None, torch.tensor([False, True, False]))
-        >>> links.successor
-        tensor([ 1, -1, -1, -1])
-        >>> slots, steps_used = links.chain(torch.tensor([0, 2]), n_steps=3)
-        >>> slots, steps_used
-        (tensor([[0, 1, 1],
-                [2, 2, 2]]), tensor([2, 1]))
     """
 
     @torch.inference_mode(False)
@@ -430,12 +420,7 @@ class MissingSteps(NamedTuple):
 
 
 def missing_steps(trajectory: Tensor | None, stored: np.ndarray, count: int) -> MissingSteps:
-    """Compares the rows ``stored``, int64 ``[n]`` ascending, with the ``count`` rows that were given, in order of time.
-
-    Example:
-        >>> missing_steps(torch.tensor([7, 8, 7, 8, 7]), np.array([0, 3, 4]), 5)
-        MissingSteps(trajectories=[8], last_before=tensor([0]))
-    """
+    """Compares the rows ``stored``, int64 ``[n]`` ascending, with ``count`` rows that were given, in order of time."""
     if not len(stored):  # in a third of the time
         nothing = torch.zeros(0, dtype=torch.int64, device="cpu")
         return MissingSteps([None] if trajectory is None else sorted(set(trajectory.flatten().tolist())), nothing)

@@ -119,11 +119,11 @@ class PrioritizedBase(ReplaySampler, TorchRLPrioritizedSampler):
         if not bool(self._exponentiated(priority.to(self.device)).isfinite().all()):
             raise refusal(torch.zeros(len(priority), dtype=torch.int64, device="cpu"), priority, len(priority), None)
 
-    def raise_largest_priority(self, priority: float) -> None:
+    def raise_largest_priority(self, priority: float | Tensor) -> None:
         if isinstance(self._largest, Tensor):
             self._largest.clamp_(min=priority)
-        else:
-            self._largest = max(self._largest, priority)
+        elif priority > self._largest:
+            self._largest = priority
 
     def _exponentiated(self, priority: Tensor) -> Tensor:
         return priority.add(self.priority_offset).pow_(self.priority_exponent)
@@ -341,10 +341,7 @@ class PrioritizedSampler(PrioritizedBase):
         )
         if largest is None:
             raise refusal(slots, magnitudes, limit, None if storage is None else len(storage))
-        if isinstance(self._largest, Tensor):
-            torch.maximum(self._largest, torch.as_tensor(largest, device=self._largest.device), out=self._largest)
-        elif largest > self._largest:
-            self._largest = largest
+        self.raise_largest_priority(largest)
         self._has_rows = True
 
     def _set_held(self, slots: Any, errors: Any, generation: Any, stored: Any, length: int) -> int | None:
@@ -360,8 +357,7 @@ class PrioritizedSampler(PrioritizedBase):
         if updated is None:
             return None
         largest, late = updated
-        if largest > self._largest:
-            self._largest = largest
+        self.raise_largest_priority(largest)
         return late
 
     def priority_of(self, index: Tensor) -> Tensor | None:

@@ -268,7 +268,7 @@ class WithinTables(PrioritizedBase):
             return
         # Once by slot, and in the tree of every table that refers to it.
         self._priority[places] = given
-        self._largest = max(self._largest, float(given.max()))
+        self.raise_largest_priority(float(given.max()))
         for number, tree in enumerate(self._trees):
             place = tables.position[number, places]
             inside = place >= 0

@@ -51,13 +51,7 @@ class EventArrays(NamedTuple):
 
 
 class EpisodeGroups(NamedTuple):
-    """Rows ``[N]`` of a batch by running episode, G groups; a row that is done is the last of its episode.
-
-    Example:
-        >>> groups = groups_of(np.array([7, 8, 7, 7]), np.array([False, False, True, False]))
-        >>> groups.trajectory, groups.order, groups.start, groups.ended
-        (array([7, 8]), array([0, 2, 3, 1]), array([0, 3, 4]), array([False, False]))
-    """
+    """Rows ``[N]`` of a batch by running episode, G groups; a row that is done is the last of its episode."""
 
     trajectory: np.ndarray  #: int64 ``[G]``, ascending.
     order: np.ndarray  #: int64 ``[N]``, the rows group after group, each in order of time.
