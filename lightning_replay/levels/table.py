@@ -14,7 +14,7 @@ from torch import Tensor
 from torchrl.data.replay_buffers import Sampler, Storage, TensorDictRoundRobinWriter
 
 from lightning_replay.levels.prioritization import Prioritization, Rank, ReplayConcentration, SumTree, effective_number
-from lightning_replay.options import checked_share
+from lightning_replay.options import check_kind, checked_share
 from lightning_replay.parts import PartHooks
 from lightning_replay.state import seeded_generator, uniform
 
@@ -33,11 +33,8 @@ class LevelTable:
         seed: int | None = None,
     ) -> None:
         super().__init__()
-        if prioritization is not None and not isinstance(prioritization, Prioritization):
-            raise TypeError(
-                f"prioritization is {prioritization!r}; accepted are Rank(), Proportional(), Greedy() and Boltzmann() "
-                "of lightning_replay.levels"
-            )
+        kinds = "Rank(), Proportional(), Greedy() or Boltzmann() of lightning_replay.levels, or None"
+        check_kind("prioritization", prioritization, Prioritization | None, kinds)
         self.staleness_weight: float = checked_share("staleness_weight", staleness_weight)
         self._order = (prioritization or Rank()).bind(score_temperature)
         self.generator: torch.Generator = seeded_generator(seed)  #: Of all draws.
@@ -357,8 +354,7 @@ class LevelWriter(PartHooks, TensorDictRoundRobinWriter):
 
     def __init__(self, sampler: LevelSampler) -> None:
         super().__init__()
-        if not isinstance(sampler, LevelSampler):
-            raise TypeError(f"sampler is a {type(sampler).__name__}; give the LevelSampler of the same buffer")
+        check_kind("sampler", sampler, LevelSampler, "the LevelSampler of the same buffer")
         self.sampler = sampler
 
     def extend(self, data: TensorDictBase) -> Tensor:

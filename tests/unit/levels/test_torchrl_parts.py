@@ -144,5 +144,5 @@ def test_scores_and_writers_that_are_refused():
     )
     with pytest.raises(RuntimeError, match="writer must be LevelWriter"):
         levels.extend(rows([3], [0.5]))
-    with pytest.raises(TypeError, match="give the LevelSampler"):
+    with pytest.raises(TypeError, match="must be the LevelSampler"):
         LevelWriter(object())
