@@ -322,8 +322,7 @@ class EpisodeLinks:
         successor = state["successor"]
         if successor.shape != self.successor.shape:
             raise ValueError(
-                f"the state holds links of {successor.numel()} slots; these links have {self.capacity}. Build "
-                "EpisodeLinks with the capacity the state was saved with."
+                f"{successor.numel()} slots are saved, these links have {self.capacity}; build them with as many"
             )
         after, running = successor.cpu().numpy(), [*state["running_slot"].tolist(), int(state["newest_slot"])]
         before, linked = np.full_like(after, -1), np.flatnonzero(after >= 0)

@@ -94,16 +94,11 @@ def holds(condition: ConditionLike, steps: TensorDictBase) -> Tensor:
         ) from error
     if not isinstance(result, Tensor) or result.dtype != torch.bool:
         given = f"a {result.dtype} tensor" if isinstance(result, Tensor) else f"a {type(result).__name__}"
-        raise ConditionError(
-            f"the condition {condition!r} returned {given}; return a bool tensor, one value for each step"
-        )
+        raise ConditionError(f"the condition {condition!r} returned {given}; return a bool tensor [{len(steps)}]")
     if result.ndim == 1 and len(result) == len(steps):
         return result
     if result.shape != (len(steps), 1):
-        raise ConditionError(
-            f"the condition {condition!r} returned the shape {list(result.shape)} for {len(steps)} steps; "
-            f"return [{len(steps)}], one value for each step"
-        )
+        raise ConditionError(f"the condition {condition!r} returned shape {list(result.shape)}; return [{len(steps)}]")
     return result.reshape(-1)
 
 
@@ -113,9 +108,7 @@ def _call_function(function: Callable[[TensorDictBase], Tensor], steps: TensorDi
     before = [column._version for column in columns]
     result = function(steps.clone(recurse=False).lock_())
     if before != [column._version for column in columns]:
-        raise ConditionError(
-            f"the condition {function!r} changed a column of the steps in place; compute a new one, as add() for add_()"
-        )
+        raise ConditionError(f"the condition {function!r} changed a column of the steps in place; compute a new one")
     return result
 
 
@@ -463,10 +456,7 @@ class KeyInRegion(Condition):
         value = column(steps, self.key).reshape(len(steps), -1)
         size = self.bounds[0].numel()
         if size not in (1, value.shape[1]):
-            raise ConditionError(
-                f"the region of {self.key!r} has {size} components; the column has {value.shape[1]}. Give a bound for "
-                "each, None where it does not matter"
-            )
+            raise ConditionError(f"the region has {size} components, {self.key!r} has {value.shape[1]}; give as many")
         # In the column's own precision: 0.1 as float32 and 0.1 as float64 are different numbers.
         dtype = value.dtype if value.is_floating_point() else torch.float64
         least, greatest = (bound.to(value.device, dtype) for bound in self.bounds)

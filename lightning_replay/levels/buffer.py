@@ -121,9 +121,7 @@ class LevelBuffer(LevelSelector):
         self.capacity: int = len(ids or ()) if capacity is None else checked_count("capacity", capacity, of="levels")
         if ids is not None:
             if self.capacity != len(ids):
-                raise ValueError(
-                    f"capacity is {capacity} for {len(ids)} given levels, all of which are kept; leave it out"
-                )
+                raise ValueError(f"capacity is {capacity} for {len(ids)} given levels, all of them kept; leave it out")
             if editor is not None or generate is not None:
                 raise ValueError("editor and generate make other levels than those given; leave levels out for them")
         for name, function in (("generate", generate), ("editor", editor)):
@@ -423,10 +421,7 @@ class UnseenLevels:
                 raise ValueError("the saved levels are a known set; build the buffer with levels=... as it was")
             return
         if state.get("fingerprint") != self._fingerprint:
-            raise ValueError(
-                f"the saved levels are not the {self._count} levels this buffer was built with; build it with the same "
-                "levels in the same order"
-            )
+            raise ValueError(f"the saved levels are not the {self._count} given ones; give the same in the same order")
         self._idle, self._played = _Bag(state["idle"].tolist()), _Bag(state["played"].tolist())
 
 

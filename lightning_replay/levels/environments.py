@@ -303,8 +303,7 @@ class LevelWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         named = next((one for one in (others.pop("level_id", None), self._named, seed) if one is not None), None)
         if named is None and self._next_level is None:
             raise ValueError(
-                "nothing chooses a level for this reset; give next_level= to LevelWrapper, call set_level(level_id) "
-                "before, or reset(seed=level_id)"
+                "nothing chooses a level; give next_level= to LevelWrapper, set_level(level_id) or reset(seed=level_id)"
             )
         named = self._next_level() if named is None and self._next_level is not None else named
         level_id = checked_level(named)

@@ -91,10 +91,7 @@ class LevelSelector(Seeded, ABC):
         """Refuses levels that are trained on; of an unbounded set none is known beforehand to be."""
         both = [level_id for level_id in level_ids if level_id in (self._members or ())]
         if both:
-            raise ValueError(
-                f"{len(both)} of held_out_levels are trained on, such as {both[:3]}; give others, or how many: then "
-                "they are the largest ids there are"
-            )
+            raise ValueError(f"{len(both)} of held_out_levels are trained on, as {both[:3]}; give others, or how many")
 
     def update(self, actor: Actor, level_id: int, steps: TensorDictBase, episode_done: bool) -> float | None:
         """Scores steps of a level with the learner's values; a long episode may come in several pieces.

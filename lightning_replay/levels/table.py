@@ -286,10 +286,7 @@ class LevelSampler(LevelTable, PartHooks, Sampler):
         """Checks that the writer, a ``LevelWriter`` of this sampler, has set the scores of stored rows."""
         newest = int(torch.as_tensor(index, device="cpu").max()) if len(index) else -1
         if newest >= self._count:
-            raise RuntimeError(
-                f"row {newest} was stored without a score; the buffer's writer must be LevelWriter(sampler) with this "
-                "very sampler"
-            )
+            raise RuntimeError(f"row {newest} was stored without a score; the writer must be LevelWriter(sampler)")
 
     def add(self, index: int) -> None:
         self.extend([index])

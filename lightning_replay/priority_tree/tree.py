@@ -279,10 +279,7 @@ class PriorityTree:
         """Restores the leaves and recomputes the sums."""
         leaves = state_dict["leaves"]
         if leaves.shape != (self.capacity,):
-            raise ValueError(
-                f"the saved tree has {leaves.numel()} slots and this one {self.capacity}; "
-                "build it with the saved capacity"
-            )
+            raise ValueError(f"{leaves.numel()} slots are saved, this tree has {self.capacity}; build it with as many")
         self._backend.load_leaves(leaves.to(torch.float32))
 
     @property

@@ -115,10 +115,7 @@ class ContinuousCorrectionSampler(UniformSampler):
 
     def _check_held(self, name: str, held: int) -> None:
         if held < self.min_size:
-            raise RuntimeError(
-                f"table {name!r} holds {held} rows and {self.min_size} are needed; collect more steps before the first "
-                "draw, or lower min_size"
-            )
+            raise RuntimeError(f"table {name!r} holds {held} of {self.min_size} rows; collect more, or lower min_size")
 
     def _priorities(self, num_tables: int) -> np.ndarray:
         """Returns the priority of rows by their first event table, float64 ``[L]``; first those of none."""

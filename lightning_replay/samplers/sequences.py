@@ -158,10 +158,7 @@ class SequenceSampler(FollowsEpisodes, SamplerOver):
         if not burn_in < least <= length:
             raise ValueError(f"min_steps is {least}; it must be from burn_in + 1 = {burn_in + 1} to length = {length}")
         if first is not None and (overlap or priority_exponent or min_steps is not None):
-            raise ValueError(
-                "first draws the rows that sequences are of, so overlap, min_steps and priority_exponent would be "
-                "ignored; leave them out, or leave first out"
-            )
+            raise ValueError("first draws the rows; leave out first, or overlap, min_steps and priority_exponent")
         self.min_steps: int = least
         self.max_share: float = checked_share("max_share", max_share)
 

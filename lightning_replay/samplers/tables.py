@@ -74,10 +74,7 @@ def tables_of(storage: Storage, sampler: Any) -> Tables:
 
 
 def without_tables(sampler: str) -> TypeError:
-    return TypeError(
-        f"{sampler} draws from tables and the buffer's writer keeps none; give it an EventTableWriter or a "
-        "TaskTableWriter"
-    )
+    return TypeError(f"{sampler} draws from tables, the writer keeps none; give an EventTableWriter or TaskTableWriter")
 
 
 class WithinTables(PrioritizedBase):
@@ -246,10 +243,7 @@ class WithinTables(PrioritizedBase):
             table = totals.names[number]
             if not totals.rows[number]:
                 raise RuntimeError(f"table {table!r} holds no rows to draw from; call extend first")
-            raise RuntimeError(
-                f"every row of table {table!r} has priority 0 and priority_offset is {self.priority_offset}, so none "
-                "can be drawn; use a positive priority_offset"
-            )
+            raise RuntimeError(f"all rows of table {table!r} have priority 0; use a positive priority_offset")
 
     def _uniform(self, count: int) -> np.ndarray:
         uniform = torch.rand(count, dtype=torch.float64, generator=self._generator, device=self._generator.device)
@@ -575,9 +569,7 @@ class TableShares(WithinTables):
     def _read_names(self, names: list[str]) -> None:
         given = {*self.table_shares, *self.min_sizes}
         if given - set(names) or len(self.table_shares) != len(names):
-            raise ValueError(
-                f"table_shares and min_sizes name {sorted(given)}; the tables are {names}. Give a share to each"
-            )
+            raise ValueError(f"table_shares and min_sizes name {sorted(given)}, tables are {names}; give each a share")
         self._share = np.array([self.table_shares[name] for name in names])
         self._least = np.array([max(1, self.min_sizes.get(name, 1)) for name in names])
         self._names = list(names)

@@ -68,7 +68,7 @@ def test_the_memory_of_running_episodes_is_bounded_by_the_capacity() -> None:
 
 
 def test_the_state_of_other_links_is_refused() -> None:
-    with pytest.raises(ValueError, match="links of 6 slots; these links have 4"):
+    with pytest.raises(ValueError, match="6 slots are saved, these links have 4"):
         EpisodeLinks(4).load_state_dict(EpisodeLinks(6).state_dict())
     links = EpisodeLinks(4)
     write(links, [0, 1])
