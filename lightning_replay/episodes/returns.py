@@ -113,12 +113,9 @@ class EpisodeTracker(FollowedEpisodes):
         return n_step_returns(reward.reshape(slots.shape), steps_used, self.discount)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], storage: Storage) -> None:  # type: ignore[override]
-        saved = state_dict["links"]
-        if saved is not None and saved["successor"].numel() != storage.max_size:  # compiled loops check no bounds
-            raise ValueError(
-                f"the state holds links of {saved['successor'].numel()} slots; the storage has {storage.max_size}. "
-                "Build the buffer with the capacity the state was saved with."
-            )
+        slots = storage.max_size if state_dict["links"] is None else len(state_dict["links"]["successor"])
+        if slots != storage.max_size:  # compiled loops check no bounds
+            raise ValueError(f"links of {slots} slots are saved, of {storage.max_size} needed; give the saved capacity")
         super().load_state_dict(state_dict)
         if self.links is not None:
             self.links_on(device_of(storage) or self.links.successor.device)

@@ -249,10 +249,8 @@ def segments(
     if level_id.ndim == 3 and level_id.shape[-1] == 1:
         level_id = level_id.squeeze(-1)
     if rollout.ndim != 2 or level_id.shape != rollout.shape or len(names) != rollout.shape[0]:
-        raise ValueError(
-            f"the rollout has shape {list(rollout.shape)}, level_id {list(level_id.shape)} and there are {len(names)} "
-            "actors; give [actors, T] for both"
-        )
+        shapes = f"the rollout has shape {list(rollout.shape)}, level_id {list(level_id.shape)}"
+        raise ValueError(f"{shapes} and there are {len(names)} actors; give [actors, T] for both")
     steps = rollout.select(*_KEYS, strict=False).cpu()  # one copy off the device, whatever the number of pieces
     ends = steps["next", "done"].reshape(steps.shape).tolist()
     played = level_id.tolist()

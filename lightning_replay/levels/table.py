@@ -363,10 +363,7 @@ class LevelWriter(PartHooks, TensorDictRoundRobinWriter):
         if not all(map(math.isfinite, scores)):
             raise ValueError(f"scores must be finite; got {next(one for one in scores if not math.isfinite(one))}")
         if timestamps and not 0 <= min(timestamps) <= max(timestamps) <= self.sampler.episodes:
-            raise ValueError(
-                f"timestamps are {min(timestamps)} to {max(timestamps)}; they are numbers of started episodes, 0 to "
-                f"{self.sampler.episodes}"
-            )
+            raise ValueError(f"timestamps are {timestamps}; give numbers of episodes, 0 to {self.sampler.episodes}")
         stored = data.select(*(key for key in sorted(data.keys()) if key not in ("score", "timestamp")))
         if len(self._storage) and len(data):
             _check_fits(self._storage.get(0), stored[0])
@@ -394,10 +391,9 @@ class LevelWriter(PartHooks, TensorDictRoundRobinWriter):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores :meth:`state_dict`; refuses more levels than the storage has rows by a ``ValueError``."""
-        if len(state_dict["level_id"]) > self._storage.max_size:
-            raise ValueError(
-                f"{len(state_dict['level_id'])} levels are saved; the storage keeps {self._storage.max_size}"
-            )
+        count, most = len(state_dict["level_id"]), self._storage.max_size
+        if count > most:
+            raise ValueError(f"{count} levels are saved; the storage keeps {most}")
         self.sampler.set_stored_levels(state_dict)
 
     def _empty(self, empty_write_count: bool = True) -> None:

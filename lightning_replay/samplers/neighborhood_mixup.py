@@ -175,10 +175,7 @@ def _refused(key: NestedKey, column: Tensor, *, may_be_action: bool) -> ValueErr
             "keys=[('observation', 'state'), ('next', 'observation', 'state'), 'action', ('next', 'reward')], where "
             "'state' is a floating column beside the image. Or use another sampler."
         )
-    reason = f"{given}; neighbourhood mixup interpolates continuous observations and actions."
-    if not may_be_action:
-        return ValueError(f"{reason} {others}, store it as floats, or use another sampler.")
-    return ValueError(
-        f"{reason} For discrete actions pass "
-        "discrete='same_action', which pairs rows of the same action, or use another sampler."
-    )
+    remedy = f"{others}, store it as floats"
+    if may_be_action:
+        remedy = "For discrete actions pass discrete='same_action', which pairs rows of the same action"
+    return ValueError(f"{given}; neighbourhood mixup interpolates floating columns. {remedy}, or use another sampler.")

@@ -214,8 +214,7 @@ class SequenceSampler(FollowsEpisodes, SamplerOver):
             given = None if td_error is None else list(td_error.shape)
             raise ValueError(
                 f"index is {list(index.shape)} and td_error {given}; sequences of {length} steps take both as "
-                f"[B, {length}], a TD error for each step, whatever it is in padding and burn-in. No priority was "
-                "changed"
+                f"[B, {length}], a TD error for each step, also in padding and burn-in. No priority was changed"
             )
         td_error = td_error.reshape(index.shape).to(index.device)
         counts = torch.ones_like(index, dtype=torch.bool)
@@ -295,9 +294,8 @@ class SequenceSampler(FollowsEpisodes, SamplerOver):
         if starts.uses_priorities and not starts.priority_offset and longest:
             return starts._without_mass(stored)
         return RuntimeError(
-            f"no sequence of {length} steps is complete among the {stored} stored rows. Store more rows before the "
-            "first draw (warmup_steps), build the sampler with a smaller length, or raise the capacity to several "
-            "times the length for each environment"
+            f"no sequence of {length} steps is complete among the {stored} stored rows. Store more before the first "
+            "draw (warmup_steps), or give a smaller length, or a capacity of several lengths for each environment"
         )
 
     @property

@@ -378,11 +378,9 @@ class ScheduledSampler(WithinTables):
         probability = checked_probabilities(self.scheduler, ready)
         cumulative = list(itertools.accumulate(probability.tolist()))
         if not cumulative[-1]:
-            raise RuntimeError(
-                f"no task that the scheduler may choose holds {self.min_size} rows; there are "
-                f"{dict(zip(tables.names, tables.length.tolist(), strict=True))}. Collect more steps before the first "
-                "draw, or lower min_size"
-            )
+            held = dict(zip(tables.names, tables.length.tolist(), strict=True))
+            least = f"no task that the scheduler may choose holds {self.min_size} rows; there are {held}"
+            raise RuntimeError(f"{least}. Collect more steps before the first draw, or lower min_size")
         uniform = float(self._uniform(1)[0])
         task = bisect.bisect_right(cumulative, uniform * cumulative[-1])
         # The whole batch: the scheduler gets the progress of one task for it.
@@ -536,11 +534,10 @@ class TableShares(WithinTables):
         shares = self._share * (tables.length >= self._least)
         total = shares.sum()
         if not total:
-            held = dict(zip(tables.names, tables.length.tolist(), strict=True))
+            held, least = (dict(zip(tables.names, one.tolist(), strict=True)) for one in (tables.length, self._least))
             raise RuntimeError(
-                f"no table with a share holds enough rows to draw from: there are {held}, needed are "
-                f"{dict(zip(tables.names, self._least.tolist(), strict=True))}, the shares {self.table_shares}. "
-                "Collect more steps before the first draw, or lower min_size"
+                f"no table with a share holds enough rows to draw from: there are {held}, needed are {least}, the "
+                f"shares {self.table_shares}. Collect more steps before the first draw, or lower min_size"
             )
         return shares / total
 
