@@ -87,8 +87,7 @@ class Tally:
             "with, and were not joined to it: rows of several environments or runs are mixed, were shuffled, or are "
             f"returns over several steps. Give each row the number of its running episode in the column {column}, "
             "int64 [N], another one for each environment. Only where observations change between two steps (by noise, "
-            "or by statistics that move on) build the buffer with check_continuity=False, which leaves it to the "
-            "numbers",
+            "or by statistics that move on) build the buffer with check_continuity=False, which goes by the numbers",
             stacklevel=2,
         )
 

@@ -166,10 +166,8 @@ class NStepTransitions(ReplayTransform):
 
     def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase | None:
         if tensordict.ndim != 1:
-            raise ValueError(
-                f"NStepTransitions got steps of batch size {list(tensordict.shape)}; it takes rows [N] in time order. "
-                "Reshape them, or call extend(step.unsqueeze(0)) for a single step."
-            )
+            shape = list(tensordict.shape)
+            raise ValueError(f"steps have batch size {shape}; give rows [N] in time order, one as step.unsqueeze(0)")
         waiting, columns = self.pending
         if columns is None:
             refuse_formed(tensordict, self.n_steps)

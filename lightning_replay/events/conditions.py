@@ -442,10 +442,8 @@ class KeyInRegion(Condition):
             raise ValueError("low and high bound nothing, so the region is everything; give at least one bound")
         size = max(len(self.low), len(self.high))
         if min(len(self.low), len(self.high)) not in (1, size):
-            raise ValueError(
-                f"low has {len(self.low)} components and high has {len(self.high)}; give one number for all, "
-                "or one for each component in both, None where it does not matter"
-            )
+            counts = f"low has {len(self.low)} components and high has {len(self.high)}"
+            raise ValueError(f"{counts}; give one number for all, or one or None for each component in both")
         least, greatest = (_filled(self.low, -math.inf).expand(size), _filled(self.high, math.inf).expand(size))
         if (least > greatest).any():
             raise ValueError(f"low {low} is above high {high}, so the region is empty; give low <= high")

@@ -380,8 +380,7 @@ def _require_level_vector(env: VectorEnv[Any, Any, Any]) -> None:
     if mode != AutoresetMode.DISABLED:
         raise ValueError(
             f"{env} resets its sub-environments by itself (autoreset_mode is {mode}), before a level can be chosen; "
-            "AutoresetMode.DISABLED is accepted: build it with make_level_vector(env, num_envs, levels), or give "
-            "autoreset_mode=AutoresetMode.DISABLED to SyncVectorEnv or AsyncVectorEnv"
+            "build it with autoreset_mode=AutoresetMode.DISABLED, or by make_level_vector(env, num_envs, levels)"
         )
     call = getattr(env.unwrapped, "call", None)
     if call is None:  # a vector without sub-environments to look into
