@@ -355,10 +355,7 @@ def _check_score(score: Any) -> None:
             "L1ValueLoss(discount=0.999, gae_lambda=0.95)"
         )
     if inspect.isfunction(score) and score.__module__ == scores.__name__:
-        raise TypeError(
-            f"score is {score!r}, a function of tensors; give the object of lightning_replay.levels.scores that takes "
-            "a segment, such as L1ValueLoss()"
-        )
+        raise TypeError(f"score is {score!r}, a function of tensors; give one of segments, such as L1ValueLoss()")
 
 
 def _check_finite(score: float, level_id: int) -> None:

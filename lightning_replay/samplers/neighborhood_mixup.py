@@ -145,10 +145,8 @@ class NeighborhoodMixupSampler(PairSampler):
         action = columns.pop() if self.discrete is not None else None
         if action is not None and (not isinstance(action, Tensor) or action.is_floating_point()):
             given = f"dtype {action.dtype}" if isinstance(action, Tensor) else "several columns"
-            raise ValueError(
-                f"{self._feature_keys[-1]!r} has {given}; discrete='same_action' needs integer actions. "
-                "Leave discrete=None for continuous ones."
-            )
+            needed = "discrete='same_action' needs integer actions. Leave discrete=None for continuous ones"
+            raise ValueError(f"{self._feature_keys[-1]!r} has {given}; {needed}")
         features = []
         for place, column in enumerate(columns):
             for key, leaf in _leaves(self._feature_keys[place], column):

@@ -168,10 +168,8 @@ def written_slots(index: int | Tensor, storage: Storage | None, sampler: str) ->
         raise ValueError(f"{sampler}.mark_update got no storage; pass the buffer's as storage=.")
     index = as_tensor(index)
     if index.ndim > 1:
-        raise ValueError(
-            f"{sampler} got an index of shape {list(index.shape)}; it works with storages of one dimension. Build the "
-            "storage with ndim=1 and flatten environments and time before extend."
-        )
+        remedy = "build the storage with ndim=1, and flatten environments and time before extend"
+        raise ValueError(f"{sampler} got an index of shape {list(index.shape)}, not of one dimension; {remedy}")
     # A batch longer than the ring names slots twice; the rows that came last are there.
     return index.reshape(-1)[-storage.max_size :]
 

@@ -99,7 +99,7 @@ def _check_rows(sampler: SliceSampler, storage: Storage, newest: int, batch_size
             raise ValueError(
                 f"{type(sampler).__name__} ends slices where {' or '.join(map(repr, ends))} is true, and {broken} of "
                 f"{len(last)} runs of rows of one {named!r} end without it: rows of several environments are "
-                f"interleaved, or episodes broke off. Where rows of an episode lie side by side, build the sampler with "
+                f"interleaved or episodes broke off. Where rows of an episode lie side by side, build the sampler with "
                 f"traj_key={named!r}; otherwise {_fragmented(named)}, SequenceSampler, or collect from one environment"
             )
         return
