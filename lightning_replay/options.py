@@ -101,7 +101,7 @@ def checked_key(name: str, value: Any) -> tuple[str, ...]:
     for part in parts:
         if isinstance(part, list | tuple):
             names += checked_key(name, part)
-        elif isinstance(part, str):
+        elif isinstance(part, str) and part:
             names.append(part)
     if len(names) < max(len(parts), 1):
         raise TypeError(f"{name} is {value!r}; it must be the name of a column, or a tuple of names where it is nested")

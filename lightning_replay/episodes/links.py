@@ -87,8 +87,7 @@ class Tally:
             "with, and were not joined to it: rows of several environments or runs are mixed, were shuffled, or are "
             f"returns over several steps. Give each row the number of its running episode in the column {column}, "
             "int64 [N], another one for each environment. Only where observations change between two steps (by noise, "
-            "or by statistics that move on) build the buffer with check_continuity=False, which leaves it to the "
-            "numbers",
+            "or by statistics that move on) build the buffer with check_continuity=False, which goes by the numbers",
             stacklevel=2,
         )
 
@@ -177,16 +176,32 @@ def with_real_ends(rows: TensorDictBase) -> TensorDictBase | None:
     return rows.copy().update({"next": following.copy().update({"done": ended, "truncated": ended & ~terminated})})
 
 
+def step_along(table: Tensor, slots: Tensor, may_move: Tensor | bool = True) -> tuple[Tensor, Tensor]:
+    """Returns the slots one step further along links, themselves where there is none, and whether each moved."""
+    following = table[slots]
+    moves = (following >= 0) & may_move
+    return torch.where(moves, following, slots), moves
+
+
 def walk_together(table: Tensor, index: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
     """Returns what ``kernels.walk`` does, on any device: all rows move at once."""
     slots, gone = index, torch.zeros_like(index)
     for step in range(int(steps.max()) if len(steps) else 0):
-        following = table[slots]
-        moves = (following >= 0) & (gone < steps)
+        slots, moves = step_along(table, slots, gone < steps)
+        gone = gone + moves
         if step % 16 == 15 and not bool(moves.any()):  # rarely, because it waits for the GPU
             break
-        slots, gone = torch.where(moves, following, slots), gone + moves
     return slots, gone
+
+
+def chain_together(table: Tensor, index: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """Returns what ``kernels.chain`` does, on any device."""
+    slots, used = [index], torch.ones_like(index)
+    for _ in range(length - 1):
+        following, moves = step_along(table, slots[-1])
+        slots.append(following)
+        used = used + moves
+    return torch.stack(slots, dim=1), used
 
 
 class EpisodeLinks:
@@ -201,16 +216,6 @@ class EpisodeLinks:
         capacity: slots in the storage.
         device: of the links; the storage's device.
         continuity: compares the observations of two rows; ``None`` links rows by their trajectory alone.
-
-    Example:
-        >>> links = EpisodeLinks(capacity=4)
-        >>> links.write(torch.tensor([0, 1, 2]), None, torch.tensor([False, True, False]))
-        >>> links.successor
-        tensor([ 1, -1, -1, -1])
-        >>> slots, steps_used = links.chain(torch.tensor([0, 2]), n_steps=3)
-        >>> slots, steps_used
-        (tensor([[0, 1, 1],
-                [2, 2, 2]]), tensor([2, 1]))
     """
 
     @torch.inference_mode(False)
@@ -244,14 +249,7 @@ class EpisodeLinks:
         if self.successor.device.type == "cpu":
             arrays = kernels.chain(self.successor.numpy(), np.ascontiguousarray(current.cpu().numpy()), n_steps)
             return torch.from_numpy(arrays[0]), torch.from_numpy(arrays[1])
-        slots, steps_used = [current], torch.ones_like(current)
-        for _ in range(n_steps - 1):
-            following = self.successor[current]
-            found = following >= 0
-            current = torch.where(found, following, current)
-            steps_used = steps_used + found
-            slots.append(current)
-        return torch.stack(slots, dim=1), steps_used
+        return chain_together(self.successor, current, n_steps)
 
     def walk(self, index: Tensor, steps: Tensor, *, back: bool = False) -> tuple[Tensor, Tensor]:
         """Follows the episode of each slot, ahead or back, for up to ``steps`` rows, int64 ``[B]`` as the slots are.
@@ -265,13 +263,22 @@ class EpisodeLinks:
             return torch.from_numpy(arrays[0]), torch.from_numpy(arrays[1])
         return walk_together(table, index, steps)
 
-    def ended(self, index: Tensor) -> list[int]:
-        """Returns those of the slots ``[n]`` that nothing follows, now or later, each once."""
-        last = dict.fromkeys(index[self.successor[index] < 0].tolist())
-        return [slot for slot in last if slot not in self._trajectory_at]
+    def before(self, index: Tensor) -> np.ndarray:
+        """Returns the previous step of each slot, int64 ``[n]``, -1 for none."""
+        if self.predecessor.device.type == "cpu":  # in a third of the time
+            return self.predecessor.numpy()[index.numpy()]
+        return self.predecessor[index].cpu().numpy()
 
-    def running_slots(self) -> Tensor:
-        return torch.tensor(list(self._trajectory_at), dtype=torch.int64, device=self.successor.device)
+    def ended(self, slots: Iterable[int]) -> list[int]:
+        """Returns those of the slots that nothing follows, now or later, each once."""
+        over = [slot for slot in dict.fromkeys(slots) if slot not in self._trajectory_at]
+        table: Any = self.successor.numpy() if self.successor.device.type == "cpu" else self.successor
+        return [slot for slot, following in zip(over, table[over].tolist(), strict=True) if following < 0]
+
+    @property
+    def running(self) -> list[int]:
+        """The newest slot of each running episode."""
+        return list(self._trajectory_at)
 
     def cut(self, index: Tensor) -> None:
         """Ends the episodes at these slots: nothing follows them, now or later."""
@@ -314,8 +321,7 @@ class EpisodeLinks:
         successor = state["successor"]
         if successor.shape != self.successor.shape:
             raise ValueError(
-                f"the state holds links of {successor.numel()} slots; these links have {self.capacity}. Build "
-                "EpisodeLinks with the capacity the state was saved with."
+                f"{successor.numel()} slots are saved, these links have {self.capacity}; build them with as many"
             )
         after, running = successor.cpu().numpy(), [*state["running_slot"].tolist(), int(state["newest_slot"])]
         before, linked = np.full_like(after, -1), np.flatnonzero(after >= 0)
@@ -412,12 +418,7 @@ class MissingSteps(NamedTuple):
 
 
 def missing_steps(trajectory: Tensor | None, stored: np.ndarray, count: int) -> MissingSteps:
-    """Compares the rows ``stored``, int64 ``[n]`` ascending, with the ``count`` rows that were given, in order of time.
-
-    Example:
-        >>> missing_steps(torch.tensor([7, 8, 7, 8, 7]), np.array([0, 3, 4]), 5)
-        MissingSteps(trajectories=[8], last_before=tensor([0]))
-    """
+    """Compares the rows ``stored``, int64 ``[n]`` ascending, with ``count`` rows that were given, in order of time."""
     if not len(stored):  # in a third of the time
         nothing = torch.zeros(0, dtype=torch.int64, device="cpu")
         return MissingSteps([None] if trajectory is None else sorted(set(trajectory.flatten().tolist())), nothing)

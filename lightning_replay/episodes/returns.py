@@ -113,12 +113,9 @@ class EpisodeTracker(FollowedEpisodes):
         return n_step_returns(reward.reshape(slots.shape), steps_used, self.discount)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], storage: Storage) -> None:  # type: ignore[override]
-        saved = state_dict["links"]
-        if saved is not None and saved["successor"].numel() != storage.max_size:  # compiled loops check no bounds
-            raise ValueError(
-                f"the state holds links of {saved['successor'].numel()} slots; the storage has {storage.max_size}. "
-                "Build the buffer with the capacity the state was saved with."
-            )
+        slots = storage.max_size if state_dict["links"] is None else len(state_dict["links"]["successor"])
+        if slots != storage.max_size:  # compiled loops check no bounds
+            raise ValueError(f"links of {slots} slots are saved, of {storage.max_size} needed; give the saved capacity")
         super().load_state_dict(state_dict)
         if self.links is not None:
             self.links_on(device_of(storage) or self.links.successor.device)
@@ -169,10 +166,8 @@ class NStepTransitions(ReplayTransform):
 
     def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase | None:
         if tensordict.ndim != 1:
-            raise ValueError(
-                f"NStepTransitions got steps of batch size {list(tensordict.shape)}; it takes rows [N] in time order. "
-                "Reshape them, or call extend(step.unsqueeze(0)) for a single step."
-            )
+            shape = list(tensordict.shape)
+            raise ValueError(f"steps have batch size {shape}; give rows [N] in time order, one as step.unsqueeze(0)")
         waiting, columns = self.pending
         if columns is None:
             refuse_formed(tensordict, self.n_steps)
@@ -241,7 +236,7 @@ class NStepTransitions(ReplayTransform):
         links.write(position, trajectory_of(steps), done)
         slots, steps_used = links.chain(position, self.n_steps)
         is_last = links.successor < 0
-        is_last[links.running_slots()] = False
+        is_last[links.running] = False
         return slots, steps_used, is_last[slots[:, -1]]
 
     def _form(

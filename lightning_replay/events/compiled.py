@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from tensordict.utils import NestedKey
 from torch import Tensor
 
 from lightning_replay.compiled import compiled
@@ -23,6 +22,7 @@ from lightning_replay.events.conditions import (
     RewardBelow,
     TerminalWithReward,
 )
+from lightning_replay.options import checked_key
 from lightning_replay.storage.columns import as_array
 from lightning_replay.storage.rows import Key
 
@@ -146,7 +146,7 @@ def _expression(condition: ConditionLike, kinds: Kinds) -> _Between | _Combined 
     if type(condition) is RewardBelow:
         return _below(_REWARD, condition.threshold, kinds)
     if type(condition) is InfoKey:
-        return _at_least(("next", *_parts(condition.key)), condition.at_least, kinds)
+        return _at_least(("next", *checked_key("key", condition.key)), condition.at_least, kinds)
     if type(condition) is TerminalWithReward:
         if kinds.get(_TERMINATED, (None,))[0] != torch.bool:
             return None
@@ -195,7 +195,7 @@ def _rounded(number: float, dtype: np.dtype) -> float:
 
 
 def _region(condition: KeyInRegion, kinds: Kinds) -> _Combined | None:
-    key = _parts(condition.key)
+    key = checked_key("key", condition.key)
     dtype, shape = kinds.get(key, (torch.complex64, torch.Size()))
     size = shape.numel()
     least, greatest = condition.bounds
@@ -208,7 +208,3 @@ def _region(condition: KeyInRegion, kinds: Kinds) -> _Combined | None:
     return _all_of(
         [_Between(key, n, _in_numpy(compared_as), *both) for n, both in enumerate(zip(*bounds, strict=True))]
     )
-
-
-def _parts(key: NestedKey) -> Key:
-    return (key,) if isinstance(key, str) else tuple(key)

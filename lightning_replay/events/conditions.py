@@ -18,7 +18,7 @@ from tensordict.utils import NestedKey, unravel_key
 from torch import Tensor
 
 from lightning_replay.episodes.links import trajectory_of
-from lightning_replay.options import checked_bound, checked_count, checked_entries, checked_number
+from lightning_replay.options import checked_bound, checked_count, checked_entries, checked_key, checked_number
 from lightning_replay.saving.spec import recorded
 
 _DONE = ("next", "done")
@@ -94,16 +94,11 @@ def holds(condition: ConditionLike, steps: TensorDictBase) -> Tensor:
         ) from error
     if not isinstance(result, Tensor) or result.dtype != torch.bool:
         given = f"a {result.dtype} tensor" if isinstance(result, Tensor) else f"a {type(result).__name__}"
-        raise ConditionError(
-            f"the condition {condition!r} returned {given}; return a bool tensor, one value for each step"
-        )
+        raise ConditionError(f"the condition {condition!r} returned {given}; return a bool tensor [{len(steps)}]")
     if result.ndim == 1 and len(result) == len(steps):
         return result
     if result.shape != (len(steps), 1):
-        raise ConditionError(
-            f"the condition {condition!r} returned the shape {list(result.shape)} for {len(steps)} steps; "
-            f"return [{len(steps)}], one value for each step"
-        )
+        raise ConditionError(f"the condition {condition!r} returned shape {list(result.shape)}; return [{len(steps)}]")
     return result.reshape(-1)
 
 
@@ -113,9 +108,7 @@ def _call_function(function: Callable[[TensorDictBase], Tensor], steps: TensorDi
     before = [column._version for column in columns]
     result = function(steps.clone(recurse=False).lock_())
     if before != [column._version for column in columns]:
-        raise ConditionError(
-            f"the condition {function!r} changed a column of the steps in place; compute a new one, as add() for add_()"
-        )
+        raise ConditionError(f"the condition {function!r} changed a column of the steps in place; compute a new one")
     return result
 
 
@@ -416,7 +409,7 @@ class InfoKey(Condition):
     """
 
     def __init__(self, key: str | Sequence[str], at_least: float = 0.5) -> None:
-        self.key: NestedKey = _key(key)
+        self.key: NestedKey = unravel_key(checked_key("key", key))
         self.at_least: float = checked_number("at_least", at_least)
 
     def __call__(self, steps: TensorDictBase) -> Tensor:
@@ -442,17 +435,15 @@ class KeyInRegion(Condition):
     """
 
     def __init__(self, key: str | Sequence[str], low: Bound = None, high: Bound = None) -> None:
-        self.key: NestedKey = _key(key)
+        self.key: NestedKey = unravel_key(checked_key("key", key))
         self.low: tuple[float | None, ...] = _bounds("low", low)
         self.high: tuple[float | None, ...] = _bounds("high", high)
         if all(bound is None for bound in self.low + self.high):
             raise ValueError("low and high bound nothing, so the region is everything; give at least one bound")
         size = max(len(self.low), len(self.high))
         if min(len(self.low), len(self.high)) not in (1, size):
-            raise ValueError(
-                f"low has {len(self.low)} components and high has {len(self.high)}; give one number for all, "
-                "or one for each component in both, None where it does not matter"
-            )
+            counts = f"low has {len(self.low)} components and high has {len(self.high)}"
+            raise ValueError(f"{counts}; give one number for all, or one or None for each component in both")
         least, greatest = (_filled(self.low, -math.inf).expand(size), _filled(self.high, math.inf).expand(size))
         if (least > greatest).any():
             raise ValueError(f"low {low} is above high {high}, so the region is empty; give low <= high")
@@ -463,20 +454,11 @@ class KeyInRegion(Condition):
         value = column(steps, self.key).reshape(len(steps), -1)
         size = self.bounds[0].numel()
         if size not in (1, value.shape[1]):
-            raise ConditionError(
-                f"the region of {self.key!r} has {size} components; the column has {value.shape[1]}. Give a bound for "
-                "each, None where it does not matter"
-            )
+            raise ConditionError(f"the region has {size} components, {self.key!r} has {value.shape[1]}; give as many")
         # In the column's own precision: 0.1 as float32 and 0.1 as float64 are different numbers.
         dtype = value.dtype if value.is_floating_point() else torch.float64
         least, greatest = (bound.to(value.device, dtype) for bound in self.bounds)
         return ((value >= least) & (value <= greatest)).all(1)
-
-
-def _key(key: str | Sequence[str]) -> NestedKey:
-    if not key or not isinstance(key, Sequence) or not all(isinstance(part, str) for part in key):
-        raise TypeError(f"key is {key!r}; it must be the name of a column, a string or a tuple of strings")
-    return key if isinstance(key, str) else tuple(key)
 
 
 def _bounds(name: str, bound: Bound) -> tuple[float | None, ...]:

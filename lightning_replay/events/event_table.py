@@ -112,10 +112,7 @@ class EventTable:
             accepted = "a number in [0, 1), a part of each batch, or None"
             checked_number(f"share of table {name!r}", share, 0.0, BELOW_ONE, accepted=accepted)
         if min_size is not None and checked_count(f"min_size of table {name!r}", min_size, of="steps") > capacity:
-            raise ValueError(
-                f"min_size of table {name!r} is {min_size} and its capacity {capacity}, so nothing could ever be drawn "
-                "from it; give a min_size from 1 to the capacity"
-            )
+            raise ValueError(f"min_size of table {name!r} is {min_size} and its capacity {capacity}; give at most that")
 
     @property
     def history_length(self) -> int:
@@ -201,9 +198,6 @@ def _events(
     if not events:
         raise ValueError(f"events of table {name!r} is empty; give at least one Event")
     if history_length != HISTORY_LENGTH:
-        raise ValueError(
-            f"table {name!r} was given history_length {history_length} beside events, which have their own; "
-            "give it to each Event"
-        )
+        raise ValueError(f"table {name!r} was given events and history_length {history_length}; give it to each Event")
     # New ones, whose conditions remember nothing of another table's steps.
     return tuple(Event(event.condition, event.history_length) for event in events)

@@ -62,6 +62,9 @@ class UniformLevels(_Unscored):
     Args:
         levels: distinct ids, or their number for 0, 1, 2, ...; ``None`` for any id below 2^31.
         seed: of the selector's own generator; ``None`` seeds it from torch's global generator.
+
+    Raises:
+        TypeError, ValueError: no level, one given twice, or an id that is no whole number from 0 on.
     """
 
     def __init__(self, levels: int | Iterable[int] | None, seed: int | None = None) -> None:
@@ -79,6 +82,9 @@ class SequentialLevels(_Unscored):
 
     Args:
         levels: distinct ids, or their number for 0, 1, 2, ...
+
+    Raises:
+        TypeError, ValueError: as :class:`UniformLevels`; also for ``None``.
     """
 
     saved_attributes: tuple[str, ...] = (*_Unscored.saved_attributes, "place")

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import inspect
 import math
+import statistics
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from numbers import Integral
 from typing import Any
 
@@ -91,6 +92,8 @@ class LevelBuffer(LevelSelector):
         1.475
     """
 
+    saved_attributes: tuple[str, ...] = ("capacity", "replayed")
+
     @with_named_arguments
     def __init__(
         self,
@@ -118,9 +121,7 @@ class LevelBuffer(LevelSelector):
         self.capacity: int = len(ids or ()) if capacity is None else checked_count("capacity", capacity, of="levels")
         if ids is not None:
             if self.capacity != len(ids):
-                raise ValueError(
-                    f"capacity is {capacity} for {len(ids)} given levels, all of which are kept; leave it out"
-                )
+                raise ValueError(f"capacity is {capacity} for {len(ids)} given levels, all of them kept; leave it out")
             if editor is not None or generate is not None:
                 raise ValueError("editor and generate make other levels than those given; leave levels out for them")
         for name, function in (("generate", generate), ("editor", editor)):
@@ -317,12 +318,10 @@ class LevelBuffer(LevelSelector):
 
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {
-            "capacity": self.capacity,
-            "new": self._new.state_dict(self.running.played),
+            "new": self._new.state_dict(),
             # not read here, where it follows from the options; a save does not have them
             "sampler": self.table.state_dict() | {"probability": self.probabilities()["probability"]},
             "writer": self.table.stored_levels(),
-            "replayed": self.replayed,
             "edited": list(self._edited),
             "scoring": {
                 "best_returns": {
@@ -346,7 +345,6 @@ class LevelBuffer(LevelSelector):
             self._of_episodes.load_state_dict(of_episodes)
         self.table.set_stored_levels(state["writer"])
         self.table.load_state_dict(state["sampler"])
-        self.replayed = int(state["replayed"])
         self._edited = deque(state["edited"], maxlen=self.capacity)
 
 
@@ -357,10 +355,7 @@ def _check_score(score: Any) -> None:
             "L1ValueLoss(discount=0.999, gae_lambda=0.95)"
         )
     if inspect.isfunction(score) and score.__module__ == scores.__name__:
-        raise TypeError(
-            f"score is {score!r}, a function of tensors; give the object of lightning_replay.levels.scores that takes "
-            "a segment, such as L1ValueLoss()"
-        )
+        raise TypeError(f"score is {score!r}, a function of tensors; give one of segments, such as L1ValueLoss()")
 
 
 def _check_finite(score: float, level_id: int) -> None:
@@ -410,16 +405,12 @@ class UnseenLevels:
         self._idle.discard(level_id)
         self._played.discard(level_id)
 
-    def state_dict(self, played: Mapping[int, int]) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         if self._count is None:
             return {}
-        columns = {  # in the order of the bags, from which levels are drawn by position
-            "idle": self._idle.items,
-            "played": self._played.items,
-            "times": [played[level_id] for level_id in self._played.items],  # active episodes on it
-        }
-        tensors = {name: torch.tensor(ids, dtype=torch.int64, device="cpu") for name, ids in columns.items()}
-        return {"fingerprint": self._fingerprint} | tensors
+        # In the order of the bags, from which levels are drawn by position.
+        idle, played = (torch.tensor(bag.items, dtype=torch.int64, device="cpu") for bag in (self._idle, self._played))
+        return {"fingerprint": self._fingerprint, "idle": idle, "played": played}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self._count is None:
@@ -427,10 +418,7 @@ class UnseenLevels:
                 raise ValueError("the saved levels are a known set; build the buffer with levels=... as it was")
             return
         if state.get("fingerprint") != self._fingerprint:
-            raise ValueError(
-                f"the saved levels are not the {self._count} levels this buffer was built with; build it with the same "
-                "levels in the same order"
-            )
+            raise ValueError(f"the saved levels are not the {self._count} given ones; give the same in the same order")
         self._idle, self._played = _Bag(state["idle"].tolist()), _Bag(state["played"].tolist())
 
 
@@ -555,9 +543,5 @@ class LearningProgress:
 
 
 def _slope(points: deque[tuple[int, float]]) -> float:
-    mean_x = sum(x for x, _ in points) / len(points)
-    mean_y = sum(y for _, y in points) / len(points)
-    spread = sum((x - mean_x) ** 2 for x, _ in points)
-    if spread == 0.0:  # fewer than two episodes: levels never played come first
-        return 1.0
-    return sum((x - mean_x) * (y - mean_y) for x, y in points) / spread
+    # Of fewer than two episodes 1: levels never played come first.
+    return 1.0 if len(points) < 2 else statistics.linear_regression(*zip(*points, strict=True)).slope

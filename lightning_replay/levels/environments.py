@@ -80,13 +80,12 @@ class LevelVectorWrapper(VectorWrapper):
     Therefore call it also after a level buffer was loaded; before a reset in between, update the levels with the steps
     collected. ``seed`` and ``options={"level_id": ...}`` name levels instead, for which ``levels.start`` is called.
 
-    The first reset checks that each sub-environment follows its level, which takes three more resets.
-
     Args:
         env: a vector environment that does not reset itself.
         levels: chooses each actor's next level.
         actors: a name for each sub-environment; 0, 1, 2, … if absent.
-        check: whether to check; or the ids of at least two levels to check with, if not all of 0 to 7 exist.
+        check: whether the first reset checks, by three more, that levels are followed; or the ids of at least two to
+            check with, if not all of 0 to 7 exist.
 
     Infos:
         level_id: int64 ``[num_envs]``, the level that the returned observation belongs to.
@@ -258,14 +257,13 @@ class LevelWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
     ``options={"level_id": 7}``, :meth:`set_level`, ``seed``, ``next_level()``. A level buffer counts an episode in
     ``next_level``; for a level named otherwise, call its ``start``.
 
-    The first reset checks that the environment follows its level, which takes three more resets.
-
     Args:
         env: the environment to wrap.
         next_level: chooses a level at the start of an episode, such as
             ``functools.partial(levels.next_level, actor=0)``; ``None`` if each reset names its level.
         seed: of the environment's own generator if levels are set by ``set_level``; otherwise the level is the seed.
-        check: whether to check; or the ids of at least two levels to check with, if not all of 0 to 7 exist.
+        check: whether the first reset checks, by three more, that levels are followed; or the ids of at least two to
+            check with, if not all of 0 to 7 exist.
 
     Attributes:
         level_id: of the level being played, ``None`` before the first reset; also in every info.
@@ -303,8 +301,7 @@ class LevelWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         named = next((one for one in (others.pop("level_id", None), self._named, seed) if one is not None), None)
         if named is None and self._next_level is None:
             raise ValueError(
-                "nothing chooses a level for this reset; give next_level= to LevelWrapper, call set_level(level_id) "
-                "before, or reset(seed=level_id)"
+                "nothing chooses a level; give next_level= to LevelWrapper, set_level(level_id) or reset(seed=level_id)"
             )
         named = self._next_level() if named is None and self._next_level is not None else named
         level_id = checked_level(named)
@@ -383,8 +380,7 @@ def _require_level_vector(env: VectorEnv[Any, Any, Any]) -> None:
     if mode != AutoresetMode.DISABLED:
         raise ValueError(
             f"{env} resets its sub-environments by itself (autoreset_mode is {mode}), before a level can be chosen; "
-            "AutoresetMode.DISABLED is accepted: build it with make_level_vector(env, num_envs, levels), or give "
-            "autoreset_mode=AutoresetMode.DISABLED to SyncVectorEnv or AsyncVectorEnv"
+            "build it with autoreset_mode=AutoresetMode.DISABLED, or by make_level_vector(env, num_envs, levels)"
         )
     call = getattr(env.unwrapped, "call", None)
     if call is None:  # a vector without sub-environments to look into

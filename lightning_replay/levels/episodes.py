@@ -15,7 +15,7 @@ from lightning_replay.levels.level_ids import Actor
 from lightning_replay.levels.scores import ValueColumns
 
 
-@dataclass
+@dataclass(eq=False)  # two episodes on one level are two
 class ActiveEpisode:
     """An episode that has begun and has no score yet."""
 
@@ -63,10 +63,7 @@ class ActiveEpisodes:
 
     def end(self, actor: Actor, episode: ActiveEpisode) -> None:
         episodes = self._of[actor]
-        for place, one in enumerate(episodes):
-            if one is episode:  # two episodes on one level may be equal
-                del episodes[place]
-                break
+        episodes.remove(episode)
         if not episodes:
             del self._of[actor]
         self.played[episode.level_id] -= 1
@@ -134,12 +131,6 @@ class Segment:
         if bool(done[-1]) != episode_done:
             raise ValueError(f"episode_done is {episode_done}, but the last step's done is {bool(done[-1])}")
         if episode_done and not (lists.get("terminated", done)[-1] or lists.get("truncated", done)[-1]):
-            raise ValueError(
-                "the last step is done and neither terminated nor truncated; set one of them, since the value of what "
-                "follows counts only after a truncation"
-            )
+            raise ValueError("the last step is done and neither terminated nor truncated; set the one that it is")
         if any(done[:-1]):
-            raise ValueError(
-                f"an episode ends at step {done.index(True)} of {len(done)}; the steps after it belong to another "
-                "episode. Cut there, or give whole rollouts to update_rollout"
-            )
+            raise ValueError(f"an episode ends at step {done.index(True)} of {len(done)}; cut it or use update_rollout")

@@ -91,10 +91,7 @@ class LevelSelector(Seeded, ABC):
         """Refuses levels that are trained on; of an unbounded set none is known beforehand to be."""
         both = [level_id for level_id in level_ids if level_id in (self._members or ())]
         if both:
-            raise ValueError(
-                f"{len(both)} of held_out_levels are trained on, such as {both[:3]}; give others, or how many: then "
-                "they are the largest ids there are"
-            )
+            raise ValueError(f"{len(both)} of held_out_levels are trained on, as {both[:3]}; give others, or how many")
 
     def update(self, actor: Actor, level_id: int, steps: TensorDictBase, episode_done: bool) -> float | None:
         """Scores steps of a level with the learner's values; a long episode may come in several pieces.
@@ -252,10 +249,8 @@ def segments(
     if level_id.ndim == 3 and level_id.shape[-1] == 1:
         level_id = level_id.squeeze(-1)
     if rollout.ndim != 2 or level_id.shape != rollout.shape or len(names) != rollout.shape[0]:
-        raise ValueError(
-            f"the rollout has shape {list(rollout.shape)}, level_id {list(level_id.shape)} and there are {len(names)} "
-            "actors; give [actors, T] for both"
-        )
+        shapes = f"the rollout has shape {list(rollout.shape)}, level_id {list(level_id.shape)}"
+        raise ValueError(f"{shapes} and there are {len(names)} actors; give [actors, T] for both")
     steps = rollout.select(*_KEYS, strict=False).cpu()  # one copy off the device, whatever the number of pieces
     ends = steps["next", "done"].reshape(steps.shape).tolist()
     played = level_id.tolist()

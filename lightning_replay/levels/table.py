@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,8 @@ from torch import Tensor
 from torchrl.data.replay_buffers import Sampler, Storage, TensorDictRoundRobinWriter
 
 from lightning_replay.levels.prioritization import Prioritization, Rank, ReplayConcentration, SumTree, effective_number
-from lightning_replay.options import checked_share
-from lightning_replay.saving import load_state, write_state
+from lightning_replay.options import check_kind, checked_share
+from lightning_replay.parts import PartHooks
 from lightning_replay.state import seeded_generator, uniform
 
 __all__ = ["LevelSampler", "LevelWriter"]
@@ -34,11 +33,8 @@ class LevelTable:
         seed: int | None = None,
     ) -> None:
         super().__init__()
-        if prioritization is not None and not isinstance(prioritization, Prioritization):
-            raise TypeError(
-                f"prioritization is {prioritization!r}; accepted are Rank(), Proportional(), Greedy() and Boltzmann() "
-                "of lightning_replay.levels"
-            )
+        kinds = "Rank(), Proportional(), Greedy() or Boltzmann() of lightning_replay.levels, or None"
+        check_kind("prioritization", prioritization, Prioritization | None, kinds)
         self.staleness_weight: float = checked_share("staleness_weight", staleness_weight)
         self._order = (prioritization or Rank()).bind(score_temperature)
         self.generator: torch.Generator = seeded_generator(seed)  #: Of all draws.
@@ -219,7 +215,7 @@ class LevelTable:
         self.refused, self.replaced = int(state["refused"]), int(state["replaced"])
 
 
-class LevelSampler(LevelTable, Sampler):
+class LevelSampler(LevelTable, PartHooks, Sampler):
     """Draws level i with probability ``(1 - staleness_weight) P_S(i) + staleness_weight P_C(i)``.
 
     P_S comes from the scores, which may be negative; P_C is proportional to the staleness: the number of episodes since
@@ -245,6 +241,11 @@ class LevelSampler(LevelTable, Sampler):
         staleness: int64 ``[B]``, before the draw.
         timestamp: int64 ``[B]``, number of the episode that each level was drawn for.
         generation: int64 ``[B]``, number of levels each row held before.
+
+    Raises:
+        TypeError: an option of another kind.
+        ValueError: a temperature that is not above 0, or a share outside of [0, 1].
+        RuntimeError: at the draw, while no level has a score.
 
     Warns:
         UserWarning: once, if of 1,000 replays more than one in five repeat the level of the replay before, as if fewer
@@ -285,10 +286,7 @@ class LevelSampler(LevelTable, Sampler):
         """Checks that the writer, a ``LevelWriter`` of this sampler, has set the scores of stored rows."""
         newest = int(torch.as_tensor(index, device="cpu").max()) if len(index) else -1
         if newest >= self._count:
-            raise RuntimeError(
-                f"row {newest} was stored without a score; the buffer's writer must be LevelWriter(sampler) with this "
-                "very sampler"
-            )
+            raise RuntimeError(f"row {newest} was stored without a score; the writer must be LevelWriter(sampler)")
 
     def add(self, index: int) -> None:
         self.extend([index])
@@ -321,18 +319,12 @@ class LevelSampler(LevelTable, Sampler):
             elif row >= 0:
                 self.put(row, score, int(self._timestamps[row]))
 
-    def dumps(self, path: str | Path) -> None:
-        write_state(path, self.state_dict(), of=type(self).__name__)
-
-    def loads(self, path: str | Path) -> None:
-        load_state(path, self.load_state_dict)
-
     def _empty(self) -> None:
         state = self.state_dict()
         self.load_state_dict(state | {key: state[key][:0] for key in ("score", "timestamp", "generation")})
 
 
-class LevelWriter(TensorDictRoundRobinWriter):
+class LevelWriter(PartHooks, TensorDictRoundRobinWriter):
     """Stores levels with their scores; a stored level gets its new score in the row it has.
 
     A new level takes a free row. In a full storage it replaces the level of least replay probability if that level's
@@ -359,8 +351,7 @@ class LevelWriter(TensorDictRoundRobinWriter):
 
     def __init__(self, sampler: LevelSampler) -> None:
         super().__init__()
-        if not isinstance(sampler, LevelSampler):
-            raise TypeError(f"sampler is a {type(sampler).__name__}; give the LevelSampler of the same buffer")
+        check_kind("sampler", sampler, LevelSampler, "the LevelSampler of the same buffer")
         self.sampler = sampler
 
     def extend(self, data: TensorDictBase) -> Tensor:
@@ -372,10 +363,7 @@ class LevelWriter(TensorDictRoundRobinWriter):
         if not all(map(math.isfinite, scores)):
             raise ValueError(f"scores must be finite; got {next(one for one in scores if not math.isfinite(one))}")
         if timestamps and not 0 <= min(timestamps) <= max(timestamps) <= self.sampler.episodes:
-            raise ValueError(
-                f"timestamps are {min(timestamps)} to {max(timestamps)}; they are numbers of started episodes, 0 to "
-                f"{self.sampler.episodes}"
-            )
+            raise ValueError(f"timestamps are {timestamps}; give numbers of episodes, 0 to {self.sampler.episodes}")
         stored = data.select(*(key for key in sorted(data.keys()) if key not in ("score", "timestamp")))
         if len(self._storage) and len(data):
             _check_fits(self._storage.get(0), stored[0])
@@ -403,17 +391,10 @@ class LevelWriter(TensorDictRoundRobinWriter):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores :meth:`state_dict`; refuses more levels than the storage has rows by a ``ValueError``."""
-        if len(state_dict["level_id"]) > self._storage.max_size:
-            raise ValueError(
-                f"{len(state_dict['level_id'])} levels are saved; the storage keeps {self._storage.max_size}"
-            )
+        count, most = len(state_dict["level_id"]), self._storage.max_size
+        if count > most:
+            raise ValueError(f"{count} levels are saved; the storage keeps {most}")
         self.sampler.set_stored_levels(state_dict)
-
-    def dumps(self, path: str | Path) -> None:
-        write_state(path, self.state_dict(), of=type(self).__name__)
-
-    def loads(self, path: str | Path) -> None:
-        load_state(path, self.load_state_dict)
 
     def _empty(self, empty_write_count: bool = True) -> None:
         none = torch.zeros(0, dtype=torch.int64, device="cpu")

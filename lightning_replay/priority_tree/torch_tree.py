@@ -50,9 +50,9 @@ class TorchTree:
             self._minima.append(torch.full((entries,), torch.inf, device=device))
         self._zero = torch.zeros((), dtype=torch.float64, device=device)
 
-    def set(self, index: Tensor, value: Tensor) -> None:
-        if self._on_cpu:
-            self._leaves.numpy()[index.numpy()] = value.numpy()  # numpy writes in order: the last duplicate stays
+    def set(self, index: Tensor, value: Tensor | float) -> None:
+        if not isinstance(value, Tensor) or self._on_cpu:
+            self._leaves.numpy()[index.numpy()] = np.asarray(value)  # numpy writes in order: the last duplicate stays
         else:
             ordered, order = torch.sort(index, stable=True)
             last = order[torch.searchsorted(ordered, index, right=True) - 1]
@@ -82,22 +82,16 @@ class TorchTree:
 
     def fill_checked(self, index: Tensor | int, value: float, limit: int) -> bool:
         if isinstance(index, int):
-            if index < -1 or index >= limit:
-                return False
-            if index >= 0:
-                self._fill_range(index, index + 1, value)
-            return True
-        if self._on_cpu:
+            first, count, is_run = index, 1, True
+        elif is_run := self._on_cpu:
             first, count = int(index[0]), index.numel()
-            if 0 <= first <= limit - count and torch.equal(index, torch.arange(first, first + count, device="cpu")):
-                self._fill_range(first, first + count, value)
-                return True
-        filled = torch.full(index.shape, value, device=self.device)
-        return self.set_checked(index, filled, 0.0, 1.0, limit) is not None
-
-    def _fill_range(self, start: int, stop: int, value: float) -> None:
-        self._leaves[start:stop] = value
-        self._refresh_range(start, stop)
+            is_run = torch.equal(index, torch.arange(first, first + count, device="cpu"))
+        if is_run and 0 <= first <= limit - count:
+            self._leaves[first : first + count] = value
+            self._refresh_range(first, first + count)
+            return True
+        index = torch.as_tensor(index, device=self.device).reshape(-1)
+        return self.set_checked(index, torch.full_like(index, value, dtype=torch.float32), 0.0, 1.0, limit) is not None
 
     def get(self, index: Tensor) -> Tensor:
         return self._leaves[index]

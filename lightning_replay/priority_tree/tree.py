@@ -54,8 +54,8 @@ class NumbaTree:
         self._root = int(self._starts[-1])
         self._capacity = capacity
 
-    def set(self, index: Tensor, value: Tensor) -> None:
-        self._leaves[index.numpy()] = value.numpy()  # numpy writes in order: the last duplicate stays
+    def set(self, index: Tensor, value: Tensor | float) -> None:
+        self._leaves[index.numpy()] = np.asarray(value)  # numpy writes in order: the last duplicate stays
         kernels.refresh(index.numpy(), *self._arrays)
 
     def set_checked(self, index: Tensor, priority: Tensor, offset: float, exponent: float, limit: int) -> float | None:
@@ -64,8 +64,16 @@ class NumbaTree:
         largest, _ = kernels.update(*given, np.float32(offset), np.float32(exponent), limit, *self._arrays)
         return None if largest == -2.0 else largest
 
-    def update(self, *given: Any) -> tuple[float, int] | None:
-        index, error, generation, stored, offset, exponent, limit = given
+    def update(
+        self,
+        index: np.ndarray,
+        error: np.ndarray,
+        generation: np.ndarray,
+        stored: np.ndarray,
+        offset: float,
+        exponent: float,
+        limit: int,
+    ) -> tuple[float, int] | None:
         options = np.float32(offset), np.float32(exponent), limit
         largest, late = kernels.update(index, error, True, generation, stored, *options, *self._arrays)
         return None if largest == -2.0 else (largest, late)
@@ -167,7 +175,7 @@ class PriorityTree:
         index = self._as(index, torch.int64)
         if isinstance(value, Tensor):
             value = self._as(value, torch.float32).expand(index.shape).contiguous()
-        else:  # on CUDA without a copy from the host
+        elif self.device.type != "cpu":  # on CUDA without a copy from the host
             value = torch.full(index.shape, value, dtype=torch.float32, device=self.device)
         if index.numel():
             self._backend.set(index, value)
@@ -271,10 +279,7 @@ class PriorityTree:
         """Restores the leaves and recomputes the sums."""
         leaves = state_dict["leaves"]
         if leaves.shape != (self.capacity,):
-            raise ValueError(
-                f"the saved tree has {leaves.numel()} slots and this one {self.capacity}; "
-                "build it with the saved capacity"
-            )
+            raise ValueError(f"{leaves.numel()} slots are saved, this tree has {self.capacity}; build it with as many")
         self._backend.load_leaves(leaves.to(torch.float32))
 
     @property

@@ -10,8 +10,8 @@ from torch import Tensor
 from torchrl.data.replay_buffers import Sampler, Storage
 
 from lightning_replay.options import check_kind
-from lightning_replay.samplers.pairs import SamplerOver
-from lightning_replay.samplers.prioritized import PrioritizedSampler, written_slots
+from lightning_replay.samplers.pairs import SamplerOver, of_first
+from lightning_replay.samplers.prioritized import PrioritizedSampler
 from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.saving.spec import recorded
 
@@ -45,6 +45,7 @@ class CombinedSampler(SamplerOver):
     """
 
     saved_attributes: tuple[str, ...] = ("_newest",)
+    _reads_columns: Any = of_first("_reads_columns")
 
     def __init__(self, first: Sampler | None = None, seed: int | None = None) -> None:
         super().__init__(first, UniformSampler, seed)
@@ -54,11 +55,9 @@ class CombinedSampler(SamplerOver):
             raise TypeError(f"first is {self.first!r}; it must be {accepted}")
         self._newest = -1  # its slot
 
-    def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
-        slots = written_slots(index, storage, type(self).__name__)
-        self.first.mark_update(index, storage=storage)
-        if len(slots):
-            self._newest = int(slots[-1])
+    def on_insert(self, index: Tensor, storage: Storage) -> None:
+        if len(index):
+            self._newest = int(index[-1])
 
     def on_evict(self, index: Tensor) -> None:
         super().on_evict(index)
@@ -67,6 +66,8 @@ class CombinedSampler(SamplerOver):
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
         """Draws ``batch_size`` slots, int64 ``[B]``, and their weights."""
+        if self._newest >= len(storage):
+            raise ValueError(f"the newest row of the state is in slot {self._newest}, which there is not; load another")
         if self._newest < 0:
             return self.first.sample(storage, batch_size)
         index, info = self.first.sample(storage, max(batch_size - 1, 1))  # a tree draws no empty batch
@@ -78,6 +79,3 @@ class CombinedSampler(SamplerOver):
     def _empty(self) -> None:
         super()._empty()
         self._newest = -1
-
-    def __repr__(self) -> str:
-        return f"CombinedSampler(first={self.first!r})"

@@ -49,6 +49,11 @@ class ContinuousCorrectionSampler(UniformSampler):
         table_probability: float32 ``[B]``, with ``return_probabilities``: how likely a draw has the ``table`` of the
             row, the sum of the priorities of such rows over that of all rows.
         raw_weight: float32 ``[B]``, with ``return_probabilities``: the sum of all priorities over the row's own.
+
+    Raises:
+        ValueError: ``event_share`` outside of [0, 1).
+        TypeError: at the draw, a writer that keeps no tables.
+        RuntimeError: at the draw, while the default table holds fewer than ``min_size`` rows.
     """
 
     _draws_from_tables = True
@@ -110,10 +115,7 @@ class ContinuousCorrectionSampler(UniformSampler):
 
     def _check_held(self, name: str, held: int) -> None:
         if held < self.min_size:
-            raise RuntimeError(
-                f"table {name!r} holds {held} rows and {self.min_size} are needed; collect more steps before the first "
-                "draw, or lower min_size"
-            )
+            raise RuntimeError(f"table {name!r} holds {held} of {self.min_size} rows; collect more, or lower min_size")
 
     def _priorities(self, num_tables: int) -> np.ndarray:
         """Returns the priority of rows by their first event table, float64 ``[L]``; first those of none."""

@@ -68,8 +68,7 @@ class NeighborhoodMixupSampler(PairSampler):
         self.num_neighbors = num_neighbors
         self.discrete: Any = checked_choice("discrete", discrete, (None, "same_action"))
         self._options: dict[str, Any] = {"refresh_interval": refresh_interval, "backend": backend}
-        keys = checked_keys("feature_keys", feature_keys)
-        self._feature_keys: list[NestedKey] = [key if len(key) > 1 else key[0] for key in keys]
+        self._feature_keys: list[NestedKey] = [unravel_key(key) for key in checked_keys("feature_keys", feature_keys)]
         self._lists: NeighborLists | SameActionLists | None = None
         self._new_lists(capacity=1)  # refuses bad options here and not at the first row
 
@@ -146,10 +145,8 @@ class NeighborhoodMixupSampler(PairSampler):
         action = columns.pop() if self.discrete is not None else None
         if action is not None and (not isinstance(action, Tensor) or action.is_floating_point()):
             given = f"dtype {action.dtype}" if isinstance(action, Tensor) else "several columns"
-            raise ValueError(
-                f"{self._feature_keys[-1]!r} has {given}; discrete='same_action' needs integer actions. "
-                "Leave discrete=None for continuous ones."
-            )
+            needed = "discrete='same_action' needs integer actions. Leave discrete=None for continuous ones"
+            raise ValueError(f"{self._feature_keys[-1]!r} has {given}; {needed}")
         features = []
         for place, column in enumerate(columns):
             for key, leaf in _leaves(self._feature_keys[place], column):
@@ -176,10 +173,7 @@ def _refused(key: NestedKey, column: Tensor, *, may_be_action: bool) -> ValueErr
             "keys=[('observation', 'state'), ('next', 'observation', 'state'), 'action', ('next', 'reward')], where "
             "'state' is a floating column beside the image. Or use another sampler."
         )
-    reason = f"{given}; neighbourhood mixup interpolates continuous observations and actions."
-    if not may_be_action:
-        return ValueError(f"{reason} {others}, store it as floats, or use another sampler.")
-    return ValueError(
-        f"{reason} For discrete actions pass "
-        "discrete='same_action', which pairs rows of the same action, or use another sampler."
-    )
+    remedy = f"{others}, store it as floats"
+    if may_be_action:
+        remedy = "For discrete actions pass discrete='same_action', which pairs rows of the same action"
+    return ValueError(f"{given}; neighbourhood mixup interpolates floating columns. {remedy}, or use another sampler.")

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -25,14 +24,37 @@ from lightning_replay.storage.columns import as_tensor
 from lightning_replay.storage.packed import device_of, occupancy_of, stored_before
 
 
-class SamplerOver(ReplaySampler, TorchRLPrioritizedSampler):
-    """Draws by another sampler, ``first``, which keeps the priorities; base class of samplers that add to its draws.
+def of_first(name: str) -> Any:
+    return property(lambda sampler: getattr(declared_sampler(sampler.first), name))
 
-    TorchRL's buffers pass TD errors to subclasses of TorchRL's ``PrioritizedSampler`` alone, hence the base class; its
-    constructor is not called: it builds priority trees, which ``first`` has.
+
+class SamplerOver(ReplaySampler, TorchRLPrioritizedSampler):
+    """Draws by another sampler, ``first``, which keeps the priorities, and adds to its draws.
+
+    A subclass defines ``sample``, and :meth:`on_insert` where it keeps something of new rows. TorchRL's buffers pass TD
+    errors to subclasses of TorchRL's ``PrioritizedSampler`` alone, hence the base class; its constructor is not called:
+    it builds priority trees, which ``first`` has.
     """
 
     first: Sampler
+    _shown: tuple[str, ...] = ()  # attributes that repr names beside first
+
+    # What depends on the priorities and the rows of first alone.
+    num_slots: Any = of_first("num_slots")
+    uses_priorities: Any = of_first("uses_priorities")
+    check_rows: Any = of_first("check_rows")
+    check_priority: Any = of_first("check_priority")
+    cut: Any = of_first("cut")
+    on_evict: Any = of_first("on_evict")
+    priority_of: Any = of_first("priority_of")
+    raise_largest_priority: Any = of_first("raise_largest_priority")
+    group_totals: Any = of_first("group_totals")
+    rows_of_groups: Any = of_first("rows_of_groups")
+    weigh: Any = of_first("weigh")
+    advance: Any = of_first("advance")
+    stats: Any = of_first("stats")
+    _draws_from_tables: Any = of_first("_draws_from_tables")
+    _reads_columns: Any = True  # as most on_insert do
 
     def __init__(self, first: Sampler | None, default: Callable[[int], Sampler], seed: int | None) -> None:
         if first is not None:
@@ -40,6 +62,27 @@ class SamplerOver(ReplaySampler, TorchRLPrioritizedSampler):
         self._seed_generator(seed)
         self.first = default(self._derived_seed()) if first is None else first
         self.reduction = "max"
+        self._is_attached = False
+
+    def on_insert(self, index: Tensor, storage: Storage) -> None:
+        """Reads new rows in the slots ``index``, int64 ``[n]`` in insertion order; does nothing by default."""
+
+    def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
+        """Calls :meth:`on_insert` for rows just written at ``index``, an int or int64 ``[n]`` in insertion order."""
+        slots = written_slots(index, storage, type(self).__name__)
+        assert storage is not None
+        self.first.mark_update(index, storage=storage)
+        self._attach_storage(storage, slots)
+        self.on_insert(slots, storage)
+
+    def _attach_storage(self, storage: Storage, new: Tensor) -> None:
+        # Rows that were stored before this sampler came, in slot order.
+        if self._is_attached:
+            return
+        self._is_attached = True
+        earlier = stored_before(storage, new)
+        if len(earlier):
+            self.on_insert(earlier, storage)
 
     def extend(self, index: Any) -> None:
         self.first.extend(index)
@@ -69,11 +112,14 @@ class SamplerOver(ReplaySampler, TorchRLPrioritizedSampler):
             **self._read_attributes(),
             "shares_generator": self.first._rng is self._rng,
             "first": self.first.state_dict(),
+            "met_storage": self._is_attached,
+            "learned": {},  # last what a subclass keeps of rows
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._restore_attributes(state_dict)
         self.first.load_state_dict(state_dict["first"])
+        self._is_attached = state_dict["met_storage"]
         if state_dict["shares_generator"]:
             # TorchRL's set_rng gave both one generator; two copies of its state would repeat each other's numbers.
             self.first._rng = self._rng
@@ -93,67 +139,14 @@ class SamplerOver(ReplaySampler, TorchRLPrioritizedSampler):
 
     def _empty(self) -> None:
         self.first._empty()
-
-
-def _of_first(name: str) -> Any:
-    read = attrgetter(name)
-    return property(lambda self: read(declared_sampler(self.first)))
-
-
-for _name in (
-    *("_draws_from_tables", "_reads_columns", "num_slots", "uses_priorities", "check_rows", "check_priority", "cut"),
-    *("on_evict", "priority_of", "raise_largest_priority", "group_totals", "rows_of_groups", "weigh", "advance"),
-    "stats",
-):
-    setattr(SamplerOver, _name, _of_first(_name))
-
-
-class DependentSampler(SamplerOver):
-    """Draws rows by ``first``, and further ones that go with each.
-
-    A subclass defines ``sample``, and :meth:`on_insert` where it keeps something of new rows.
-    """
-
-    _reads_columns = True
-
-    def __init__(self, first: Sampler | None, default: Callable[[int], Sampler], seed: int | None) -> None:
-        super().__init__(first, default, seed)
         self._is_attached = False
 
-    def on_insert(self, index: Tensor, storage: Storage) -> None:
-        """Reads new rows in the slots ``index``, int64 ``[n]`` in insertion order; does nothing by default."""
-
-    def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
-        """Calls :meth:`on_insert` for rows just written at ``index``, an int or int64 ``[n]`` in insertion order."""
-        slots = written_slots(index, storage, type(self).__name__)
-        assert storage is not None
-        self.first.mark_update(index, storage=storage)
-        self._attach_storage(storage, slots)
-        self.on_insert(slots, storage)
-
-    def state_dict(self) -> dict[str, Any]:
-        # Last what a subclass keeps of rows.
-        return super().state_dict() | {"met_storage": self._is_attached, "learned": {}}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super().load_state_dict(state_dict)
-        self._is_attached = state_dict["met_storage"]
-
-    def _attach_storage(self, storage: Storage, new: Tensor) -> None:
-        # Rows that were stored before this sampler came, in slot order.
-        if self._is_attached:
-            return
-        self._is_attached = True
-        earlier = stored_before(storage, new)
-        if len(earlier):
-            self.on_insert(earlier, storage)
-
-    def _empty(self) -> None:
-        super()._empty()
-        self._is_attached = False
+    def __repr__(self) -> str:
+        shown = "".join(f", {name}={getattr(self, name)}" for name in self._shown)
+        return f"{type(self).__name__}(first={self.first!r}{shown})"
 
 
-class PairSampler(DependentSampler):
+class PairSampler(SamplerOver):
     """Draws pairs of rows, an index ``[B, 2]``: ``first`` draws the first of each, :meth:`partners` the second.
 
     Put :class:`~lightning_replay.transforms.MixPairs` behind it. A subclass defines :meth:`partners`, and
@@ -172,6 +165,8 @@ class PairSampler(DependentSampler):
         index: int64 ``[B, 2]``.
         priority_weight: float32 ``[B]``, of the first of each pair, where ``first`` is prioritized.
     """
+
+    _shown = ("update_partners",)
 
     def __init__(self, first: Sampler | None = None, update_partners: bool = False, seed: int | None = None) -> None:
         super().__init__(first, UniformSampler, seed)
@@ -213,9 +208,6 @@ class PairSampler(DependentSampler):
         elif slots.ndim == 2:
             slots = slots[:, 0].contiguous()
         super().set_priorities(slots, magnitudes, storage)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(first={self.first!r}, update_partners={self.update_partners})"
 
 
 @recorded

@@ -119,11 +119,11 @@ class PrioritizedBase(ReplaySampler, TorchRLPrioritizedSampler):
         if not bool(self._exponentiated(priority.to(self.device)).isfinite().all()):
             raise refusal(torch.zeros(len(priority), dtype=torch.int64, device="cpu"), priority, len(priority), None)
 
-    def raise_largest_priority(self, priority: float) -> None:
+    def raise_largest_priority(self, priority: float | Tensor) -> None:
         if isinstance(self._largest, Tensor):
             self._largest.clamp_(min=priority)
-        else:
-            self._largest = max(self._largest, priority)
+        elif priority > self._largest:
+            self._largest = priority
 
     def _exponentiated(self, priority: Tensor) -> Tensor:
         return priority.add(self.priority_offset).pow_(self.priority_exponent)
@@ -168,10 +168,8 @@ def written_slots(index: int | Tensor, storage: Storage | None, sampler: str) ->
         raise ValueError(f"{sampler}.mark_update got no storage; pass the buffer's as storage=.")
     index = as_tensor(index)
     if index.ndim > 1:
-        raise ValueError(
-            f"{sampler} got an index of shape {list(index.shape)}; it works with storages of one dimension. Build the "
-            "storage with ndim=1 and flatten environments and time before extend."
-        )
+        remedy = "build the storage with ndim=1, and flatten environments and time before extend"
+        raise ValueError(f"{sampler} got an index of shape {list(index.shape)}, not of one dimension; {remedy}")
     # A batch longer than the ring names slots twice; the rows that came last are there.
     return index.reshape(-1)[-storage.max_size :]
 
@@ -341,10 +339,7 @@ class PrioritizedSampler(PrioritizedBase):
         )
         if largest is None:
             raise refusal(slots, magnitudes, limit, None if storage is None else len(storage))
-        if isinstance(self._largest, Tensor):
-            torch.maximum(self._largest, torch.as_tensor(largest, device=self._largest.device), out=self._largest)
-        elif largest > self._largest:
-            self._largest = largest
+        self.raise_largest_priority(largest)
         self._has_rows = True
 
     def _set_held(self, slots: Any, errors: Any, generation: Any, stored: Any, length: int) -> int | None:
@@ -360,8 +355,7 @@ class PrioritizedSampler(PrioritizedBase):
         if updated is None:
             return None
         largest, late = updated
-        if largest > self._largest:
-            self._largest = largest
+        self.raise_largest_priority(largest)
         return late
 
     def priority_of(self, index: Tensor) -> Tensor | None:
@@ -416,10 +410,10 @@ class PrioritizedSampler(PrioritizedBase):
                     stacklevel=2,
                 )
         else:
-            leaves, powered = self._tree.leaves(), self._repowered(value)
+            powered = self._repowered(value)
             if not torch.isfinite(powered).all():
                 raise ValueError(f"priority_exponent is {value}, at which a stored priority does not fit float32")
-            self._tree.load_state_dict({"leaves": torch.where(leaves > 0, powered, leaves)})
+            self._replace_leaves(powered)
         self._priority_exponent = value
 
     def _repowered(self, exponent: float) -> Tensor:
@@ -452,19 +446,21 @@ class PrioritizedSampler(PrioritizedBase):
         if self._differs("priority_exponent", state_dict):
             self.priority_exponent = exponent
         if self._differs("smallest_priority", state_dict):
-            leaves = self._tree.leaves()
             least = (self.smallest_priority + self.priority_offset) ** self._priority_exponent
-            self._tree.load_state_dict({"leaves": torch.where(leaves > 0, leaves.clamp(min=least), leaves)})
+            self._replace_leaves(self._tree.leaves().clamp(min=least))
         self._load_shared_state(state_dict)
 
     def _set_offset(self, offset: float) -> None:
         if self._priority_exponent > 0:
-            leaves = self._tree.leaves()
-            priority = (leaves.double() ** (1 / self._priority_exponent) - self.priority_offset).clamp(min=0.0)
+            powered = self._tree.leaves().double()
+            priority = (powered ** (1 / self._priority_exponent) - self.priority_offset).clamp(min=0.0)
             # From p ** α back to p, and forward with the other offset.
-            moved = ((priority + offset) ** self._priority_exponent).float()
-            self._tree.load_state_dict({"leaves": torch.where(leaves > 0, moved, leaves)})
+            self._replace_leaves(((priority + offset) ** self._priority_exponent).float())
         self.priority_offset = offset
+
+    def _replace_leaves(self, values: Tensor) -> None:
+        leaves = self._tree.leaves()  # rows of priority 0 keep it
+        self._tree.load_state_dict({"leaves": torch.where(leaves > 0, values, leaves)})
 
     def __repr__(self) -> str:
         return (

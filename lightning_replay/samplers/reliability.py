@@ -90,6 +90,7 @@ class ReliabilityAdjustedSampler(FollowsEpisodes, PrioritizedSampler):
         # Errors and reliabilities by slot, and the sum of each episode in the slot of its last row.
         self._of_rows = np.ones((3, self.max_size), dtype=np.float32)
         self._of_rows[2] = 0.0
+        self._largest_sum = np.zeros(2)  # where it is, and what it was at the last update
 
     def reliability_of(self, index: Tensor) -> Tensor:
         """Returns R of rows as last renewed, float32 ``[n]`` on the CPU."""
@@ -124,9 +125,9 @@ class ReliabilityAdjustedSampler(FollowsEpisodes, PrioritizedSampler):
             return
         self._of_rows[0, written] = magnitudes.cpu().numpy()[index >= 0]
         most = self.max_size if self.rows_per_update is None else self.rows_per_update
-        of_links = links.successor.numpy(), links.predecessor.numpy(), links.running_slots().numpy()
+        of_links = links.successor.numpy(), links.predecessor.numpy(), np.array(links.running, dtype=np.int64)
         renewed = np.empty(self.max_size, dtype=np.int64)
-        count = _renew(written, most, *of_links, *self._of_rows, self.priority_offset, renewed)
+        count = _renew(written, most, *of_links, *self._of_rows, self._largest_sum, self.priority_offset, renewed)
         changed = np.concatenate((written, renewed[:count]))
         self._tree.set(torch.from_numpy(changed), self._priorities(changed, self._priority_exponent))
 
@@ -140,8 +141,7 @@ class ReliabilityAdjustedSampler(FollowsEpisodes, PrioritizedSampler):
 
     def _set_offset(self, offset: float) -> None:
         self.priority_offset = offset
-        leaves, moved = self._tree.leaves(), self._repowered(self._priority_exponent)
-        self._tree.load_state_dict({"leaves": torch.where(leaves > 0, moved, leaves)})
+        self._replace_leaves(self._repowered(self._priority_exponent))
 
     @property
     def nbytes(self) -> int:
@@ -157,13 +157,13 @@ class ReliabilityAdjustedSampler(FollowsEpisodes, PrioritizedSampler):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         of_rows, links = state_dict["of_rows"].cpu().numpy(), state_dict["links"] or {"successor": self._of_rows[0]}
         check_capacities(self.max_size, of_rows.shape[1], len(state_dict["tree"]["leaves"]), len(links["successor"]))
-        self._of_rows = of_rows.copy()
+        self._of_rows, self._largest_sum = of_rows.copy(), np.array([0.0, np.inf])  # found again at the next update
         super().load_state_dict(state_dict)
 
 
 @compiled
 def _renew(  # type: ignore[no-untyped-def]
-    slots, most, successor, predecessor, running, error, reliability, sums, offset, renewed
+    slots, most, successor, predecessor, running, error, reliability, sums, largest_sum, offset, renewed
 ):
     """Renews the episodes of these rows until ``most`` rows are; returns how many, their slots in ``renewed``."""
     count, seen, episodes = 0, set(), []
@@ -182,7 +182,16 @@ def _renew(  # type: ignore[no-untyped-def]
             count, slot = count + 1, successor[slot]
         sums[last] = total
         episodes.append((first, last, total))
-    largest = sums.max()  # with the present sums of these episodes, not with those that they had before
+    # With the present sums of these episodes, not with those that they had before. All sums are read only where the
+    # largest one became less: its rows were renewed, or its last row left.
+    holder, largest = int(largest_sum[0]), largest_sum[1]
+    for _, last, _ in episodes:
+        if sums[last] >= largest:
+            holder, largest = last, sums[last]
+    if sums[holder] < largest:
+        holder = sums.argmax()
+        largest = sums[holder]
+    largest_sum[0], largest_sum[1] = holder, largest
     for first, last, total in episodes:
         divisor = total
         for newest in running:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
 from lightning_replay.compiled import compiled
+from lightning_replay.samplers.pairs import check_capacities
 from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.saving.spec import recorded
 from lightning_replay.storage.columns import as_tensor
@@ -62,6 +63,7 @@ class ReshuffledSampler(UniformSampler):
     def _add(self, slots: np.ndarray, storage: Storage) -> None:
         if not len(self._order):
             self._order, self._place = np.zeros(storage.max_size, dtype=np.int64), np.full(storage.max_size, -1)
+        check_capacities(len(self._order), storage.max_size)  # of a loaded state
         new = np.unique(slots[self._place[slots] < 0])
         places = np.arange(self._ends[1], self._ends[1] + len(new))
         self._order[places], self._place[new] = new, places
@@ -83,8 +85,10 @@ class ReshuffledSampler(UniformSampler):
         occupancy, device, generator = occupancy_of(storage), device_of(storage), self._generator
         if not occupancy.count:
             raise empty_storage()
-        if self._ends[1] != occupancy.count:  # rows that were stored before this sampler came
+        if self._ends[1] != occupancy.count or len(self._order) != storage.max_size:  # stored before this sampler came
             self._add(occupancy.slots().numpy(), storage)
+            if self._ends[1] != occupancy.count:
+                raise ValueError("the state names slots without a row; load another save")
         uniform = torch.rand(batch_size, dtype=torch.float64, generator=generator, device=generator.device)
         index = torch.empty(batch_size, dtype=torch.int64, device="cpu")
         _draw(uniform.cpu().numpy(), index.numpy(), self._order, self._place, self._ends)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from sortedcontainers import SortedDict
 from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
@@ -31,39 +32,27 @@ class GoalEpisodes:
     """Episodes that reached a goal, and the slots of their last goals, from :meth:`state`, int64 ``[G, 2]``."""
 
     def __init__(self, pairs: Tensor) -> None:
-        self._pairs: list[tuple[int, int]] = [(episode, slot) for episode, slot in pairs.tolist()]
-        self._place_of_episode = {episode: place for place, (episode, _) in enumerate(self._pairs)}
-        self._episode_at = {slot: episode for episode, slot in self._pairs}
+        self._slots = SortedDict(pairs.tolist())  # by episode
+        self._episodes = {slot: episode for episode, slot in self._slots.items()}
 
     def __len__(self) -> int:
-        return len(self._pairs)
+        return len(self._slots)
 
     def slot(self, place: int) -> int:
-        return self._pairs[place][1]
+        return int(self._slots.peekitem(place)[1])
 
     def put(self, episodes: Tensor, slots: Tensor) -> None:
         """Adds goals, earlier ones first; a later goal of an episode replaces the earlier one."""
         for episode, slot in zip(episodes.tolist(), slots.tolist(), strict=True):
-            place = self._place_of_episode.setdefault(episode, len(self._pairs))
-            if place == len(self._pairs):
-                self._pairs.append((episode, slot))
-            else:
-                del self._episode_at[self._pairs[place][1]]
-                self._pairs[place] = (episode, slot)
-            self._episode_at[slot] = episode
+            self._episodes.pop(self._slots.get(episode), None)
+            self._slots[episode], self._episodes[slot] = slot, episode
 
     def drop(self, slots: Tensor) -> None:
-        if not self._episode_at:
-            return
-        for slot in sorted(self._episode_at.keys() & set(slots.tolist())):
-            place = self._place_of_episode.pop(self._episode_at.pop(slot))
-            last = self._pairs.pop()
-            if place < len(self._pairs):
-                self._pairs[place] = last
-                self._place_of_episode[last[0]] = place
+        for slot in self._episodes.keys() & slots.tolist() if self._episodes else ():
+            del self._slots[self._episodes.pop(slot)]
 
     def state(self) -> Tensor:
-        return torch.tensor(self._pairs, dtype=torch.int64, device="cpu").reshape(-1, 2)
+        return torch.tensor([*self._slots.items()], dtype=torch.int64, device="cpu").reshape(-1, 2)
 
 
 @recorded
@@ -103,6 +92,7 @@ class ReverseSweepSampler(FollowsEpisodes, UniformSampler):
 
     sample_part: Any = UniformSampler._next_part
     _purpose = "sweeps along episodes"
+    saved_attributes: tuple[str, ...] = ("_episode", "_next_episode", "_cursor")
     _cursor: int  # the slot to be drawn next, -1 where a new sweep starts
 
     def __init__(
@@ -165,20 +155,14 @@ class ReverseSweepSampler(FollowsEpisodes, UniformSampler):
     def state_dict(self) -> dict[str, Any]:
         return {
             **super().state_dict(),
-            "episode": self._episode.clone(),
-            "next_episode": self._next_episode,
             "goals": self._goals.state(),
-            "cursor": self._cursor,
             "condition": self.goal.state_dict() if isinstance(self.goal, Condition) else None,
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         self._empty()
         super().load_state_dict(state_dict)
-        self._episode = state_dict["episode"].cpu().clone()
-        self._next_episode = state_dict["next_episode"]
         self._goals = GoalEpisodes(state_dict["goals"])
-        self._cursor = state_dict["cursor"]
         if self.followed.links is not None:
             check_capacities(len(self._episode), self.followed.links.capacity)
         if max([self._cursor, *state_dict["goals"][:, 1].tolist()]) >= len(self._episode):

@@ -16,7 +16,7 @@ from lightning_replay.episodes import kernels
 from lightning_replay.episodes.running import FollowedEpisodes
 from lightning_replay.options import checked_count, checked_share
 from lightning_replay.priority_tree import PriorityTree
-from lightning_replay.samplers.pairs import DependentSampler, FollowsEpisodes, check_capacities
+from lightning_replay.samplers.pairs import FollowsEpisodes, SamplerOver, check_capacities
 from lightning_replay.samplers.prioritized import PrioritizedSampler
 from lightning_replay.saving.spec import recorded
 from lightning_replay.schedules import Schedule
@@ -71,7 +71,7 @@ class SequenceStarts(PrioritizedSampler):
 
 
 @recorded
-class SequenceSampler(FollowsEpisodes, DependentSampler):
+class SequenceSampler(FollowsEpisodes, SamplerOver):
     """Draws sequences of ``length`` consecutive steps of an episode, a batch ``[B, T]``.
 
     Sequences begin with the first step of an episode and every ``length - overlap`` steps after it. One can be drawn
@@ -131,6 +131,7 @@ class SequenceSampler(FollowsEpisodes, DependentSampler):
 
     saved_attributes: tuple[str, ...] = ("_position", "_longest_ended")
     _purpose = "sequences of steps"
+    _shown = ("sequence_length", "overlap", "burn_in")
 
     def __init__(
         self,
@@ -157,10 +158,7 @@ class SequenceSampler(FollowsEpisodes, DependentSampler):
         if not burn_in < least <= length:
             raise ValueError(f"min_steps is {least}; it must be from burn_in + 1 = {burn_in + 1} to length = {length}")
         if first is not None and (overlap or priority_exponent or min_steps is not None):
-            raise ValueError(
-                "first draws the rows that sequences are of, so overlap, min_steps and priority_exponent would be "
-                "ignored; leave them out, or leave first out"
-            )
+            raise ValueError("first draws the rows; leave out first, or overlap, min_steps and priority_exponent")
         self.min_steps: int = least
         self.max_share: float = checked_share("max_share", max_share)
 
@@ -222,8 +220,7 @@ class SequenceSampler(FollowsEpisodes, DependentSampler):
             given = None if td_error is None else list(td_error.shape)
             raise ValueError(
                 f"index is {list(index.shape)} and td_error {given}; sequences of {length} steps take both as "
-                f"[B, {length}], a TD error for each step, whatever it is in padding and burn-in. No priority was "
-                "changed"
+                f"[B, {length}], a TD error for each step, also in padding and burn-in. No priority was changed"
             )
         td_error = td_error.reshape(index.shape).to(index.device)
         counts = torch.ones_like(index, dtype=torch.bool)
@@ -236,18 +233,18 @@ class SequenceSampler(FollowsEpisodes, DependentSampler):
 
     def on_insert(self, index: Tensor, storage: Storage) -> None:
         index, starts = index.to(device_of(storage) or index.device), self._starts
-        before = self._leave(index)
+        running = self._leave(index)
         self.followed.mark_update(index, storage)
         if starts is not None:
             if len(self._position) != storage.max_size:
                 self._position = np.zeros(storage.max_size, dtype=np.int32)
                 starts._attach_storage(storage)
             links, stride = self.followed.links_on(index.device), self.sequence_length - self.overlap
-            arrays = links.predecessor[index].cpu().numpy(), index.cpu().numpy(), self._position
-            is_complete = kernels.number(*arrays, self.sequence_length, stride)
-            ended = links.ended(torch.cat((before, index)))
+            new = index.cpu().numpy()
+            is_complete = kernels.number(links.before(index), new, self._position, self.sequence_length, stride)
+            ended = links.ended([*running, *new.tolist()])
             if is_complete or ended:  # not after most single rows
-                self._begin(arrays[1], ended)
+                self._begin(new, ended)
         self.followed.warn()
 
     def on_evict(self, index: Tensor) -> None:
@@ -255,24 +252,22 @@ class SequenceSampler(FollowsEpisodes, DependentSampler):
         super().on_evict(index)
 
     def cut(self, index: Tensor, trajectories: Iterable[int | None] = ()) -> None:
-        before = self._running(index)
+        running = [] if self.followed.links is None else self.followed.links.running
         super().cut(index, trajectories)
         if self._starts is not None and self.followed.links is not None:
-            self._begin(np.zeros(0, dtype=np.int64), self.followed.links.ended(torch.cat((before, index))))
+            self._begin(np.zeros(0, dtype=np.int64), self.followed.links.ended([*running, *index.tolist()]))
 
-    def _running(self, index: Tensor) -> Tensor:
-        return index[:0] if self.followed.links is None else self.followed.links_on(index.device).running_slots()
-
-    def _leave(self, index: Tensor) -> Tensor:
+    def _leave(self, index: Tensor) -> list[int]:
         # Sequences leave with any of their rows; returns the newest rows of running episodes.
-        if self._starts is not None and self.followed.links is not None:
-            self._starts.on_evict(index)
-            before = self.followed.links_on(index.device).predecessor[index]
-            before = before[before >= 0]
-            if len(before):  # in a ring, where older rows left earlier, none stays
-                stays, steps = before[~torch.isin(before, index)].cpu().numpy(), np.arange(self.sequence_length - 1)
-                self._starts.on_evict(self._back(stays.repeat(len(steps)), np.tile(steps, len(stays))))
-        return self._running(index)
+        if self._starts is None or self.followed.links is None:
+            return []
+        links = self.followed.links_on(index.device)
+        self._starts.on_evict(index)
+        before = links.before(index)
+        if before.max(initial=-1) >= 0:  # in a ring, where older rows left earlier, none stays
+            stays, steps = np.setdiff1d(before[before >= 0], index.cpu().numpy()), np.arange(self.sequence_length - 1)
+            self._starts.on_evict(self._back(stays.repeat(len(steps)), np.tile(steps, len(stays))))
+        return links.running
 
     def _begin(self, new: np.ndarray, ended: list[int]) -> None:
         # The sequences that new rows complete, and the last one of each episode that ended with a row.
@@ -305,9 +300,8 @@ class SequenceSampler(FollowsEpisodes, DependentSampler):
         if starts.uses_priorities and not starts.priority_offset and longest:
             return starts._without_mass(stored)
         return RuntimeError(
-            f"no sequence of {length} steps is complete among the {stored} stored rows. Store more rows before the "
-            "first draw (warmup_steps), build the sampler with a smaller length, or raise the capacity to several "
-            "times the length for each environment"
+            f"no sequence of {length} steps is complete among the {stored} stored rows. Store more before the first "
+            "draw (warmup_steps), or give a smaller length, or a capacity of several lengths for each environment"
         )
 
     @property
@@ -325,7 +319,3 @@ class SequenceSampler(FollowsEpisodes, DependentSampler):
     def _empty(self) -> None:
         super()._empty()
         self._forget()
-
-    def __repr__(self) -> str:
-        steps = f"length={self.sequence_length}, overlap={self.overlap}, burn_in={self.burn_in}"
-        return f"{type(self).__name__}({steps}, first={self.first!r})"

@@ -24,9 +24,8 @@ def check_slice_writer(sampler: SliceSampler, writer: Writer) -> None:
     """Refuses a writer without slots in order of time, as a ring has, unless the sampler is ``fragmented``."""
     if not (sampler.fragmented or isinstance(writer, RoundRobinWriter)):
         raise ValueError(
-            f"{type(sampler).__name__} cuts slices out of rows that are stored in order of time, and "
-            f"{type(writer).__name__} does not keep them in order. Use FirstInFirstOutWriter, or build the sampler "
-            f"with {_fragmented('trajectory')}"
+            f"{type(sampler).__name__} cuts slices out of rows in order of time, and {type(writer).__name__} does not "
+            f"keep them in order. Use FirstInFirstOutWriter, or build the sampler with {_fragmented('trajectory')}"
         )
 
 
@@ -99,10 +98,9 @@ def _check_rows(sampler: SliceSampler, storage: Storage, newest: int, batch_size
         if broken:
             raise ValueError(
                 f"{type(sampler).__name__} ends slices where {' or '.join(map(repr, ends))} is true, and {broken} of "
-                f"{len(last)} runs of rows of one {named!r} end without it, so that slices would go from one episode "
-                "into another: rows of several environments are interleaved, or episodes broke off. Where each "
-                f"episode's rows lie side by side, build the sampler with traj_key={named!r}; otherwise with "
-                f"{_fragmented(named)}, draw with SequenceSampler, or collect from one environment"
+                f"{len(last)} runs of rows of one {named!r} end without it: rows of several environments are "
+                f"interleaved or episodes broke off. Where rows of an episode lie side by side, build the sampler with "
+                f"traj_key={named!r}; otherwise {_fragmented(named)}, SequenceSampler, or collect from one environment"
             )
         return
     _, place, runs = trajectory[last].unique(return_inverse=True, return_counts=True)
@@ -112,8 +110,7 @@ def _check_rows(sampler: SliceSampler, storage: Storage, newest: int, batch_size
         raise ValueError(
             f"the rows of several environments are interleaved: {broken} of {len(last)} runs of rows of one {named!r} "
             f"are shorter than a slice of {steps} and continue elsewhere; {type(sampler).__name__} cuts slices from "
-            f"rows that lie side by side. Build it with {_fragmented(named)}; or store each environment's rows one "
-            "after another, draw with SequenceSampler, or collect from one environment"
+            f"rows that lie side by side. Use {_fragmented(named)}, SequenceSampler, or collect from one environment"
         )
 
 

@@ -74,10 +74,7 @@ def tables_of(storage: Storage, sampler: Any) -> Tables:
 
 
 def without_tables(sampler: str) -> TypeError:
-    return TypeError(
-        f"{sampler} draws from tables and the buffer's writer keeps none; give it an EventTableWriter or a "
-        "TaskTableWriter"
-    )
+    return TypeError(f"{sampler} draws from tables, the writer keeps none; give an EventTableWriter or TaskTableWriter")
 
 
 class WithinTables(PrioritizedBase):
@@ -246,10 +243,7 @@ class WithinTables(PrioritizedBase):
             table = totals.names[number]
             if not totals.rows[number]:
                 raise RuntimeError(f"table {table!r} holds no rows to draw from; call extend first")
-            raise RuntimeError(
-                f"every row of table {table!r} has priority 0 and priority_offset is {self.priority_offset}, so none "
-                "can be drawn; use a positive priority_offset"
-            )
+            raise RuntimeError(f"all rows of table {table!r} have priority 0; use a positive priority_offset")
 
     def _uniform(self, count: int) -> np.ndarray:
         uniform = torch.rand(count, dtype=torch.float64, generator=self._generator, device=self._generator.device)
@@ -268,7 +262,7 @@ class WithinTables(PrioritizedBase):
             return
         # Once by slot, and in the tree of every table that refers to it.
         self._priority[places] = given
-        self._largest = max(self._largest, float(given.max()))
+        self.raise_largest_priority(float(given.max()))
         for number, tree in enumerate(self._trees):
             place = tables.position[number, places]
             inside = place >= 0
@@ -349,6 +343,11 @@ class ScheduledSampler(WithinTables):
     Sampled keys:
         index: int64 ``[B]``.
         priority_weight: float32 ``[B]``, with priorities.
+
+    Raises:
+        TypeError: a ``scheduler`` of another kind; at the draw, a writer that keeps no tables.
+        ValueError: task names that are empty or given twice, or a scheduler that already serves a buffer.
+        RuntimeError: at the draw, while no task that may be chosen holds ``min_size`` rows.
     """
 
     def __init__(
@@ -379,11 +378,9 @@ class ScheduledSampler(WithinTables):
         probability = checked_probabilities(self.scheduler, ready)
         cumulative = list(itertools.accumulate(probability.tolist()))
         if not cumulative[-1]:
-            raise RuntimeError(
-                f"no task that the scheduler may choose holds {self.min_size} rows; there are "
-                f"{dict(zip(tables.names, tables.length.tolist(), strict=True))}. Collect more steps before the first "
-                "draw, or lower min_size"
-            )
+            held = dict(zip(tables.names, tables.length.tolist(), strict=True))
+            least = f"no task that the scheduler may choose holds {self.min_size} rows; there are {held}"
+            raise RuntimeError(f"{least}. Collect more steps before the first draw, or lower min_size")
         uniform = float(self._uniform(1)[0])
         task = bisect.bisect_right(cumulative, uniform * cumulative[-1])
         # The whole batch: the scheduler gets the progress of one task for it.
@@ -485,6 +482,11 @@ class TableShares(WithinTables):
             its share with ``multinomial`` alone; otherwise, or with ``at_least_one``, its part of this batch.
         raw_weight: float32 ``[B]``, with ``return_probabilities``: the correction times
             ``(|B| P) ** -importance_exponent`` before either is divided by a largest one; 1 with neither.
+
+    Raises:
+        TypeError: at the draw, a writer that keeps no tables, or no counts that the ``correction`` needs.
+        ValueError: shares that do not sum to 1; at the draw, names that are not those of the writer's tables.
+        RuntimeError: at the draw, while no table with a share holds enough rows.
     """
 
     def __init__(
@@ -532,11 +534,10 @@ class TableShares(WithinTables):
         shares = self._share * (tables.length >= self._least)
         total = shares.sum()
         if not total:
-            held = dict(zip(tables.names, tables.length.tolist(), strict=True))
+            held, least = (dict(zip(tables.names, one.tolist(), strict=True)) for one in (tables.length, self._least))
             raise RuntimeError(
-                f"no table with a share holds enough rows to draw from: there are {held}, needed are "
-                f"{dict(zip(tables.names, self._least.tolist(), strict=True))}, the shares {self.table_shares}. "
-                "Collect more steps before the first draw, or lower min_size"
+                f"no table with a share holds enough rows to draw from: there are {held}, needed are {least}, the "
+                f"shares {self.table_shares}. Collect more steps before the first draw, or lower min_size"
             )
         return shares / total
 
@@ -565,9 +566,7 @@ class TableShares(WithinTables):
     def _read_names(self, names: list[str]) -> None:
         given = {*self.table_shares, *self.min_sizes}
         if given - set(names) or len(self.table_shares) != len(names):
-            raise ValueError(
-                f"table_shares and min_sizes name {sorted(given)}; the tables are {names}. Give a share to each"
-            )
+            raise ValueError(f"table_shares and min_sizes name {sorted(given)}, tables are {names}; give each a share")
         self._share = np.array([self.table_shares[name] for name in names])
         self._least = np.array([max(1, self.min_sizes.get(name, 1)) for name in names])
         self._names = list(names)

@@ -69,10 +69,7 @@ class StateActionCounts:
 def state_action_keys(rows: TensorDictBase) -> list[bytes]:
     missing = [name for name in ("observation", "action") if rows.get(name, None) is None]
     if missing:
-        raise ValueError(
-            f"the transitions have no column {missing}, whose values the corrections of Lemma 2 count; name the "
-            "columns observation and action, or use the correction 'mixture'"
-        )
+        raise ValueError(f"there is no column {missing}, which Lemma 2 counts; add it, or use the correction 'mixture'")
     columns: list[torch.Tensor] = []
     for name in ("observation", "action"):
         value = rows.get(name)

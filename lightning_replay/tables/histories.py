@@ -71,9 +71,8 @@ class Histories:
             excess = len(staying) + len(opened) - self._max_trajectories
             if excess > (len(staying) if self._forget_stale else 0):
                 raise ValueError(
-                    f"{len(staying) + len(opened)} episodes would run at once, and histories of max_trajectories="
-                    f"{self._max_trajectories} are held. Nothing was stored. Raise max_trajectories; or if these "
-                    "episodes have ended, mark their last steps done"
+                    f"{len(staying) + len(opened)} episodes would run at once, of max_trajectories="
+                    f"{self._max_trajectories}. Nothing was stored. Raise it, or mark last steps of ended episodes done"
                 )
             running = staying[max(excess, 0) :] + opened
 

@@ -51,13 +51,7 @@ class EventArrays(NamedTuple):
 
 
 class EpisodeGroups(NamedTuple):
-    """Rows ``[N]`` of a batch by running episode, G groups; a row that is done is the last of its episode.
-
-    Example:
-        >>> groups = groups_of(np.array([7, 8, 7, 7]), np.array([False, False, True, False]))
-        >>> groups.trajectory, groups.order, groups.start, groups.ended
-        (array([7, 8]), array([0, 2, 3, 1]), array([0, 3, 4]), array([False, False]))
-    """
+    """Rows ``[N]`` of a batch by running episode, G groups; a row that is done is the last of its episode."""
 
     trajectory: np.ndarray  #: int64 ``[G]``, ascending.
     order: np.ndarray  #: int64 ``[N]``, the rows group after group, each in order of time.
@@ -140,9 +134,11 @@ def _place(arrays, table, places, slots):  # type: ignore[no-untyped-def]
 
 @compiled
 def append_new(all_arrays, table, slots):  # type: ignore[no-untyped-def]
-    """Appends a new row to each table of ``table``; fills in their slots, free for longest first; returns 1."""
-    # Or 0, with nothing changed, for a table that does not exist or more rows for one than its capacity; -1 where too
-    # few slots are free although the oldest entries have left.
+    """Appends a new row to each table of ``table``; fills in their slots, free for longest first.
+
+    Returns 1; 0, with nothing changed, for a table that does not exist or more rows for one than its capacity; -1 where
+    too few slots are free although the oldest entries have left.
+    """
     arrays = TableArrays(*all_arrays)
     counters, capacity = arrays.counters, arrays.capacity
     new = np.zeros(capacity.size, np.int64)
@@ -203,8 +199,10 @@ def is_run(slots):  # type: ignore[no-untyped-def]
 
 @compiled
 def led_to_events(happened, all_events, all_groups, slots, held_in, all_histories):  # type: ignore[no-untyped-def]
-    """Finds the steps that lead to events in new rows and have not been in their tables; marks them as sent."""
-    # Returns tables and slots, int64: table after table, in the order of the events, for each in order of time.
+    """Finds the steps that lead to events in new rows and have not been in their tables; marks them as sent.
+
+    Returns tables and slots, int64: table after table, in the order of the events, for each in order of time.
+    """
     events, groups, histories = EventArrays(*all_events), EpisodeGroups(*all_groups), HistoryArrays(*all_histories)
     num_events, count = happened.shape
     place, begin, group_of = np.empty(count, np.int64), np.empty(count, np.int64), np.empty(count, np.int64)

@@ -31,6 +31,10 @@ class Tables(Occupancy):
         capacities: most entries by table name; the order of the names numbers the tables.
         extra_slots: slots beyond those of the tables, for running episodes.
 
+    Raises:
+        TypeError, ValueError: a capacity that is no whole number from 1 on.
+        MemoryError: more slots than fit the free memory.
+
     Example:
         >>> tables = Tables({"default": 2, "goal": 1}, extra_slots=0)
         >>> slots = tables.append_new_to_each(np.array([0, 0])); tables.append(np.array([1]), slots[:1])
@@ -181,8 +185,7 @@ class Tables(Occupancy):
         slots = self.try_append_new(table)
         if slots is None:
             raise ValueError(
-                f"rows are to be written into tables {table.tolist()}; there are {len(self)} tables, and at once they "
-                f"take {self.capacity.tolist()} rows at most"
+                f"rows are for tables {table.tolist()}; the {len(self)} tables take at once {self.capacity.tolist()}"
             )
         return slots
 
@@ -192,8 +195,7 @@ class Tables(Occupancy):
         fits = kernels.append_new(tuple(self.arrays), table, slots)
         if fits < 0:
             raise RuntimeError(
-                f"{len(table)} rows are to be written and {self.num_free} of {self.num_slots} slots are free; "
-                "build the storage with the writer's num_slots"
+                f"{len(table)} rows are to be written, {self.num_free} slots are free; build the storage with num_slots"
             )
         if not fits:
             return None
@@ -234,9 +236,7 @@ class Tables(Occupancy):
                 f"{len(self.entries)} over {self.num_slots}; build them with the saved capacities"
             )
         if self.state_action_counts is not None and state_dict["counts"] is None:
-            raise ValueError(
-                "the saved tables have no counts of states and actions; build them without a correction that counts"
-            )
+            raise ValueError("the saved tables count no states; build these without a correction that counts")
         for name in _SAVED:
             getattr(self.arrays, name)[:] = state_dict[name].numpy()
         free = state_dict["slots"]["free"].numpy()

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lightning_replay.episodes.links import EpisodeLinks, walk_together
+from lightning_replay.episodes.links import EpisodeLinks, chain_together, walk_together
 from lightning_replay.episodes.returns import bootstrap_discounts, n_step_returns
 
 CASES = json.loads((Path(__file__).parents[2] / "fixtures" / "nstep_tuples.json").read_text())["cases"]
@@ -68,7 +68,7 @@ def test_the_memory_of_running_episodes_is_bounded_by_the_capacity() -> None:
 
 
 def test_the_state_of_other_links_is_refused() -> None:
-    with pytest.raises(ValueError, match="links of 6 slots; these links have 4"):
+    with pytest.raises(ValueError, match="6 slots are saved, these links have 4"):
         EpisodeLinks(4).load_state_dict(EpisodeLinks(6).state_dict())
     links = EpisodeLinks(4)
     write(links, [0, 1])
@@ -96,6 +96,8 @@ def test_walks_on_every_device_are_those_of_a_list(lengths: list[int], back: boo
     table = links.predecessor if back else links.successor
     for found, gone in (links.walk(slots, most, back=back), walk_together(table, slots, most)):
         assert list(zip(found.tolist(), gone.tolist(), strict=True)) == expected
+    for own, other in zip(links.chain(slots, 5), chain_together(links.successor, slots, 5), strict=True):
+        assert torch.equal(own, other)
 
 
 def test_what_lies_after_the_return_is_ignored_even_nan() -> None:
@@ -149,4 +151,4 @@ def test_links_that_are_no_paths_are_refused(successor: list[int], newest: int) 
         links.load_state_dict(before | {"successor": torch.tensor(successor), "newest_slot": newest})
     assert links.successor.tolist() == before["successor"].tolist() == [1, -1, -1, -1]
     links.load_state_dict(before)
-    assert links.predecessor.tolist() == [-1, 0, -1, -1] and links.running_slots().tolist() == [1]
+    assert links.predecessor.tolist() == [-1, 0, -1, -1] and links.running == [1]

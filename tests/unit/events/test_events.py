@@ -227,7 +227,7 @@ TABLE_ERRORS: list[tuple[dict[str, Any], str]] = [
     ({"condition": None}, "was given neither condition nor events"),
     ({"events": [Event(PAID)]}, "was given both condition and events"),
     ({"condition": None, "events": []}, "events of table 'goal' is empty; give at least one"),
-    ({"condition": None, "events": [Event(PAID, 5)], "history_length": 6}, "history_length 6 beside events"),
+    ({"condition": None, "events": [Event(PAID, 5)], "history_length": 6}, "was given events and history_length 6"),
     ({"history_length": 101}, "history longer than the table: 'goal' has history_length 101 and capacity 100"),
     ({"min_size": 101}, "min_size of table 'goal' is 101 and its capacity 100"),
     ({"share": 1.0}, "share of table 'goal' is 1.0"),
@@ -282,7 +282,7 @@ def test_columns_that_are_missing_or_do_not_fit() -> None:
         key_in_region("goal", low=0.0)(steps)
     with pytest.raises(ConditionError, match=r"no column \('next', 'success'\)"):
         info_key("success")(steps)
-    with pytest.raises(ConditionError, match="region of .* has 2 components; the column has 3"):
+    with pytest.raises(ConditionError, match="region has 2 components, .* has 3"):
         key_in_region(NEXT_OBSERVATION, low=[0.0, 0.0])(steps)
     with pytest.raises(ConditionError, match=r"has the shape \[2, 3\]; this condition needs one number for each step"):
         info_key("observation")(steps)
@@ -296,8 +296,8 @@ def test_answers_that_are_refused() -> None:
     for answer, message in [
         (torch.tensor([1.0, 0.0]), "returned a torch.float32 tensor; return a bool tensor"),
         ([True, False], "returned a list; return a bool tensor"),
-        (torch.tensor(True), r"returned the shape \[\] for 2 steps; return \[2\]"),
-        (torch.ones(2, 2, dtype=torch.bool), r"returned the shape \[2, 2\] for 2 steps"),
+        (torch.tensor(True), r"returned shape \[\]; return \[2\]"),
+        (torch.ones(2, 2, dtype=torch.bool), r"returned shape \[2, 2\]; return \[2\]"),
     ]:
         with pytest.raises(ConditionError, match=message):
             holds(lambda steps, answer=answer: answer, steps)

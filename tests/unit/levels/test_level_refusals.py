@@ -121,7 +121,7 @@ def test_levels_that_were_not_given_and_states_of_other_buffers_are_refused():
     state = buffer().state_dict()
     with pytest.raises(ValueError, match="keeps 10 levels, this one 9"):
         buffer(9).load_state_dict(state)
-    with pytest.raises(ValueError, match="not the 10 levels"):
+    with pytest.raises(ValueError, match="not the 10 given"):
         buffer(range(1, 11)).load_state_dict(state)
     with pytest.raises(ValueError, match="known set"):
         LevelBuffer(capacity=10).load_state_dict(state)

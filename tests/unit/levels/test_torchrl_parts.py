@@ -116,8 +116,8 @@ def test_an_emptied_buffer_begins_anew():
         (rows([-1], [0.5]), "must not be negative; got -1"),
         (rows([1], [math.nan]), "scores must be finite; got nan"),
         (rows([1, 2], [0.5, math.inf]), "scores must be finite; got inf"),
-        (rows([1], [0.5], timestamp=torch.tensor([2])), "numbers of started episodes, 0 to 1"),
-        (rows([1], [0.5], timestamp=torch.tensor([-1])), "timestamps are -1 to -1"),
+        (rows([1], [0.5], timestamp=torch.tensor([2])), "numbers of episodes, 0 to 1"),
+        (rows([1], [0.5], timestamp=torch.tensor([-1])), r"timestamps are \[-1\]"),
         (rows([1], [0.5], timestamp=torch.tensor([0.5])), "float32 .1. 'timestamp'; give one whole number each"),
         (rows([1], [0.5]).exclude("level_id"), "no 'level_id'"),
         (rows([1], [0.5]).exclude("score"), "no 'score'; give one number each"),
@@ -144,5 +144,5 @@ def test_scores_and_writers_that_are_refused():
     )
     with pytest.raises(RuntimeError, match="writer must be LevelWriter"):
         levels.extend(rows([3], [0.5]))
-    with pytest.raises(TypeError, match="give the LevelSampler"):
+    with pytest.raises(TypeError, match="must be the LevelSampler"):
         LevelWriter(object())

@@ -149,7 +149,7 @@ def test_state_has_the_leaves_alone_and_brings_the_sums_back(backend: str) -> No
     again.load_state_dict(state)
     assert float(again.total()) == pytest.approx(float(tree.total()), rel=1e-14)
     assert again.min() == tree.min()
-    with pytest.raises(ValueError, match="saved tree has 1000 slots and this one 10"):
+    with pytest.raises(ValueError, match="1000 slots are saved, this tree has 10"):
         PriorityTree(10, backend=backend).load_state_dict(state)
 
 

@@ -211,7 +211,7 @@ def test_what_cannot_work_is_refused(config: AlgorithmConfig, levels: Any, messa
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"held_out_levels": [7, 8]}, "1 of held_out_levels are trained on, such as .7."),
+        ({"held_out_levels": [7, 8]}, "1 of held_out_levels are trained on, as .7."),
         ({"held_out_levels": 0}, "held_out_levels is 0; it must be how many, from 1 to 1000000, or different ids"),
         ({"held_out_levels": [9, 9]}, "different ids from 0"),
     ],

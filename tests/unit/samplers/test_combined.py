@@ -96,6 +96,15 @@ def test_a_save_draws_on(tmp_path: Path) -> None:
     assert repr(again.sampler).startswith("CombinedSampler(first=PrioritizedSampler(capacity=8")
 
 
+@pytest.mark.parametrize("first", [None, PrioritizedSampler(8, seed=1)], ids=["uniform", "prioritized"])
+def test_a_state_whose_newest_row_there_is_not_is_refused(first) -> None:
+    replay = make_replay(first)
+    replay.extend(numbered_steps(0, 6))
+    replay.sampler.load_state_dict(replay.sampler.state_dict() | {"newest": 6})
+    with pytest.raises(ValueError, match="newest row of the state is in slot 6, which there is not"):
+        replay.sample()
+
+
 @pytest.mark.parametrize(
     "first",
     [RandomPairSampler(), TableShares({"default": 1.0}), ContinuousCorrectionSampler(0.5)],

@@ -64,9 +64,9 @@ def test_too_few_rows_are_refused_and_a_buffer_without_tables_too() -> None:
     replay = filled()
     replay.empty()
     replay.extend(event_steps(0, 3, {2: {"goal"}}, ["goal", "gap"]))
-    with pytest.raises(RuntimeError, match="'default' holds 3 rows and 6 are needed; collect more"):
+    with pytest.raises(RuntimeError, match="'default' holds 3 of 6 rows; collect more"):
         replay.sample()
-    with pytest.raises(TypeError, match="draws from tables and the buffer's writer keeps none"):
+    with pytest.raises(TypeError, match="draws from tables, the writer keeps none"):
         Replay(storage=PackedStorage(9), sampler=ContinuousCorrectionSampler(0.5), batch_size=2)
 
 

@@ -170,7 +170,7 @@ def test_a_generator_given_to_pairs_is_that_of_their_first_rows_too_also_after_a
 def test_what_it_cannot_learn_from_is_refused() -> None:
     with pytest.raises(ValueError, match="got no storage"):
         RandomPairSampler().mark_update(torch.tensor([0]))
-    with pytest.raises(ValueError, match="storages of one dimension"):
+    with pytest.raises(ValueError, match="not of one dimension; build the storage with ndim=1"):
         RandomPairSampler().mark_update(torch.zeros(3, 2, dtype=torch.int64), storage=LazyTensorStorage(4, ndim=2))
 
 

@@ -113,6 +113,8 @@ def test_priorities_are_those_of_lists(calls) -> None:
             errors = [error for _, error in value]
             replay.update_priority(torch.tensor(slots, dtype=torch.int64), torch.tensor(errors))
             lists.update(slots, errors)
+            if slots:  # bit for bit the largest of all
+                assert replay.sampler._largest_sum[1] == replay.sampler._of_rows[2].max()
         elif name == "end":
             replay.end_episodes()
             lists.end()
@@ -144,6 +146,16 @@ def test_the_largest_sum_is_that_of_the_episodes_as_they_are() -> None:
     other = replay.extend(steps([False], [2]))
     replay.update_priority(other, torch.tensor([1.0]))
     assert replay.sampler.reliability_of(other).tolist() == [0.5]  # over the 2 of the first episode
+
+
+def test_the_largest_sum_leaves_with_its_episode() -> None:
+    replay = make_replay(8, priority_offset=0.0)
+    slots = replay.extend(steps([True, True, False], [1, 2, 3]))
+    replay.update_priority(slots, torch.tensor([8.0, 4.0, 1.0]))
+    assert replay.sampler.reliability_of(slots[2:]).tolist() == [0.125]
+    replay.sampler.on_evict(slots[:1])
+    replay.update_priority(slots[2:], torch.tensor([1.0]))
+    assert replay.sampler.reliability_of(slots[2:]).tolist() == [0.25]
 
 
 def test_no_more_episodes_are_renewed_than_fit() -> None:

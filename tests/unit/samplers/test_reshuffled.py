@@ -155,3 +155,26 @@ def test_a_state_that_names_no_order_of_slots_is_refused() -> None:
         with pytest.raises(ValueError, match="names slots twice or slots that there are not"):
             replay.sampler.load_state_dict(state)
     assert len(set(replay.sample(2)["index"].tolist())) == 2
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2], [0, 1, 2, 3, 4]])
+def test_a_state_of_another_storage_is_refused(order: list[int]) -> None:
+    replay = make_replay(4)
+    replay.extend(numbered_steps(0, 3))
+    before = replay.sampler.state_dict()
+    replay.sampler.load_state_dict(before | {"order": torch.tensor(order), "ends": torch.tensor([0, 3])})
+    for call in (lambda: replay.sample(1), lambda: replay.extend(numbered_steps(3, 1))):
+        with pytest.raises(ValueError, match="slots, not all the same; load another save"):
+            call()
+    replay.sampler.load_state_dict(before)
+    assert replay.sample(1)["index"].tolist()[0] < 4
+
+
+def test_a_state_with_slots_that_hold_no_row_is_refused() -> None:
+    replay = make_replay(4)
+    replay.extend(numbered_steps(0, 2))
+    replay.sampler.load_state_dict(
+        replay.sampler.state_dict() | {"order": torch.arange(4), "ends": torch.tensor([0, 3])}
+    )
+    with pytest.raises(ValueError, match="names slots without a row"):
+        replay.sample(1)

@@ -170,12 +170,12 @@ def test_bad_options_are_refused(options, message: str) -> None:
     ],
 )
 def test_shares_of_other_tables_are_refused(sampler) -> None:
-    with pytest.raises(ValueError, match=r"the tables are \['default', 'goal', 'gap'\]. Give a share to each"):
+    with pytest.raises(ValueError, match=r"tables are \['default', 'goal', 'gap'\]; give each a share"):
         sampler.rows_of_tables(tables_of_lengths(3, 0, 0), 1)
 
 
 def test_a_buffer_without_tables_is_refused() -> None:
-    with pytest.raises(TypeError, match="TableShares draws from tables.*EventTableWriter or a TaskTableWriter"):
+    with pytest.raises(TypeError, match="TableShares draws from tables, .*EventTableWriter or TaskTableWriter"):
         Replay(storage=PackedStorage(8), sampler=TableShares({"default": 1.0}), batch_size=2)
 
 

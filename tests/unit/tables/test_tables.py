@@ -45,7 +45,7 @@ def test_more_rows_than_a_table_takes_are_refused_and_nothing_is_changed() -> No
     tables = Tables({"first": 2, "second": 1})
     for table in ([0, 0, 0], [1, 1], [2], [-1]):
         assert tables.try_append_new(numbers(*table)) is None
-        with pytest.raises(ValueError, match="there are 2 tables, and at once they take .2, 1. rows at most"):
+        with pytest.raises(ValueError, match="the 2 tables take at once .2, 1."):
             tables.append_new_to_each(numbers(*table))
     assert tables.count == 0 and tables.rows_written == 0 and held(tables) == [[], []]
 
@@ -54,7 +54,7 @@ def test_rows_without_a_free_slot_are_refused() -> None:
     """As after a damaged save."""
     tables = Tables({"all": 2})
     tables.arrays.counters[TAKEN] = 1
-    with pytest.raises(RuntimeError, match="2 rows are to be written and 1 of 2 slots are free.*num_slots"):
+    with pytest.raises(RuntimeError, match="2 rows are to be written, 1 slots are free.*num_slots"):
         new(tables, 0, 2)
 
 

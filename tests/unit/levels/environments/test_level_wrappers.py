@@ -34,7 +34,7 @@ def test_a_named_level_goes_before_the_next_one_and_counts_once() -> None:
     assert [env.reset(seed=20)[1]["level_id"] for _ in range(2)] == [31, 20]
     assert [env.reset()[1]["level_id"] for _ in range(2)] == [0, 1]
     assert env.unwrapped.options[1:] == [None] * 4
-    with pytest.raises(ValueError, match=r"nothing chooses a level for this reset; give next_level= to LevelWrapper"):
+    with pytest.raises(ValueError, match=r"nothing chooses a level; give next_level= to LevelWrapper"):
         LevelWrapper(Corridor(), check=False).reset()
 
 
