@@ -164,8 +164,8 @@ class MixedReplay(Seeded, TrainingReplay):
     if not TYPE_CHECKING:  # which would take any name for an attribute
 
         def __getattr__(self, name: str) -> Any:
-            sides = "" if not hasattr(Replay, name) else f"; use replay.online.{name} or replay.offline.{name}"
-            raise AttributeError(f"a MixedReplay has no attribute {name!r}{sides}", name=name, obj=self)
+            remedy = "storage, sampler and rows are those of its sides, replay.online and replay.offline"
+            raise AttributeError(f"a MixedReplay has no attribute {name!r}; {remedy}", name=name, obj=self)
 
     @property
     def _sides(self) -> dict[str, Replay]:

@@ -334,10 +334,8 @@ def test_other_refusals() -> None:
     with pytest.raises(ValueError, match="'mixed' joins two buffers"):
         recipes.by_name("mixed")
     for name in ("storage", "empty"):
-        with pytest.raises(AttributeError, match=rf"'{name}'; use replay.online.{name} or replay.offline.{name}"):
+        with pytest.raises(AttributeError, match=rf"'{name}'; .* those of its sides, replay.online"):
             getattr(replay, name)
-    with pytest.raises(AttributeError, match="no attribute 'nothing'$"):
-        getattr(replay, "nothing")  # noqa: B009
     with pytest.raises(TypeError, match=r"replay.online\[...\] or replay.offline"):
         replay[:]
 

@@ -69,7 +69,7 @@ def test_a_buffer_stores_what_is_formed_and_nothing_while_nothing_is() -> None:
         lengths.append(len(buffer))
     assert lengths == [0, 0, 1, 4]
     assert buffer.sample()["discount"].shape == (4, 1)
-    with pytest.raises(ValueError, match=r"extend\(step.unsqueeze\(0\)\)"):
+    with pytest.raises(ValueError, match=r"as step.unsqueeze\(0\)"):
         buffer.add(steps[0])
 
 
