@@ -79,16 +79,24 @@ def test_td_errors_come_home_from_two_learners(algorithm: Algorithm, replay: Sha
     assert sum(map(len, found)) % BATCH == 0
 
 
+def wait_for_answers(replay: ShardedEpisodeReplayBuffer) -> None:
+    """A draw may have been sent before the rows; it takes the answers that have come until then."""
+    answers = [call.answer for calls in replay.shards._pending for call in calls]
+    assert len(ray.wait(answers, num_returns=len(answers), timeout=60)[0]) == len(answers)
+
+
 def test_an_error_inside_a_shard_is_raised_at_the_next_draw(replay: ShardedEpisodeReplayBuffer) -> None:
 
     rows = len(replay)
     wrong = numbered("wrong", 1, observations=[np.zeros(7)] * 2, terminated=True)
     replay.add([wrong])
+    wait_for_answers(replay)
     with pytest.raises(ValueError, match="observation") as error:
         replay.sample(num_items=BATCH)
     assert not hasattr(error.value, "__notes__")
     for shard in range(2):
         replay.shards.send(shard, "add", [ray.put([wrong])], {})
+    wait_for_answers(replay)
     with pytest.raises(ValueError, match="observation") as error:
         replay.sample(num_items=BATCH)
     (note,) = error.value.__notes__
