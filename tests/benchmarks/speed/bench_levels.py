@@ -166,7 +166,7 @@ def main() -> None:
         made = filled(None, capacity, CAPACITY, free)
         table.measure(f"{UNBOUNDED}, {state}", bursts(made), rounds=options.rounds)
         for name, buffer in made.items():
-            print(f"        {name}: {buffer.writer.replaced:,} replaced, {buffer.writer.refused:,} refused")
+            print(f"        {name}: {buffer.table.replaced:,} replaced, {buffer.table.refused:,} refused")
     judge(table, options.sizes)
     table.finish(save=options.save, name="levels")
 
