@@ -25,6 +25,7 @@ from tensordict import TensorDict
 import rllib_ext
 from lightning_replay.levels import LevelBuffer
 from lightning_replay.levels.scores import L1ValueLoss
+from lightning_replay.losses import invariance_loss
 from lightning_replay.transforms import MixMinibatch, UCBAugmentation
 
 
@@ -41,52 +42,44 @@ class FloatGrid(PaintedGrid):
 
 
 class AugmentedPPOLearner(PPOTorchLearner):
-    """PPO with the transforms of ``learner_config_dict``: ``mixture``, or ``augmentation`` with the weight 0.1."""
+    """PPO with the transforms of ``learner_config_dict``, an ``augmentation`` and optionally a ``mixture``."""
 
     def build(self) -> None:
         super().build()
-        self.mixture: MixMinibatch | None = self.config.learner_config_dict.get("mixture")
-        self.augmentation: UCBAugmentation | None = self.config.learner_config_dict.get("augmentation")
-        if self.augmentation is not None:  # chosen once for each update, behind the piece that estimates the returns
-            self._learner_connector.append(ChooseAugmentation(self.augmentation))
+        self.transforms: dict[str, Any] = self.config.learner_config_dict
+        # once for each update, behind the piece that estimates the returns
+        self._learner_connector.append(ChooseAugmentation(self.transforms["augmentation"]))
 
     def _uncompiled_update(self, batch: dict[str, Any], **kwargs: Any) -> Any:
-        if self.mixture is not None:
-            rows = batch[DEFAULT_MODULE_ID]
-            kept = rows[Columns.LOSS_MASK]  # without the steps that are there to bootstrap
-            columns = {name: rows[name][kept] for name in rows if name != Columns.LOSS_MASK}
-            mixed = self.mixture(TensorDict(columns | {"action": columns.pop(Columns.ACTIONS)}, [int(kept.sum())]))
-            columns = {Columns.ACTIONS if name == "action" else name: column for name, column in mixed.items()}
-            batch = {DEFAULT_MODULE_ID: columns}
-        return super()._uncompiled_update(batch, **kwargs)
+        rows = dict(batch[DEFAULT_MODULE_ID])
+        kept = rows.pop(Columns.LOSS_MASK)  # others are there to bootstrap, and no row may be mixed with these
+        rows = TensorDict({name: column[kept] for name, column in rows.items()}, [int(kept.sum())])
+        if "mixture" in self.transforms:
+            rows = self.transforms["mixture"](rows)
+        return super()._uncompiled_update({DEFAULT_MODULE_ID: dict(rows.items())}, **kwargs)
 
     def compute_loss_for_module(self, *, module_id: str, config: Any, batch: Any, fwd_out: Any) -> Any:
         loss = super().compute_loss_for_module(module_id=module_id, config=config, batch=batch, fwd_out=fwd_out)
-        if self.augmentation is None:
-            return loss
-        module, kept = self.module[module_id].unwrapped(), batch[Columns.LOSS_MASK]
-        images = self.augmentation.augment(batch[Columns.OBS].movedim(-1, -3)).movedim(-3, -1)
-        augmented = {**batch, Columns.OBS: images}
-        other = module.forward_train(augmented)
-        policy, changed = (
-            module.get_train_action_dist_cls().from_logits(logits)
-            for logits in (fwd_out[Columns.ACTION_DIST_INPUTS].detach(), other[Columns.ACTION_DIST_INPUTS])
+        module, images = self.module[module_id].unwrapped(), batch[Columns.OBS].movedim(-1, -3)
+        augmented = {**batch, Columns.OBS: self.transforms["augmentation"].augment(images).movedim(-3, -1)}
+        outputs = module.forward_train(augmented)
+        log_probs, other_log_probs = (one[Columns.ACTION_DIST_INPUTS].log_softmax(-1) for one in (fwd_out, outputs))
+        value, other_value = (
+            module.compute_values(rows, embeddings=one.get(Columns.EMBEDDINGS))
+            for rows, one in ((batch, fwd_out), (augmented, outputs))
         )
-        value = module.compute_values(batch, embeddings=fwd_out.get(Columns.EMBEDDINGS)).detach()
-        error = value - module.compute_values(augmented, embeddings=other.get(Columns.EMBEDDINGS))
-        penalty = (policy.kl(changed) + error.square())[kept].mean()
+        penalty = invariance_loss(log_probs, value, other_log_probs, other_value)
         self.metrics.log_value((module_id, "invariance_loss"), penalty, window=1)
         return loss + 0.1 * penalty
 
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        parts = {"mixture": self.mixture, "augmentation": self.augmentation}
-        states = {name: part.state_dict() for name, part in parts.items() if part is not None}
+        states = {name: transform.state_dict() for name, transform in self.transforms.items()}
         return super().get_state(*args, **kwargs) | {"transforms": states}
 
     def set_state(self, state: dict[str, Any]) -> None:
         super().set_state(state)
         for name, one in state.get("transforms", {}).items():
-            getattr(self, name).load_state_dict(one)
+            self.transforms[name].load_state_dict(one)
 
 
 class ChooseAugmentation(ConnectorV2):
@@ -104,15 +97,18 @@ class ChooseAugmentation(ConnectorV2):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fast", action="store_true", help="two iterations of 256 steps")
-    parser.add_argument("--mixreg", action="store_true", help="mixreg in place of UCB-DrAC")
+    parser.add_argument("--mixreg", action="store_true", help="mixed minibatches too")
     options = parser.parse_args()
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-    transform = {"mixture": MixMinibatch(0.2, seed=0)} if options.mixreg else {"augmentation": UCBAugmentation(seed=0)}
+    ray.init(address="local", num_cpus=1, include_dashboard=False)
+    transforms: dict[str, Any] = {"augmentation": UCBAugmentation(seed=0)}
+    if options.mixreg:
+        transforms["mixture"] = MixMinibatch(0.2, seed=0)
     iterations, steps = (2, 256) if options.fast else (40, 2_048)
     config = PPOConfig().environment(FloatGrid).env_runners(num_env_runners=0, num_envs_per_env_runner=8)
     config.rl_module(model_config=DefaultModelConfig(conv_filters=[[16, 3, 1], [32, 3, 1]], head_fcnet_hiddens=[64]))
     config.training(gamma=0.95, lambda_=0.95, lr=2.5e-3, train_batch_size_per_learner=steps, minibatch_size=steps // 8)
-    config.training(learner_class=AugmentedPPOLearner, num_epochs=4, learner_config_dict=transform, entropy_coeff=0.01)
+    config.training(num_epochs=4, entropy_coeff=0.01)
+    config.learners(learner_class=AugmentedPPOLearner, learner_config_dict=transforms)
     config.evaluation(evaluation_interval=iterations, evaluation_duration=50).debugging(seed=0)
     levels = LevelBuffer(10, score=L1ValueLoss(0.95, 0.95), score_temperature=1.0, staleness_weight=0.3, seed=0)
     rllib_ext.configure(config, levels=levels, held_out_levels=100, check_environments=False)
@@ -120,7 +116,8 @@ def main() -> None:
     for _ in range(iterations):
         result = algorithm.train()
     learner = result["learners"][DEFAULT_MODULE_ID]
-    print(f"loss {learner['total_loss']:.3f}, of invariance {learner.get('invariance_loss', 0.0):.3f}")
+    used = next(iter(algorithm.learner_group.foreach_learner(lambda one: one.transforms["augmentation"].chosen))).get()
+    print(f"loss {learner['total_loss']:.3f}, of invariance {learner['invariance_loss']:.1e} with {used}")
     print(f"return {result['evaluation']['env_runners']['episode_return_mean']:.2f} on held-out levels")
     algorithm.stop()
     ray.shutdown()
