@@ -147,8 +147,8 @@ class PPO(SizedAgent):
                 f"augmentations is {list(names)}, mixup_concentration {mixup} and categories {options['categories']}; "
                 "images of pixels can be augmented, and what has categories cannot be mixed. Leave the options out."
             )
-        self.mixture = MixMinibatch(mixup) if mixup else None
-        self.augmentation = UCBAugmentation(names) if names else None
+        self.mixture: MixMinibatch | None = MixMinibatch(mixup) if mixup else None
+        self.augmentation: UCBAugmentation | None = UCBAugmentation(names) if names else None
         self.network: ActorCritic = ActorCritic(
             options["observation_shape"],
             255.0 if options["observation_high"] is None else options["observation_high"],

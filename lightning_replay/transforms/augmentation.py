@@ -84,8 +84,8 @@ class UCBAugmentation(ReplayTransform):
     :func:`~lightning_replay.losses.invariance_loss`, weighted by 0.1, to the loss.
 
     Args:
-        augmentations: names of :data:`AUGMENTATIONS`.
-        exploration: c, in the unit of the returns.
+        augmentations: names of :data:`~lightning_replay.transforms.augmentation.AUGMENTATIONS`.
+        exploration_coefficient: c, in the unit of the returns.
         window: returns of an augmentation that count.
         image_key: of float images ``[..., C, H, W]`` in [0, 1]; the augmented ones get this key under ``"augmented"``.
         seed: of the transform's own generator, on the CPU; images on other devices get the same numbers.
@@ -103,7 +103,7 @@ class UCBAugmentation(ReplayTransform):
     def __init__(
         self,
         augmentations: Sequence[str] = tuple(AUGMENTATIONS),
-        exploration: float = 0.1,
+        exploration_coefficient: float = 0.1,
         window: int = 10,
         image_key: NestedKey = "observation",
         seed: int | None = None,
@@ -113,7 +113,7 @@ class UCBAugmentation(ReplayTransform):
         self.augmentations: list[str] = checked_augmentations("augmentations", augmentations)
         if not self.augmentations:
             raise ValueError(f"augmentations is empty; give at least one of {', '.join(AUGMENTATIONS)}")
-        self.exploration: float = checked_number("exploration", exploration, 0.0)
+        self.exploration_coefficient: float = checked_number("exploration_coefficient", exploration_coefficient, 0.0)
         self.window: int = checked_count("window", window)
         self.image_key: tuple[str, ...] = checked_key("image_key", image_key)
         self.chosen: str = self.augmentations[0]  #: The augmentation in use.
@@ -130,7 +130,7 @@ class UCBAugmentation(ReplayTransform):
         total, bounds = math.log(max(1, sum(self._counts.values()))), dict.fromkeys(self.augmentations, math.inf)
         for name, count in self._counts.items():
             mean = sum(self._returns[name]) / len(self._returns[name])
-            bounds[name] = mean + self.exploration * math.sqrt(total / count)
+            bounds[name] = mean + self.exploration_coefficient * math.sqrt(total / count)
         self.chosen, self._is_applied = max(self.augmentations, key=bounds.__getitem__), False
         return self.chosen
 

@@ -124,7 +124,7 @@ def test_the_choice_by_hand() -> None:
     3   1, 0.5, 0      1,1,1  1 + 1.048, ...             crop
     4   (1 - 1) / 2    2,1,1  0.833, 0.5 + 1.177, 1.177  flip
     """
-    bandit = UCBAugmentation(["crop", "flip", "grayscale"], exploration=1.0, window=2, seed=0)
+    bandit = UCBAugmentation(["crop", "flip", "grayscale"], exploration_coefficient=1.0, window=2, seed=0)
     assert bandit.choose(9.0) == "crop"  # nothing was applied before
     chosen = []
     for mean_return in (1.0, 0.5, 0.0, -1.0, 0.5):
@@ -145,7 +145,7 @@ def test_choices_are_those_of_a_plain_loop_also_across_a_save(values, window, ex
     names = list(AUGMENTATIONS)[:3]
 
     def make() -> UCBAugmentation:
-        return UCBAugmentation(names, exploration=exploration, window=window, seed=0)
+        return UCBAugmentation(names, exploration_coefficient=exploration, window=window, seed=0)
 
     bandit = make()
     history: list[tuple[str, float]] = []
@@ -177,7 +177,7 @@ def test_a_state_of_other_augmentations_leaves_new_ones_untried() -> None:
 def test_the_better_augmentation_is_chosen_most_and_the_others_logarithmically() -> None:
     generator = torch.Generator().manual_seed(0)
     means = {"crop": 0.2, "flip": 0.5, "grayscale": 0.4}
-    bandit = UCBAugmentation(list(means), exploration=0.4, window=1_000, seed=0)
+    bandit = UCBAugmentation(list(means), exploration_coefficient=0.4, window=1_000, seed=0)
     counts = dict.fromkeys(means, 0)
     for _ in range(2_000):
         bandit.augment(IMAGE)
