@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -196,11 +196,12 @@ class ActorCritic(nn.Module):
                     "have one number for each convolution, of which images need at least one."
                 )
             planes = ImagePlanes(observation_shape[2], observation_high, categories)
-            layers, before = [planes], planes.count
-            for after, kernel_size, stride in [] if residual else zip(channels, kernel_sizes, strides, strict=True):
+            layers, counts = [planes], [*itertools.pairwise([planes.count, *channels])]
+            for (before, after), kernel_size, stride in (
+                [] if residual else zip(counts, kernel_sizes, strides, strict=True)
+            ):
                 layers += [_orthogonal(nn.Conv2d(before, after, kernel_size, stride), math.sqrt(2.0)), nn.ReLU()]
-                before = after
-            layers += [*(residual_layers(before, channels) if residual else []), nn.Flatten()]
+            layers += [*(residual_layers(counts) if residual else []), nn.Flatten()]
             # torch refuses kernels that are larger than the image
             size = nn.Sequential(*layers)(torch.zeros(1, *observation_shape)).shape[1]
         for fan_in, fan_out in itertools.pairwise([size, *hidden_sizes]):
@@ -257,14 +258,12 @@ class ResidualBlock(nn.Sequential):
         return planes + super().forward(planes)
 
 
-def residual_layers(before: int, channels: Sequence[int]) -> Iterator[nn.Module]:
+def residual_layers(counts: Iterable[tuple[int, int]]) -> Iterator[nn.Module]:
     """Yields the layers of IMPALA's network up to the linear one (Espeholt et al. 2018, figure 3)."""
-    for after in channels:
+    for before, after in counts:  # channels of the sections
         first, *others = (_orthogonal(nn.Conv2d(planes, after, 3, padding=1), 1.0) for planes in (before, *[after] * 4))
-        pairs = others[:2], others[2:]
         yield from (first, nn.MaxPool2d(3, 2, padding=1))
-        yield from (ResidualBlock(nn.ReLU(), one, nn.ReLU(), two) for one, two in pairs)
-        before = after
+        yield from (ResidualBlock(nn.ReLU(), one, nn.ReLU(), two) for one, two in (others[:2], others[2:]))
     yield nn.ReLU()
 
 
