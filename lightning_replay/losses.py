@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Losses whose gradients stand for draws by priority."""
+"""Losses whose gradients stand for draws by priority, and losses of augmented observations."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import kl_div
 
 from lightning_replay.options import ABOVE_ZERO, checked_number
 
@@ -33,3 +34,13 @@ def pal_loss(td_error: Tensor, priority_exponent: float = 0.4, smallest_priority
     steep = least * size.clamp(min=least) ** (1.0 + exponent) / (1.0 + exponent)
     rows = torch.where(size <= least, least**exponent * size.square() / 2.0, steep)
     return rows / (size.detach().clamp(min=least) ** exponent).mean()
+
+
+def invariance_loss(log_probs: Tensor, value: Tensor, augmented_log_probs: Tensor, augmented_value: Tensor) -> Tensor:
+    """Returns ``KL(π(s), π(f(s))) + (V(s) - V(f(s)))²`` of augmented observations f(s), the mean over ``[B]``.
+
+    Log-probabilities of all actions are ``[B, A]``, values ``[B, 1]``; those of s get no gradients. DrAC, Raileanu et
+    al. 2021, section 3.1, https://arxiv.org/abs/2006.12862.
+    """
+    divergence = kl_div(augmented_log_probs, log_probs.detach(), reduction="batchmean", log_target=True)
+    return divergence + (value.detach() - augmented_value).square().mean()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -173,6 +173,7 @@ class ActorCritic(nn.Module):
         kernel_sizes: Sequence[int],
         strides: Sequence[int],
         categories: Sequence[int] | None,
+        residual: bool,
     ) -> None:
         super().__init__()
         if not hidden_sizes:
@@ -185,16 +186,18 @@ class ActorCritic(nn.Module):
         layers: list[nn.Module] = []
         size = observation_shape[0]
         if len(observation_shape) == 3:
-            if not len(channels) == len(kernel_sizes) == len(strides) > 0:
+            if not residual and not len(channels) == len(kernel_sizes) == len(strides) > 0:
                 raise ValueError(
                     f"channels {list(channels)}, kernel_sizes {list(kernel_sizes)} and strides {list(strides)} must "
                     "have one number for each convolution, of which images need at least one."
                 )
             planes = ImagePlanes(observation_shape[2], observation_high, categories)
-            layers, counts = [planes], itertools.pairwise([planes.count, *channels])
-            for (before, after), kernel_size, stride in zip(counts, kernel_sizes, strides, strict=True):
+            layers, counts = [planes], [*itertools.pairwise([planes.count, *channels])]
+            for (before, after), kernel_size, stride in (
+                [] if residual else zip(counts, kernel_sizes, strides, strict=True)
+            ):
                 layers += [_orthogonal(nn.Conv2d(before, after, kernel_size, stride), math.sqrt(2.0)), nn.ReLU()]
-            layers.append(nn.Flatten())
+            layers += [*(residual_layers(counts) if residual else []), nn.Flatten()]
             # torch refuses kernels that are larger than the image
             size = nn.Sequential(*layers)(torch.zeros(1, *observation_shape)).shape[1]
         for fan_in, fan_out in itertools.pairwise([size, *hidden_sizes]):
@@ -242,6 +245,22 @@ class ImagePlanes(nn.Module):
         if self.is_one_hot:
             return (observation[..., self.channel] == self.category).float().movedim(-1, 1)
         return (observation * self.scale).movedim(-1, 1)
+
+
+class ResidualBlock(nn.Sequential):
+    """``x + conv(relu(conv(relu(x))))``."""
+
+    def forward(self, planes: Tensor) -> Tensor:
+        return planes + super().forward(planes)
+
+
+def residual_layers(counts: Iterable[tuple[int, int]]) -> Iterator[nn.Module]:
+    """Yields the layers of IMPALA's network up to the linear one (Espeholt et al. 2018, figure 3)."""
+    for before, after in counts:  # channels of the sections
+        first, *others = (_orthogonal(nn.Conv2d(planes, after, 3, padding=1), 1.0) for planes in (before, *[after] * 4))
+        yield from (first, nn.MaxPool2d(3, 2, padding=1))
+        yield from (ResidualBlock(nn.ReLU(), one, nn.ReLU(), two) for one, two in (others[:2], others[2:]))
+    yield nn.ReLU()
 
 
 def _orthogonal(layer: nn.Linear | nn.Conv2d, gain: float) -> nn.Module:

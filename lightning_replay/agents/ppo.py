@@ -15,7 +15,9 @@ from lightning_replay.agents.interfaces import TrainingData, training_data
 from lightning_replay.agents.networks import ActorCritic
 from lightning_replay.agents.spaces import SizeReader, flat_or_image_sizes
 from lightning_replay.levels.scores import discounts_of
+from lightning_replay.losses import invariance_loss
 from lightning_replay.storage.rows import assemble_unchecked
+from lightning_replay.transforms.augmentation import MixMinibatch, UCBAugmentation
 
 
 def generalized_advantages(
@@ -39,7 +41,8 @@ def generalized_advantages(
     return torch.stack(advantages[::-1], dim=1)
 
 
-_NUMBERS = ("loss", "policy_loss", "value_loss", "entropy_loss", "entropy", "clip_fraction", "kl_divergence")
+_LOSSES = ("policy_loss", "value_loss", "entropy_loss")
+_NUMBERS = ("loss", *_LOSSES, "entropy", "clip_fraction", "kl_divergence", "invariance_loss")
 _COLUMNS = ("observation", "action", "action_log_prob", "state_value", "advantage", "value_target")
 
 
@@ -87,9 +90,16 @@ class PPO(SizedAgent):
         gradient_norm: largest norm of the gradient; ``None`` does not clip.
         epochs: passes over a rollout.
         minibatches: parts of a rollout in each pass; fewer of the same size where rows are left out.
+        mixup_concentration: α of mixreg, :class:`~lightning_replay.transforms.MixMinibatch`, 0.2 in its paper.
+        augmentations: of images, out of which UCB-DrAC chooses one for each rollout, see
+            :class:`~lightning_replay.transforms.UCBAugmentation`; one alone is DrAC.
+        augmentation_weight: of the loss that makes policy and value invariant to it.
+        residual: IMPALA's network in place of convolutions alone: for each of ``channels`` a 3 x 3 convolution, a
+            maximum over 3 x 3 with stride 2, and two residual blocks. Level replay has it on Procgen, with
+            ``hidden_sizes`` of 256.
 
     Returned by each training step, means over its gradient steps, 0 if no row was trained on:
-        loss, policy_loss, value_loss, entropy_loss, entropy, clip_fraction, kl_divergence: scalars.
+        loss, policy_loss, value_loss, entropy_loss, entropy, clip_fraction, kl_divergence, invariance_loss: scalars.
 
     Example:
         >>> agent = PPO(observation_shape=(4,), num_actions=2)
@@ -121,17 +131,30 @@ class PPO(SizedAgent):
         gradient_norm: float | None = 0.5,
         epochs: int = 4,
         minibatches: int = 8,
+        mixup_concentration: float | None = None,
+        augmentations: tuple[str, ...] = (),
+        augmentation_weight: float = 0.1,
+        residual: bool = False,
     ) -> None:
         super().__init__()
         self.set_up(locals())
 
     def build(self) -> None:
-        options = self.hparams
+        options, names = self.hparams, self.hparams["augmentations"]
+        mixup, is_image = options["mixup_concentration"], len(options["observation_shape"]) == 3
+        if (names and not is_image) or ((names or mixup) and options["categories"] is not None):
+            raise ValueError(
+                f"augmentations is {list(names)}, mixup_concentration {mixup} and categories {options['categories']}; "
+                "images of pixels can be augmented, and what has categories cannot be mixed. Leave the options out."
+            )
+        self.mixture: MixMinibatch | None = MixMinibatch(mixup) if mixup else None
+        self.augmentation: UCBAugmentation | None = UCBAugmentation(names) if names else None
         self.network: ActorCritic = ActorCritic(
             options["observation_shape"],
             255.0 if options["observation_high"] is None else options["observation_high"],
             options["num_actions"],
             **{name: options[name] for name in ("hidden_sizes", "channels", "kernel_sizes", "strides", "categories")},
+            residual=options["residual"],
         )
 
     def act(self, observation: Tensor, explore: bool) -> Tensor:
@@ -160,6 +183,8 @@ class PPO(SizedAgent):
         rows = self.trained_rows(batch)
         if len(rows) == 0:
             return dict.fromkeys(_NUMBERS, torch.zeros(()))
+        if self.augmentation is not None:  # its policy collected this rollout
+            self.augmentation.choose(rows["value_target"].mean().item())
         raw: Any = self.optimizers(use_pl_optimizer=False)
         counted: Any = self.optimizers()
         # of all rows: where some are left out, there are fewer minibatches of the same size
@@ -217,12 +242,20 @@ class PPO(SizedAgent):
         value_loss = options["value_coefficient"] * squares.mean()
         entropy = -(log_probs.exp() * log_probs).sum(-1).mean()
         entropy_loss = -options["entropy_coefficient"] * entropy
-        total = policy_loss + value_loss + entropy_loss
+        invariance = entropy.new_zeros(())
+        if self.augmentation is not None:
+            policy, trunk = self.network.policy, self.network.trunk
+            hidden = trunk[1:](self.augmentation.augment(trunk[0](rows["observation"])))  # of its planes
+            augmented = policy(hidden).log_softmax(-1), self.network.value(hidden)
+            invariance = options["augmentation_weight"] * invariance_loss(log_probs, value, *augmented)
+        total = policy_loss + value_loss + entropy_loss + invariance
         with torch.no_grad():
             measures = entropy, (clipped != ratio).to(value.dtype).mean(), -log_ratio.mean()
-            return total, torch.stack([total, policy_loss, value_loss, entropy_loss, *measures])
+            return total, torch.stack([total, policy_loss, value_loss, entropy_loss, *measures, invariance])
 
     def _step(self, rows: Mapping[str, Tensor], optimizer: Any) -> Tensor:
+        if self.mixture is not None:
+            rows = self.mixture(TensorDict(rows, rows["advantage"].shape[:1]))
         loss, numbers = self.losses(rows)
         self.descend(optimizer, loss)
         return numbers

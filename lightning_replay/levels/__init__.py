@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lightning_replay.levels import scores
     from lightning_replay.levels.baselines import SequentialLevels, UniformLevels
+    from lightning_replay.levels.batches import LevelBatchSampler
     from lightning_replay.levels.buffer import LearningProgress, LevelBuffer, LevelEditor, tscl
-    from lightning_replay.levels.prioritization import Boltzmann, Greedy, Prioritization, Proportional, Rank
+    from lightning_replay.levels.level_set import LevelSet
+    from lightning_replay.levels.prioritization import Boltzmann, Greedy, Prioritization, Proportional, Rank, Top
     from lightning_replay.levels.scores import EpisodeScore
     from lightning_replay.levels.selector import LevelSelector, segments, update_rollout
     from lightning_replay.levels.table import LevelSampler, LevelWriter
@@ -20,15 +22,18 @@ __all__ = [
     "EpisodeScore",
     "Greedy",
     "LearningProgress",
+    "LevelBatchSampler",
     "LevelBuffer",
     "LevelEditor",
     "LevelSampler",
     "LevelSelector",
+    "LevelSet",
     "LevelWriter",
     "Prioritization",
     "Proportional",
     "Rank",
     "SequentialLevels",
+    "Top",
     "UniformLevels",
     "scores",
     "segments",
@@ -37,7 +42,7 @@ __all__ = [
 ]
 
 # imported at first use: what a process that steps environments imports from here needs no torch
-_MODULES = ("prioritization", "scores", "selector", "table", "buffer", "baselines")
+_MODULES = ("prioritization", "scores", "selector", "table", "buffer", "baselines", "level_set", "batches")
 
 
 def __getattr__(name: str) -> Any:

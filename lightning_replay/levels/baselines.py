@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 from tensordict import TensorDict
+from torch import Tensor
 
 from lightning_replay.levels.episodes import ActiveEpisode
 from lightning_replay.levels.level_ids import LEVEL_IDS, Actor, checked_level_ids, fingerprint
+from lightning_replay.levels.level_set import LevelSet
 from lightning_replay.levels.selector import LevelSelector
 
 __all__ = ["SequentialLevels", "UniformLevels"]
@@ -23,10 +25,11 @@ class _Unscored(LevelSelector):
     saved_attributes: tuple[str, ...] = ("episodes", "fingerprint")
     episodes: int = 0
 
-    def __init__(self, levels: int | Iterable[int] | None) -> None:
+    def __init__(self, levels: int | Iterable[int] | LevelSet | None) -> None:
         self._ids = None if levels is None else checked_level_ids(levels)
         super().__init__(self._ids)
-        self.fingerprint: str | None = None if self._ids is None else fingerprint(self._ids)
+        known = levels if isinstance(levels, LevelSet) else self._ids
+        self.fingerprint: str | None = None if known is None else fingerprint(known)
         self.episodes = 0
 
     def __len__(self) -> int:
@@ -41,8 +44,16 @@ class _Unscored(LevelSelector):
         # the learner learns from every episode, as no level has a score
         self.running.begin(actor, ActiveEpisode(level_id, self.episodes, replayed=False, trains=True))
 
+    def next_levels(self, count: int, *, replace: bool = False) -> Tensor:
+        self.check_draw(count, replace)
+        self.episodes += count
+        return torch.tensor(self._choose_many(count, replace), dtype=torch.int64, device="cpu")
+
     @abstractmethod
     def _choose(self) -> int: ...
+
+    @abstractmethod
+    def _choose_many(self, count: int, replace: bool) -> list[int]: ...
 
     def probabilities(self) -> TensorDict:
         whole, real = torch.zeros(0, dtype=torch.int64, device="cpu"), torch.zeros(0, dtype=torch.float64, device="cpu")
@@ -67,7 +78,7 @@ class UniformLevels(_Unscored):
         TypeError, ValueError: no level, one given twice, or an id that is no whole number from 0 on.
     """
 
-    def __init__(self, levels: int | Iterable[int] | None, seed: int | None = None) -> None:
+    def __init__(self, levels: int | Iterable[int] | LevelSet | None, seed: int | None = None) -> None:
         super().__init__(levels)
         self._seed_generator(seed)
 
@@ -75,6 +86,17 @@ class UniformLevels(_Unscored):
         count = LEVEL_IDS if self._ids is None else len(self._ids)
         drawn = int(torch.randint(count, (), generator=self._generator, device="cpu"))
         return drawn if self._ids is None else self._ids[drawn]
+
+    def _choose_many(self, count: int, replace: bool) -> list[int]:
+        if replace:
+            return [self._choose() for _ in range(count)]
+        if self._ids is not None:
+            drawn = torch.randperm(len(self._ids), generator=self._generator, device="cpu")[:count]
+            return [self._ids[place] for place in drawn.tolist()]
+        found: dict[int, None] = {}
+        while len(found) < count:
+            found[self._choose()] = None
+        return list(found)
 
 
 class SequentialLevels(_Unscored):
@@ -89,7 +111,7 @@ class SequentialLevels(_Unscored):
 
     saved_attributes: tuple[str, ...] = (*_Unscored.saved_attributes, "place")
 
-    def __init__(self, levels: int | Iterable[int]) -> None:
+    def __init__(self, levels: int | Iterable[int] | LevelSet) -> None:
         if levels is None:
             raise ValueError("levels is None; give ids, or their number for 0, 1, 2, ..., to play one after the other")
         super().__init__(levels)
@@ -100,3 +122,6 @@ class SequentialLevels(_Unscored):
         level_id = self._ids[self.place]
         self.place = (self.place + 1) % len(self._ids)
         return level_id
+
+    def _choose_many(self, count: int, replace: bool) -> list[int]:
+        return [self._choose() for _ in range(count)]

@@ -11,16 +11,19 @@ from collections.abc import Callable, Collection, Iterable
 from numbers import Integral
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDict
+from torch import Tensor
 
 from lightning_replay.levels import scores
 from lightning_replay.levels.episodes import ActiveEpisode, Segment
 from lightning_replay.levels.level_ids import LEVEL_IDS, Actor, checked_level_id, checked_level_ids, fingerprint
-from lightning_replay.levels.prioritization import Greedy, Prioritization
-from lightning_replay.levels.scores import EpisodeScore, L1ValueLoss, Score, SegmentScore, ValueScore
+from lightning_replay.levels.level_set import LevelSet
+from lightning_replay.levels.prioritization import Greedy, Prioritization, Proportional
+from lightning_replay.levels.scores import EpisodeScore, L1ValueLoss, Learnability, Score, SegmentScore, ValueScore
 from lightning_replay.levels.selector import LevelSelector
-from lightning_replay.levels.table import REFUSED, LevelTable
+from lightning_replay.levels.table import REFUSED, LevelTable, draw_different
 from lightning_replay.options import (
     ABOVE_ZERO,
     check_kind,
@@ -52,19 +55,22 @@ class LevelBuffer(LevelSelector):
     ``episodes`` c.
 
     Args:
-        levels: distinct ids, or their number for 0, 1, 2, ...; ``None`` for an unbounded level set, of which the
-            ``capacity`` best levels are kept.
+        levels: distinct ids, their number for 0, 1, 2, ..., or a :class:`LevelSet` of any objects; ``None`` for an
+            unbounded level set, of which the ``capacity`` best levels are kept.
         capacity: most levels with a score; required without ``levels``, otherwise their number.
         score: an object of :mod:`~lightning_replay.levels.scores`, a function from a segment to a number, or an
-            :class:`EpisodeScore`; ``L1ValueLoss(0.999, 0.95)`` if absent. Give it the learner's γ and λ.
-        prioritization: how scores become probabilities; ``Rank()`` if absent.
-        score_temperature: flattens the distribution of scores; above 0. See :class:`LevelSampler`.
+            :class:`EpisodeScore`; ``L1ValueLoss(0.999, 0.95)`` if absent. Give it the learner's γ and λ. With a
+            :class:`~lightning_replay.levels.scores.Learnability` three options have other defaults, named below.
+        prioritization: how scores become probabilities; if absent ``Rank()``, for learnability ``Proportional()``.
+        score_temperature: flattens the distribution of scores; above 0; 0.1, for learnability 1. See
+            :class:`LevelSampler`.
         staleness_weight: share of probability given to staleness.
         replay_probability: probability of replaying rather than playing a new level. ``None``: the share of the levels
             that have a score, as in the paper for known levels; without ``levels`` 0.5.
         replay_in_flight: whether a replay by score may take a level that is being played or awaits the score of its
             last episode. ``False``, for many actors and a low temperature, gives each actor another level, by the ranks
-            of those that are left, if any. Draws then take time linear in the number of levels with a score.
+            of those that are left, if any. Draws then take time linear in the number of levels with a score. ``True``,
+            for learnability ``False``.
         min_fill: share of the levels, or of ``capacity``, that must have a score before any is replayed. (The paper's
             released code has 1, its text 0.)
         score_step_size: ``score <- (1 - step) old + step new``; 1 replaces.
@@ -97,15 +103,15 @@ class LevelBuffer(LevelSelector):
     @with_named_arguments
     def __init__(
         self,
-        levels: int | Iterable[int] | None = None,
+        levels: int | Iterable[int] | LevelSet | None = None,
         *,
         capacity: int | None = None,
         score: Score | EpisodeScore | None = None,
         prioritization: Prioritization | None = None,
-        score_temperature: float = 0.1,
+        score_temperature: float | None = None,
         staleness_weight: float = 0.1,
         replay_probability: float | None = None,
-        replay_in_flight: bool = True,
+        replay_in_flight: bool | None = None,
         min_fill: float = 0.0,
         score_step_size: float = 1.0,
         first_score: str = "replace",
@@ -116,6 +122,7 @@ class LevelBuffer(LevelSelector):
     ) -> None:
         ids = None if levels is None else checked_level_ids(levels)
         super().__init__(ids)
+        self.levels: LevelSet | None = levels if isinstance(levels, LevelSet) else None
         if ids is None and capacity is None:
             raise ValueError("capacity is None; an unbounded level set needs one, or give levels=...")
         self.capacity: int = len(ids or ()) if capacity is None else checked_count("capacity", capacity, of="levels")
@@ -134,6 +141,13 @@ class LevelBuffer(LevelSelector):
         self._of_segments: Any = score
         self.score: Score | EpisodeScore = score
         self.replay_probability = replay_probability
+        is_spread = isinstance(score, Learnability)
+        if prioritization is None and is_spread:
+            prioritization = Proportional()
+        if score_temperature is None:
+            score_temperature = 1.0 if is_spread else 0.1
+        if replay_in_flight is None:
+            replay_in_flight = not is_spread
         self.replay_in_flight: bool = checked_flag("replay_in_flight", replay_in_flight)
         self.min_fill: float = checked_share("min_fill", min_fill)
         self.score_step_size: float = checked_share("score_step_size", score_step_size, lowest=ABOVE_ZERO)
@@ -141,8 +155,10 @@ class LevelBuffer(LevelSelector):
         self.train_on_new_levels: bool = checked_flag("train_on_new_levels", train_on_new_levels)
         self.editor = editor
         self.table: LevelTable = LevelTable(prioritization, score_temperature, staleness_weight, seed)
+        self.table.weights = None if self.levels is None else self.levels.weights
         self.replayed: int = 0
-        self._new = UnseenLevels(ids, generate)
+        self._generate = generate
+        self._new = UnseenLevels(self.levels or ids, generate)
         self._edited: deque[int] = deque(maxlen=self.capacity)  # made by the editor and not played yet
         self._of_episodes: EpisodeScore | None = score if isinstance(score, EpisodeScore) else None
         # of_columns takes the lists that a segment has anyway: an update takes half the time. A subclass may override
@@ -155,9 +171,9 @@ class LevelBuffer(LevelSelector):
         if self._of_episodes is not None:
             if ids is None:
                 raise ValueError("a score of whole episodes needs a known set of levels; give levels=...")
-            initial = checked_number("initial_score", self._of_episodes.initial_score)
-            for level_id in ids:  # all can be replayed from the start
-                self.table.place(level_id, initial, 0, self.capacity)
+            initial = self._of_episodes.initial_score
+            for level_id in ids if initial is not None else ():  # all can be replayed from the start
+                self.table.place(level_id, checked_number("initial_score", initial), 0, self.capacity)
                 self._new.scored(level_id)
 
     @property
@@ -168,19 +184,138 @@ class LevelBuffer(LevelSelector):
         return len(self.table)
 
     def _next(self, actor: Actor) -> int:
+        level_id, is_edited = self._choose()
+        self._play(actor, level_id, is_edited)
+        return level_id
+
+    def _choose(self) -> tuple[int, bool]:
         while self._edited:
             level_id = self._edited.popleft()
             if not self._is_known(level_id):  # it may have been drawn as a new level meanwhile
-                self._play(actor, level_id, is_edited=True)
-                return level_id
+                return level_id, True
         # One random number decides between replay and a new level, and only where both are possible.
         if self._may_replay and (self._new.is_exhausted or uniform(self.table.generator) < self._chance):
-            level_id = self.table.level_ids[self.table.draw(self._left_out)]
             self.replayed += 1
+            return self.table.level_ids[self.table.draw(self._left_out)], False
+        return self._new.choose(self.table.generator, self._is_known), False
+
+    def next_levels(self, count: int, *, replace: bool = False) -> Tensor:
+        """Draws the levels of a batch, int64 ``[count]``, for no actor; they are in flight until :meth:`record`.
+
+        Every draw is one more episode. With ``replace`` levels are drawn one after the other as by :meth:`next_level`,
+        and may come twice. Without it each is drawn by the probabilities before the batch from those not drawn yet,
+        in time linear in the number of levels with a score; where too few are left, levels in flight too.
+
+        Raises:
+            ValueError: without ``replace``, more levels than there are; episodes that are not learned from (``editor``,
+                ``train_on_new_levels=False``), which only actors can tell apart.
+        """
+        self.check_draw(count, replace)
+        if self.plays_unlearned:
+            raise ValueError(
+                "next_levels draws levels to learn from; with editor or train_on_new_levels=False some episodes are "
+                "only scored: call next_level(actor) and trains_on(actor, level_id)"
+            )
+        if replace:
+            level_ids = []
+            for _ in range(count):
+                level_ids.append(self._choose()[0])
+                started = self.table.begin_episode(self.table.row_of(level_ids[-1]))
+                self._await(level_ids[-1], started)
         else:
-            level_id = self._new.choose(self.table.generator, self._is_known)
-        self._play(actor, level_id)
-        return level_id
+            level_ids = self._choose_different(count)
+            rows, started = self.table.rows_of(level_ids), self.table.episodes + 1 + np.arange(count)
+            self.table.episodes += count
+            self.table.touch(rows[rows != REFUSED], started[rows != REFUSED])
+            for level_id, episode in zip(level_ids, started.tolist(), strict=True):
+                self._await(level_id, episode)
+        return torch.tensor(level_ids, dtype=torch.int64, device="cpu")
+
+    def _choose_different(self, count: int) -> list[int]:
+        table, generator = self.table, self.table.generator
+        replays = 0
+        if self._may_replay:
+            chances = torch.rand(count, dtype=torch.float64, generator=generator, device="cpu")
+            replays = min(int((chances < self._chance).sum()), len(table))
+        idle = self._new.num_idle
+        if idle is not None:  # where new levels do not suffice, more of the others
+            replays = max(replays, min(count - idle, len(table)))
+        level_ids = self._new.choose_different(count - replays, generator, self._is_known)
+        if replays:
+            level_ids += [table.level_ids[row] for row in table.draw_all(replays, self._left_out).tolist()]
+            self.replayed += replays
+        return [level_ids[place] for place in torch.randperm(count, generator=generator, device="cpu").tolist()]
+
+    def _await(self, level_id: int, started: int) -> None:
+        self._new.begin(level_id)
+        self.running.await_score(level_id, started)
+
+    def record(self, level_id: Any, score: Any = None, *, outcomes: Any = None) -> Tensor:
+        """Scores levels, drawn by :meth:`next_levels` or not; returns their new scores, float64 ``[n]``.
+
+        A level that comes several times gets one score: the mean of those given, or that of all its outcomes.
+
+        Args:
+            level_id: integers ``[n]``.
+            score: finite ``[n]``; smoothed by ``score_step_size`` as those of episodes.
+            outcomes: instead of scores, for a :class:`~lightning_replay.levels.scores.Learnability`: ``[n]`` or
+                ``[n, k]``, each from 0 (failure) to 1 (success).
+
+        Raises:
+            TypeError: ids that are no integers.
+            ValueError: unknown ids; both of ``score`` and ``outcomes`` or none; another number of them than of ids, or
+                a NaN or infinite one; outcomes outside [0, 1]. Nothing is changed.
+        """
+        level_ids = self.checked_ids(level_id)
+        if (score is None) == (outcomes is None):
+            raise ValueError("record takes one of score and outcomes; give record(level_id, score) or outcomes=...")
+        different, place = np.unique(np.array(level_ids, np.int64), return_inverse=True)
+        if outcomes is None:
+            given = _finite("score", score, len(level_ids), dims=(1,))
+            scores = np.bincount(place, given) / np.bincount(place)
+        elif isinstance(self.score, Learnability):
+            given = _finite("outcomes", outcomes, len(level_ids), dims=(1, 2)).reshape(len(level_ids), -1)
+            if not all(0.0 <= bound <= 1.0 for bound in (given.min(initial=0.0), given.max(initial=0.0))):
+                raise ValueError(f"outcomes are from {given.min():g} to {given.max():g}; each must be in [0, 1]")
+            scores = np.zeros(len(different))
+            scores[place] = self.score.of_outcomes(level_ids, given) if given.size else 0.0
+        else:
+            raise ValueError(
+                f"outcomes are scored by Learnability, and score is {type(self.score).__name__}; build the buffer with "
+                "score=scores.Learnability(), or give scores"
+            )
+        started = np.zeros(len(different), np.int64)
+        episodes = [self.running.receive_score(one, self.table.episodes) for one in level_ids]
+        np.maximum.at(started, place, episodes)
+        return torch.from_numpy(self._store_all(different.tolist(), started, scores)[place])
+
+    def forget(self) -> None:
+        """Makes all levels new again, for which outcomes are to be measured anew; levels in flight stay so."""
+        self.table.clear()
+        self._new = UnseenLevels(self.levels or sorted(self._members or ()), self._generate)
+        self._best_returns.clear()
+        for level_id in self.running.played:
+            self._new.begin(level_id)
+
+    def group_stats(self) -> dict[str, dict[str, float]]:
+        """Returns for each group of a :class:`LevelSet` its ``levels``, those ``scored``, ``score_mean`` and ``share``.
+
+        The share is the probability that a replay takes a level of the group.
+        """
+        if self.levels is None or self.levels.groups is None:
+            raise ValueError("the levels have no groups; give LevelSet(..., groups=...)")
+        groups, rows = np.array(self.levels.groups), self.probabilities()
+        own = groups[rows["level_id"].numpy()]
+        stats = {}
+        for name in np.unique(groups).tolist():
+            mine = own == name
+            stats[name] = {
+                "levels": float((groups == name).sum()),
+                "scored": float(mine.sum()),
+                "score_mean": float(rows["score"].numpy()[mine].mean()) if mine.any() else math.nan,
+                "share": float(rows["probability"].numpy()[mine].sum()),
+            }
+        return stats
 
     def replay_chance(self) -> float:
         """Returns the probability that the next episode replays a level with a score; draws nothing.
@@ -241,7 +376,7 @@ class LevelBuffer(LevelSelector):
                 _check_finite(score, episode.level_id)
             episode.episode_return = episode_return
         if score is not None:
-            score = self._store(episode, score)
+            score = self._store(episode.level_id, episode.started, score)
         # Only after the parent's score is stored: an error before leaves no child behind.
         if child is not None and not self._is_known(child) and child not in self._edited:
             self._edited.append(child)
@@ -272,19 +407,32 @@ class LevelBuffer(LevelSelector):
             self._best_returns[level_id] = best
         return episode.mean
 
-    def _store(self, episode: ActiveEpisode, score: float) -> float:
-        level_id = episode.level_id
+    def _store(self, level_id: int, started: int, score: float) -> float:
         row = self.table.row_of(level_id)
         if row != REFUSED or self.first_score == "smooth":
             old = 0.0 if row == REFUSED else float(self.table.scores[row])
             score = (1.0 - self.score_step_size) * old + self.score_step_size * score
         # Smoothed first: in a full table a new level competes for its row with the score it would have.
-        placed, evicted = self.table.place(level_id, score, episode.started, self.capacity)
+        placed, evicted = self.table.place(level_id, score, started, self.capacity)
         if row == REFUSED and placed != REFUSED:
             self._new.scored(level_id)
         if evicted is not None and evicted not in self.running.played:  # an episode on it may still be scored
             self._best_returns.pop(evicted, None)
         return score
+
+    def _store_all(self, level_ids: list[int], started: np.ndarray, scores: np.ndarray) -> np.ndarray:
+        """As :meth:`_store` one by one, of different levels."""
+        if self.count is None:
+            return np.array(list(map(self._store, level_ids, started.tolist(), scores.tolist())))
+        rows = self.table.rows_of(level_ids)
+        is_new = rows == REFUSED
+        old = np.where(is_new, 0.0, self.table.scores[rows * ~is_new] if len(self) else 0.0)
+        smoothed = (1.0 - self.score_step_size) * old + self.score_step_size * scores
+        scores = np.where(is_new & (self.first_score == "replace"), scores, smoothed)
+        self.table.place_all(level_ids, scores, started)
+        for place in np.flatnonzero(is_new).tolist():
+            self._new.scored(level_ids[place])
+        return scores
 
     def _end(self, actor: Actor, episode: ActiveEpisode) -> None:
         self.running.end(actor, episode)
@@ -299,7 +447,7 @@ class LevelBuffer(LevelSelector):
         """
         for episode in self.running:
             if episode.mean != 0.0:
-                self._store(episode, episode.mean)
+                self._store(episode.level_id, episode.started, episode.mean)
             episode.mean, episode.steps = 0.0, 0
 
     def probabilities(self) -> TensorDict:
@@ -309,6 +457,8 @@ class LevelBuffer(LevelSelector):
             "score": torch.from_numpy(self.table.scores.copy()),
             "staleness": torch.from_numpy(self.table.staleness),
         }
+        if isinstance(self.score, Learnability):
+            columns |= self.score.columns(self.table.level_ids)
         return TensorDict(columns, [len(self)])
 
     def stats(self) -> dict[str, float]:
@@ -358,23 +508,38 @@ def _check_score(score: Any) -> None:
         raise TypeError(f"score is {score!r}, a function of tensors; give one of segments, such as L1ValueLoss()")
 
 
+def _finite(name: str, given: Any, count: int, dims: Collection[int]) -> np.ndarray:
+    values = torch.as_tensor(given, dtype=torch.float64, device="cpu").detach().numpy()
+    if values.ndim not in dims or len(values) != count:
+        accepted = f"[{count}]" + (f" or [{count}, k]" if 2 in dims else "")
+        raise ValueError(f"{name} has shape {list(values.shape)} for {count} levels; give {accepted}")
+    if not np.isfinite(values).all():
+        raise ValueError(f"{name} has {(~np.isfinite(values)).sum()} numbers that are NaN or infinite; nothing changed")
+    return values
+
+
 def _check_finite(score: float, level_id: int) -> None:
     if not math.isfinite(score):
         raise ValueError(f"the score of level {level_id} is {score}; the score function must give a finite number")
 
 
 class UnseenLevels:
-    """Draws a level without a score, if possible one that no actor plays, in constant time."""
+    """Draws a level without a score, if possible one that no actor plays; in constant time where none have weights."""
 
-    def __init__(self, level_ids: list[int] | None, generate: LevelGenerator | None = None) -> None:
+    def __init__(self, levels: list[int] | LevelSet | None, generate: LevelGenerator | None = None) -> None:
         self._generate = generate
-        self._count = None if level_ids is None else len(level_ids)
-        self._fingerprint = None if level_ids is None else fingerprint(level_ids)
-        self._idle, self._played = _Bag(level_ids or []), _Bag([])
+        self._count = None if not levels else len(levels)
+        self._fingerprint = None if not levels else fingerprint(levels)
+        self._weights = levels.weights if isinstance(levels, LevelSet) else None
+        self._idle, self._played = _Bag(checked_level_ids(levels) if levels else []), _Bag([])
 
     @property
     def is_exhausted(self) -> bool:
         return self._count is not None and not self._idle.items and not self._played.items
+
+    @property
+    def num_idle(self) -> int | None:
+        return None if self._count is None else len(self._idle.items)
 
     @property
     def has_idle(self) -> bool:
@@ -383,6 +548,8 @@ class UnseenLevels:
     def choose(self, generator: torch.Generator, is_known: Callable[[int], bool]) -> int:
         if self._count is not None:
             bag = self._idle.items or self._played.items  # two actors on one level, where each level is played
+            if self._weights is not None:
+                return self._first(bag, 1, generator)[0]
             return bag[int(torch.randint(len(bag), (), generator=generator, device="cpu"))]
         for _ in range(_DRAWS):
             if self._generate is None:
@@ -392,6 +559,29 @@ class UnseenLevels:
             if not is_known(level_id):  # it has no score and is not being played
                 break
         return level_id  # after many known levels in a row a known one is played again
+
+    def choose_different(self, count: int, generator: torch.Generator, is_known: Callable[[int], bool]) -> list[int]:
+        if self._count is not None:
+            idle = self._first(self._idle.items, count, generator)
+            return idle + self._first(self._played.items, count - len(idle), generator)
+        found: dict[int, None] = {}
+        while len(found) < count:
+            level_id = self.choose(generator, lambda one: one in found or is_known(one))
+            if level_id in found:
+                raise ValueError(
+                    f"generate made {len(found)} different new levels and {count} are needed; draw fewer, or with "
+                    "replace=True"
+                )
+            found[level_id] = None
+        return list(found)
+
+    def _first(self, bag: list[int], count: int, generator: torch.Generator) -> list[int]:
+        count = min(count, len(bag))
+        if self._weights is None:
+            return [
+                bag[place] for place in torch.randperm(len(bag), generator=generator, device="cpu")[:count].tolist()
+            ]
+        return [bag[place] for place in draw_different(self._weights[bag], count, generator).tolist()] if count else []
 
     def begin(self, level_id: int) -> None:
         if self._idle.discard(level_id):

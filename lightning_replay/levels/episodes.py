@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 from typing import Any
 
+import torch
 from tensordict import TensorDictBase
 
 from lightning_replay.levels.level_ids import Actor
@@ -33,7 +34,8 @@ class ActiveEpisodes:
 
     def __init__(self) -> None:
         self._of: dict[Actor, list[ActiveEpisode]] = {}
-        self.played: dict[int, int] = {}  # number of active episodes by level
+        self.played: dict[int, int] = {}  # number of active episodes by level, and of draws that await a score
+        self.awaited: dict[int, list[int]] = {}  # by level the episodes drawn for no actor, oldest first
 
     def __len__(self) -> int:
         return sum(self.played.values())
@@ -66,16 +68,39 @@ class ActiveEpisodes:
         episodes.remove(episode)
         if not episodes:
             del self._of[actor]
-        self.played[episode.level_id] -= 1
-        if not self.played[episode.level_id]:  # played has only levels of active episodes
-            del self.played[episode.level_id]
+        self._leave(episode.level_id)
+
+    def _leave(self, level_id: int) -> None:
+        self.played[level_id] -= 1
+        if not self.played[level_id]:  # played has only levels of active episodes
+            del self.played[level_id]
+
+    def await_score(self, level_id: int, started: int) -> None:
+        self.awaited.setdefault(level_id, []).append(started)
+        self.played[level_id] = self.played.get(level_id, 0) + 1
+
+    def receive_score(self, level_id: int, otherwise: int) -> int:
+        """Ends the level's oldest draw for no actor; returns the number of its episode, or ``otherwise``."""
+        draws = self.awaited.get(level_id)
+        if not draws:
+            return otherwise
+        started = draws.pop(0)
+        if not draws:
+            del self.awaited[level_id]
+        self._leave(level_id)
+        return started
 
     def state_dict(self) -> dict[str, Any]:
         episodes = [[list(astuple(episode)) for episode in episodes] for episodes in self._of.values()]
-        return {"actors": list(self._of), "episodes": episodes}
+        awaited = torch.tensor(
+            [(level_id, started) for level_id, draws in self.awaited.items() for started in draws], device="cpu"
+        )
+        return {"actors": list(self._of), "episodes": episodes, "awaited": awaited.reshape(-1, 2).long()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._of, self.played = {}, {}
+        self._of, self.played, self.awaited = {}, {}, {}
+        for level_id, started in state["awaited"].tolist() if "awaited" in state else ():  # of an earlier version
+            self.await_score(level_id, started)
         for actor, episodes in zip(state["actors"], state["episodes"], strict=True):
             for episode in episodes:
                 self.begin(actor, ActiveEpisode(*episode))

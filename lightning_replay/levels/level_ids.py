@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from lightning_replay.levels.level_set import LevelSet
 from lightning_replay.options import LARGEST_COUNT, check_option, checked_count, plain_number
 
 Actor = int | str
@@ -20,7 +21,9 @@ LEVEL_IDS = 2**31  # every environment accepts seeds below it
 _MOST_HELD_OUT = 1_000_000  # each is looked up among the training levels
 
 
-def checked_level_ids(levels: int | Iterable[int]) -> list[int]:
+def checked_level_ids(levels: int | Iterable[int] | LevelSet) -> list[int]:
+    if isinstance(levels, LevelSet):
+        return list(range(len(levels)))
     if isinstance(levels, Iterable):
         ids = [checked_level_id(level) for level in levels]
     else:
@@ -61,5 +64,7 @@ def checked_actor(actor: Any) -> Actor:
         raise TypeError(f"an actor is a number or a name; got {actor!r}") from None
 
 
-def fingerprint(level_ids: Sequence[int]) -> str:
+def fingerprint(level_ids: Sequence[int] | LevelSet) -> str:
+    if isinstance(level_ids, LevelSet):
+        return level_ids.digest
     return hashlib.sha256(np.array(level_ids, np.int64).tobytes()).hexdigest()

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from sortedcontainers import SortedList
 
-from lightning_replay.options import ABOVE_ZERO, check_option, checked_share
+from lightning_replay.options import ABOVE_ZERO, check_option, checked_count, checked_share
 from lightning_replay.state import uniform
 
-__all__ = ["Boltzmann", "Greedy", "Prioritization", "Proportional", "Rank"]
+__all__ = ["Boltzmann", "Greedy", "Prioritization", "Proportional", "Rank", "Top"]
 
 _FARTHEST_LOG = 300.0  # weights stay within e^-300 and e^300 of the reference, where float64 sums lose nothing
 _WINDOW = 1_000  # replays, 16 rollouts of 64 environments; an estimate of 5 then has a standard error of 0.3
@@ -150,6 +150,30 @@ class Greedy(_Ordered):
     def probabilities(self, scores: np.ndarray, timestamps: np.ndarray) -> np.ndarray:
         best = scores == scores.max()
         return (1.0 - self.epsilon) * best / best.sum() + self.epsilon / len(scores)
+
+
+class Top(_Ordered):
+    """Draws the ``count`` highest scores with equal probability; the temperature has no effect.
+
+    The buffer of the most learnable levels in Rutherford et al. 2024, algorithm 1, https://arxiv.org/abs/2408.15099.
+
+    Args:
+        count: K, levels that are drawn; all where fewer have a score.
+    """
+
+    uses_temperature = False
+
+    def __init__(self, count: int) -> None:
+        self.count: int = checked_count("count", count, of="levels")
+
+    def draw(self, generator: torch.Generator) -> int:
+        drawn = min(self.count, len(self._order))
+        return int(self._order[int(torch.randint(drawn, (), generator=generator, device="cpu"))][2])
+
+    def probabilities(self, scores: np.ndarray, timestamps: np.ndarray) -> np.ndarray:
+        best, probability = by_rank(scores, timestamps)[: self.count], np.zeros(len(scores))
+        probability[best] = 1.0 / len(best)
+        return probability
 
 
 class _Weighted(Prioritization):

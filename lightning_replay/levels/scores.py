@@ -11,18 +11,20 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol, Self, runtime_checkable
 
+import numpy as np
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from lightning_replay.options import checked_share
+from lightning_replay.options import checked_count, checked_number, checked_share
 
 __all__ = [
     "EpisodeScore",
     "L1ValueLoss",
+    "Learnability",
     "LeastConfidence",
     "MaxMC",
     "MinMargin",
@@ -54,10 +56,10 @@ class EpisodeScore(Protocol):
     """A score of whole episodes, such as :class:`~lightning_replay.levels.LearningProgress`.
 
     Attributes:
-        initial_score: of every level before its first episode.
+        initial_score: of every level before its first episode; with ``None`` levels are new until then.
     """
 
-    initial_score: float
+    initial_score: float | None
 
     def of_episode(self, level_id: int, episode: int, episode_return: float) -> float:
         """Computes the level's new score from an episode's number and undiscounted return."""
@@ -266,6 +268,108 @@ def max_mc(state_value: Tensor, best_return: Tensor | float) -> Tensor:
     """Mean of R_best - V(s_t), see :class:`MaxMC`; ``state_value`` is ``[T]``."""
     values = torch.tensor(_numbers(state_value), dtype=torch.float64, device="cpu")
     return (torch.as_tensor(best_return, dtype=torch.float64, device="cpu").reshape(-1) - values).mean()
+
+
+class Learnability:
+    """p (1 - p), p the success rate over a level's last ``window`` outcomes: 0 where all fail or all succeed.
+
+    For :meth:`~lightning_replay.levels.LevelBuffer.record`, or for whole episodes, whose return is the outcome. A
+    :class:`~lightning_replay.levels.LevelBuffer` with this score draws ``Proportional()`` to it at temperature 1 and
+    leaves levels in flight out, unless it is given other options: many levels share a high score, and the defaults of
+    level replay would take few of them. Rutherford et al. 2024, "No Regrets: Investigating and Improving Regret
+    Approximations for Curriculum Discovery", section 4, https://arxiv.org/abs/2408.15099. With
+    :class:`~lightning_replay.levels.Top` and :meth:`~lightning_replay.levels.LevelBuffer.forget` it is that paper's
+    periodic form. For another function of the success rate override :meth:`of_rate`.
+
+    Args:
+        window: outcomes kept of each level.
+        success: return from which an episode is a success; ``None`` takes the return, in [0, 1], as the outcome.
+
+    Example:
+        >>> Learnability(window=4).of_outcomes([7], np.array([[0.0, 1.0, 1.0, 1.0]])).tolist()
+        [0.1875]
+    """
+
+    initial_score: float | None = None
+
+    def __init__(self, window: int = 8, success: float | None = None) -> None:
+        self.window: int = checked_count("window", window, of="outcomes")
+        self.success: float | None = None if success is None else checked_number("success", success)
+        self._rows: dict[int, int] = {}
+        self._outcomes = np.zeros((0, self.window))  # of each level; outcome n is at n modulo the window
+        self._counts = np.zeros(0, np.int64)  # outcomes ever given
+
+    def of_rate(self, rate: np.ndarray, count: np.ndarray) -> np.ndarray:
+        """Computes scores ``[n]`` from success rates ``[n]`` over ``count`` outcomes, int64 ``[n]``."""
+        return rate * (1.0 - rate)
+
+    def of_outcomes(self, level_ids: Sequence[int], outcomes: np.ndarray) -> np.ndarray:
+        """Adds outcomes ``[n, k]`` in [0, 1], oldest first, and computes the new scores ``[n]``.
+
+        A level that comes several times gets all its outcomes, and then one score.
+        """
+        rows = dict(self._rows)
+        for level_id in level_ids:
+            rows.setdefault(level_id, len(rows))
+        added = len(rows) - len(self._rows)
+        held = np.concatenate([self._outcomes, np.zeros((added, self.window))]) if added else self._outcomes
+        counts = np.concatenate([self._counts, np.zeros(added, np.int64)]) if added else self._counts
+        changed, place = np.unique([rows[level_id] for level_id in level_ids], return_inverse=True)
+        entry = np.repeat(place, outcomes.shape[1])
+        order = np.argsort(entry, kind="stable")
+        entry, number = entry[order], np.arange(len(entry))
+        number -= np.searchsorted(entry, entry)  # among the outcomes of its level
+        before, window = counts[changed], held[changed]
+        window[entry, (before[entry] + number) % self.window] = outcomes.reshape(-1)[order]  # the last one stays
+        after = before + np.bincount(entry, minlength=len(changed))
+        kept = np.minimum(after, self.window)
+        scores = np.asarray(self.of_rate(window.sum(1) / kept, kept), np.float64)
+        if scores.shape != kept.shape or not np.isfinite(scores).all():
+            raise ValueError(f"of_rate returned {scores}; it must return one finite score for each level")
+        held[changed], counts[changed] = window, after
+        self._rows, self._outcomes, self._counts = rows, held, counts
+        return scores[place]
+
+    def of_episode(self, level_id: int, episode: int, episode_return: float) -> float:
+        outcome = episode_return if self.success is None else float(episode_return >= self.success)
+        if not 0.0 <= outcome <= 1.0:
+            raise ValueError(
+                f"an episode on level {level_id} has the return {episode_return}, which is no outcome in [0, 1]; give "
+                "Learnability(success=...), the return from which an episode is a success"
+            )
+        return float(self.of_outcomes([level_id], np.array([[outcome]]))[0])
+
+    def columns(self, level_ids: Sequence[int]) -> dict[str, Tensor]:
+        """Returns ``successes`` and ``outcomes`` in the window, and ``uncertainty``, of levels; float64 ``[L]`` each.
+
+        The uncertainty is the standard deviation of the success rate under a uniform prior.
+        """
+        held, counts = np.append(self._outcomes.sum(1), 0.0), np.append(self._counts, 0)  # of levels without any
+        rows = [self._rows.get(level_id, -1) for level_id in level_ids]
+        successes, count = held[rows], np.minimum(counts[rows], self.window).astype(np.float64)
+        total = count + 2.0
+        deviation = np.sqrt((successes + 1.0) * (count - successes + 1.0) / (total * total * (total + 1.0)))
+        columns = {"successes": successes, "outcomes": count, "uncertainty": deviation}
+        return {name: torch.from_numpy(column) for name, column in columns.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        rows = torch.tensor(list(self._rows), dtype=torch.int64, device="cpu")
+        return {
+            "level_id": rows,
+            "outcomes": torch.from_numpy(self._outcomes.copy()),
+            "counts": torch.from_numpy(self._counts.copy()),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores :meth:`state_dict`; ``ValueError`` for another window."""
+        outcomes, counts = state["outcomes"].cpu().numpy().copy(), state["counts"].cpu().numpy().copy()
+        if outcomes.shape != (len(counts), self.window) or len(state["level_id"]) != len(counts):
+            raise ValueError(
+                f"the saved outcomes are of windows of {outcomes.shape[-1]}, and this one is of {self.window}; build "
+                "Learnability with the window it was saved with"
+            )
+        self._rows = {level_id: row for row, level_id in enumerate(state["level_id"].tolist())}
+        self._outcomes, self._counts = outcomes, counts
 
 
 def one_step_td_error(

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lightning_replay.levels.episodes import ActiveEpisode, ActiveEpisodes, Segment
 from lightning_replay.levels.level_ids import Actor, checked_actor, checked_level_id
+from lightning_replay.options import checked_count, checked_flag
 from lightning_replay.saving import load_state, write_state
 from lightning_replay.state import Seeded
 from lightning_replay.storage.rows import gather_branch, nest
@@ -65,6 +66,32 @@ class LevelSelector(Seeded, ABC):
         ``actor`` is the number or name of an environment that plays one episode at a time.
         """
         return self._next(checked_actor(actor))
+
+    @abstractmethod
+    def next_levels(self, count: int, *, replace: bool = False) -> Tensor:
+        """Draws the levels of a batch, int64 ``[count]``, without actors; different ones unless ``replace``."""
+
+    def check_draw(self, count: int, replace: bool) -> None:
+        checked_count("count", count, of="levels")
+        if not checked_flag("replace", replace) and self.count is not None and count > self.count:
+            raise ValueError(
+                f"count is {count} and there are {self.count} levels; draw at most as many, or with replace=True"
+            )
+
+    def record(self, level_id: Any, score: Any = None, *, outcomes: Any = None) -> Any:
+        """Checks the ids of levels; baselines use no scores."""
+        self.checked_ids(level_id)
+
+    def checked_ids(self, level_id: Any) -> list[int]:
+        ids = torch.as_tensor(level_id, device="cpu")
+        if ids.is_floating_point() or ids.dtype in (torch.bool, torch.complex64, torch.complex128):
+            raise TypeError(f"level_id is of {ids.dtype}; give the ids as integers [n]")
+        known: list[int] = ids.reshape(-1).tolist()
+        unknown = [one for one in known if one < 0 or (self._members is not None and one not in self._members)]
+        if unknown:
+            accepted = "ids must not be negative" if self._members is None else f"none of the {self.count} levels given"
+            raise ValueError(f"level_id has {unknown[:5]}; {accepted}. Nothing was recorded")
+        return known
 
     @property
     def plays_unlearned(self) -> bool:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,7 @@ class LevelTable:
         check_kind("prioritization", prioritization, Prioritization | None, kinds)
         self.staleness_weight: float = checked_share("staleness_weight", staleness_weight)
         self._order = (prioritization or Rank()).bind(score_temperature)
+        self.weights: np.ndarray | None = None  #: Prior, by the id of each level.
         self.generator: torch.Generator = seeded_generator(seed)  #: Of all draws.
         self.episodes: int = 0  #: Number of episodes begun on any level, the clock of staleness.
         self.refused: int = 0  #: Number of levels that were not stored.
@@ -50,6 +51,7 @@ class LevelTable:
         self._generations = np.zeros(0, np.int64)
         self._count = 0
         self._sums = SumTree()  # of timestamps
+        self._is_behind = False  # whether trees and sorted lists are to be built anew before the next draw of one row
         self._concentration = ReplayConcentration(self._order)
 
     def __len__(self) -> int:
@@ -100,17 +102,51 @@ class LevelTable:
         is_added = row == self._count
         if is_added:
             if row == len(self._scores):
-                rows = max(2 * row, 64)  # doubled: an unbounded set may be large
-                for name in ("_scores", "_timestamps", "_generations"):
-                    setattr(self, name, np.resize(getattr(self, name), rows))
+                self._reserve(max(2 * row, 64))  # doubled: an unbounded set may be large
             self._count += 1
             self._generations[row] = 0
         elif is_another_level:
             self._generations[row] += 1  # feedback for the level before is dropped
-        if is_added or self._timestamps[row] != timestamp:  # equal if the level is scored for its newest episode
+        before, self._scores[row], self._timestamps[row] = self._timestamps[row], score, timestamp
+        if self._is_behind:
+            return
+        if is_added or before != timestamp:  # equal if the level is scored for its newest episode
             self._sums[row] = timestamp
-        self._scores[row], self._timestamps[row] = score, timestamp
         self._order.put(row, score, timestamp)
+
+    def rows_of(self, level_ids: Iterable[int]) -> np.ndarray:
+        return np.fromiter((self._rows.get(level_id, REFUSED) for level_id in level_ids), np.int64)
+
+    def place_all(self, level_ids: Sequence[int], scores: np.ndarray, timestamps: np.ndarray) -> None:
+        """Sets scores ``[n]`` of different levels, for all of which there are rows, as :meth:`place` one by one."""
+        rows = self.rows_of(level_ids)
+        is_new, count = rows == REFUSED, self._count
+        new = [level_id for level_id, added in zip(level_ids, is_new.tolist(), strict=True) if added]
+        rows[is_new] = np.arange(count, count + len(new))
+        self.level_ids += new
+        self._rows.update(zip(new, range(count, count + len(new)), strict=True))
+        timestamps = timestamps.copy()
+        timestamps[~is_new] = np.maximum(timestamps[~is_new], self._timestamps[rows[~is_new]])
+        self.put_all(rows, scores, timestamps)
+
+    def put_all(self, rows: np.ndarray, scores: np.ndarray, timestamps: np.ndarray) -> None:
+        """As :meth:`put` one by one, of different rows, those that are added in their order."""
+        if len(rows) == 1 or (
+            not self._is_behind and 16 * len(rows) <= self._count
+        ):  # in the time of one, 16 are built
+            for row, score, timestamp in zip(rows.tolist(), scores.tolist(), timestamps.tolist(), strict=True):
+                self.put(row, score, timestamp)
+            return
+        self._is_behind = True
+        count = max(self._count, int(rows.max()) + 1)
+        if count > len(self._scores):
+            self._reserve(2 * count)
+        self._generations[self._count : count] = 0
+        self._scores[rows], self._timestamps[rows], self._count = scores, timestamps, count
+
+    def _reserve(self, rows: int) -> None:
+        for name in ("_scores", "_timestamps", "_generations"):
+            setattr(self, name, np.resize(getattr(self, name), rows))
 
     def begin_episode(self, row: int = REFUSED) -> int:
         """Counts an episode, on the level of ``row`` if it has one, which then has staleness 0; returns its number."""
@@ -119,21 +155,39 @@ class LevelTable:
             self.put(row, float(self._scores[row]), self.episodes)
         return self.episodes
 
+    def touch(self, rows: np.ndarray, started: np.ndarray) -> None:
+        """Begins episodes ``started`` on different rows, which then have their staleness."""
+        if len(rows):
+            self.put_all(rows, self._scores[rows], started)
+
+    def clear(self) -> None:
+        state = self.state_dict()
+        self.load_state_dict(state | {key: state[key][:0] for key in ("score", "timestamp", "generation")})
+        self.level_ids, self._rows = [], {}
+
     def least_probable(self) -> int:
         probabilities = self.probabilities()
         least = np.flatnonzero(probabilities == probabilities.min())
         return int(least[np.argmin(self.scores[least])])  # among equals the lowest score, then the lowest row
 
+    def draw_all(self, count: int, in_flight: Collection[int] = ()) -> np.ndarray:
+        """Draws ``count`` different rows, int64 ``[count]``, as one by one with those drawn before left out.
+
+        Rows of probability 0 follow when there are no others.
+        """
+        return draw_different(np.maximum(self.probabilities(in_flight), 1e-300), count, self.generator)
+
     def draw(self, in_flight: Collection[int] = ()) -> int:
         if self._count == 0:
             raise RuntimeError("no level has a score yet, so none can be replayed; play new levels first")
+        self._catch_up()
         # A mixture of two draws: by staleness with this probability, else by score.
         if self.staleness_weight > 0.0 and uniform(self.generator) < self.staleness_weight:
             total = int(self.episodes * self._count - self._sums.total)
             # In integers, without rounding; uniform while no level is stale.
             drawn = int(torch.randint(total or self._count, (), generator=self.generator, device="cpu"))
             row = self._sums.find_below(self.episodes, self._count, drawn) if total else drawn
-        elif in_flight:
+        elif in_flight or self.weights is not None:
             # Linear in the number of levels: each set in flight leaves other levels, with other ranks.
             cumulative = np.cumsum(self._by_score(in_flight))
             row = int(np.searchsorted(cumulative, uniform(self.generator) * cumulative[-1], side="right"))
@@ -143,14 +197,24 @@ class LevelTable:
         self._concentration.add((row, int(self._generations[row])), self._count)
         return row
 
+    def _catch_up(self) -> None:
+        if self._is_behind:
+            self._order.fill(self.scores, self.timestamps)
+            self._sums.fill([*self.timestamps.tolist()])
+            self._is_behind = False
+
     def _by_score(self, in_flight: Collection[int]) -> np.ndarray:
         rows = [self._rows[level_id] for level_id in in_flight if level_id in self._rows]
         if not rows or len(rows) == self._count:  # with all levels in flight none is left out
-            return self._order.probabilities(self.scores, self.timestamps)
-        is_idle = np.ones(self._count, np.bool_)
-        is_idle[rows] = False
-        by_score = np.zeros(self._count)
-        by_score[is_idle] = self._order.probabilities(self.scores[is_idle], self.timestamps[is_idle])
+            by_score = self._order.probabilities(self.scores, self.timestamps)
+        else:
+            is_idle = np.ones(self._count, np.bool_)
+            is_idle[rows] = False
+            by_score = np.zeros(self._count)
+            by_score[is_idle] = self._order.probabilities(self.scores[is_idle], self.timestamps[is_idle])
+        if self.weights is not None:
+            by_score = by_score * self.weights[self.level_ids]
+            by_score /= by_score.sum()
         return by_score
 
     def probabilities(self, in_flight: Collection[int] = ()) -> np.ndarray:
@@ -188,7 +252,7 @@ class LevelTable:
             "score": torch.from_numpy(self.scores.copy()),
             "timestamp": torch.from_numpy(self.timestamps.copy()),
             "generation": torch.from_numpy(self._generations[: self._count].copy()),
-            "prioritization": self._order.state_dict(),
+            "prioritization": {} if self._is_behind else self._order.state_dict(),
             "generator": self.generator.get_state(),
             "dropped": self.dropped,
         }
@@ -200,9 +264,10 @@ class LevelTable:
         self._generations = state_dict["generation"].cpu().numpy().astype(np.int64)
         self._count = len(self._scores)
         # Trees and sorted lists follow from scores and timestamps, and are built anew.
-        self._order.fill(self._scores, self._timestamps)
-        self._order.load_state_dict(state_dict["prioritization"])
-        self._sums.fill([*self._timestamps.tolist()])
+        self._is_behind = True
+        if state_dict["prioritization"]:
+            self._catch_up()
+            self._order.load_state_dict(state_dict["prioritization"])
         self.generator.set_state(state_dict["generator"].cpu())
 
     def stored_levels(self) -> dict[str, Any]:  # the state of a writer
@@ -213,6 +278,16 @@ class LevelTable:
         self.level_ids = state["level_id"].tolist()
         self._rows = {level_id: row for row, level_id in enumerate(self.level_ids)}
         self.refused, self.replaced = int(state["refused"]), int(state["replaced"])
+
+
+def draw_different(weights: np.ndarray, count: int, generator: torch.Generator) -> np.ndarray:
+    """Draws ``count`` different places in proportion to weights above 0, as one by one from those that are left."""
+    # The first of exponential waiting times come in that order (Efraimidis and Spirakis 2006, "Weighted random
+    # sampling with a reservoir").
+    times = torch.empty(len(weights), dtype=torch.float64, device="cpu").exponential_(generator=generator).numpy()
+    times /= weights
+    first = np.argpartition(times, count - 1)[:count]
+    return first[np.argsort(times[first])]
 
 
 class LevelSampler(LevelTable, PartHooks, Sampler):
@@ -320,8 +395,7 @@ class LevelSampler(LevelTable, PartHooks, Sampler):
                 self.put(row, score, int(self._timestamps[row]))
 
     def _empty(self) -> None:
-        state = self.state_dict()
-        self.load_state_dict(state | {key: state[key][:0] for key in ("score", "timestamp", "generation")})
+        self.clear()
 
 
 class LevelWriter(PartHooks, TensorDictRoundRobinWriter):

@@ -72,6 +72,12 @@ def test_dict_observations(run_script: Any) -> None:
     assert "'camera': [64, 5, 5, 1]" in output[-2] and "of 100 episodes" in output[-1]
 
 
+def test_augmentation(run_script: Any) -> None:
+    output = run_script("lightning_augmentation.py")
+    assert [line.split(":")[0] for line in output] == ["PPO", "mixreg", "UCB-DrAC", "level replay and UCB-DrAC"]
+    assert all("the last augmentation is cutout_color" in line for line in output[2:])  # of two rollouts
+
+
 @pytest.mark.parametrize(("agent", "env"), [(TD3, "Pendulum-v1"), (DQN, "CartPole-v1")], ids=["td3", "dqn"])
 @pytest.mark.parametrize(
     ("recipe", "n_steps"),

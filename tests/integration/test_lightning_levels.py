@@ -77,6 +77,16 @@ def test_the_file_without_levels_in_flight_trains_and_differs_in_little(tmp_path
     assert changed == plain
 
 
+def test_the_file_with_augmented_images_trains_and_resumes(tmp_path: Path) -> None:
+    options = ["env_steps=16", "num_envs=2", "rollout_length=4", "asynchronous=false", "check=false"]
+    options += ["held_out_levels=[100000]", "evaluation_env_kwargs.max_episode_steps=2"]
+    more = [*(f"--data.init_args.{one}" for one in options), "--model.init_args.channels=[2]", "--model.epochs=1"]
+    run_tiny(*more, file="lightning/plr_ucb_drac_ppo_car_racing.yaml")
+    saved = torch.load(tmp_path / "lightning_logs/version_0/checkpoints/last.ckpt", weights_only=True)
+    assert saved["hyper_parameters"]["residual"]
+    assert saved["state_dict"]["augmentation._extra_state"]["chosen"] == "cutout_color"  # of the second rollout
+
+
 def test_one_word_swaps_the_levels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_tiny("--data.init_args.levels=UniformLevels")
     config = yaml.safe_load((tmp_path / "lightning_logs/version_0/config.yaml").read_text())

@@ -39,6 +39,13 @@ def test_dqn_goes_on_from_a_checkpoint_with_its_buffer(run_example: Any, tmp_pat
     assert (tmp_path / "runs" / "rllib_dqn_prioritized" / "replay_buffer").is_dir()
 
 
+def test_mixreg_and_ucb_drac(run_example: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))  # of the grids
+    *_, loss, result = run_example("rllib_augmentation.py", "--mixreg")
+    assert re.fullmatch(r"loss -?\d\.\d{3}, of invariance [1-9]\.\de-\d\d with cutout_color", loss)
+    assert re.fullmatch(r"return 0\.\d\d on held-out levels", result)
+
+
 def test_rllibs_own_buffer_for_comparison(run_example: Any) -> None:
     """Its rows are lost, which is why we save ours; a release of Ray that saves them fails here."""
     lines = run_example("rllib_dqn_prioritized.py", "--buffer", "rllib")

@@ -19,8 +19,8 @@ LIGHTNING = {"lightning", "lightning_fabric", "pytorch_lightning", "lightning_ut
 ORDER = (
     *("options", "envs", "memory", "saving", "state", "compiled", "parts", "storage", "levels"),
     *("divided_draws", "tables", "episodes", "feedback", "events", "neighbors", "priority_tree", "schedulers"),
-    *("schedules", "losses", "samplers", "training_replay", "saves", "retention", "writers", "replay", "agents"),
-    *("collecting", "loading", "inspection", "table_replay", "mixed_replay", "transforms", "recipes", "lit"),
+    *("schedules", "losses", "samplers", "training_replay", "saves", "retention", "writers", "replay", "transforms"),
+    *("agents", "collecting", "loading", "inspection", "table_replay", "mixed_replay", "recipes", "lit"),
     *("__main__",),
     *("datasets", "sharded", "start_method"),
 )

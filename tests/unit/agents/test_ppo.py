@@ -246,7 +246,7 @@ def test_losses_and_gradients_are_those_of_torchrl(value_clip) -> None:
     loss, numbers = agent.losses(dict(rows.items()))
     ours = torch.autograd.grad(loss, list(agent.parameters()))
     expected = [*expected.values(), *(found[name] for name in ("entropy", "clip_fraction", "kl_approx"))]
-    torch.testing.assert_close(numbers[1:], torch.stack([value.detach().squeeze() for value in expected]))
+    torch.testing.assert_close(numbers[1:-1], torch.stack([value.detach().squeeze() for value in expected]))
     assert 0.1 < numbers[5] < 1.0
     for value, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(value, other, rtol=1e-5, atol=1e-6)

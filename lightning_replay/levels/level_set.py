@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Levels of any kind, such as prompts, task dictionaries, maps and files, by id."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import operator
+import os
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from lightning_replay.options import check_kind, checked_numbers
+
+__all__ = ["LevelSet"]
+
+
+class LevelSet(Sequence[dict[str, Any]]):
+    """Objects as levels: the object at position ``i`` is level ``i``. Also a map-style dataset of a DataLoader.
+
+    Item ``i`` is a dictionary with ``level_id`` and the entries of an object that is a mapping, or else the object
+    as ``level``. States of level buffers refer to the objects by :attr:`digest`, and :meth:`save` writes the objects.
+
+    Args:
+        levels: the objects.
+        groups: of each object a name, such as the family of a prompt; or a function from an object to one. See
+            :meth:`~lightning_replay.levels.LevelBuffer.group_stats`.
+        weights: prior weights, above 0, one for each object: factors of the probabilities of new levels, and of those
+            by score.
+        key: from an object to plain values that identify it, for objects that are neither text, numbers, arrays, paths
+            nor lists and dictionaries of them.
+
+    Raises:
+        ValueError: no objects; another number of groups or weights; a weight that is not above 0.
+
+    Example:
+        >>> prompts = LevelSet([{"question": "1 + 1 ="}, {"question": "2 + 3 ="}], groups=["easy", "hard"])
+        >>> prompts[1]
+        {'question': '2 + 3 =', 'level_id': 1}
+    """
+
+    def __init__(
+        self,
+        levels: Iterable[Any],
+        *,
+        groups: Sequence[str] | Callable[[Any], str] | None = None,
+        weights: Sequence[float] | None = None,
+        key: Callable[[Any], Any] | None = None,
+    ) -> None:
+        check_kind("levels", levels, Iterable, "objects, one for each level")
+        self._objects = list(levels)
+        if not self._objects:
+            raise ValueError("levels has no object; give at least one")
+        if key is not None:
+            check_kind("key", key, Callable, "a function from a level to plain values that identify it, or None")
+        self._key = key
+        named = list(map(groups, self._objects)) if callable(groups) else None if groups is None else list(groups)
+        self.groups: list[str] | None = None if named is None else list(map(str, named))
+        self.weights: np.ndarray | None = None
+        if weights is not None:
+            self.weights = np.array(checked_numbers("weights", np.asarray(weights).tolist()))
+            if self.weights.min() <= 0:
+                raise ValueError(f"weights has {self.weights.min()}; each must be above 0")
+        for name, given in (("groups", self.groups), ("weights", self.weights)):
+            if given is not None and len(given) != len(self):
+                raise ValueError(f"{name} has {len(given)} entries for {len(self)} levels; give one for each")
+
+    def __len__(self) -> int:
+        return len(self._objects)
+
+    def __getitem__(self, level_id: Any) -> Any:
+        place = operator.index(level_id)
+        if not 0 <= place < len(self):
+            raise IndexError(f"level {place} is none of the levels 0 to {len(self) - 1}")
+        level = self._objects[place]
+        return {**(level if isinstance(level, dict) else {"level": level}), "level_id": place}
+
+    def __repr__(self) -> str:
+        return f"LevelSet({len(self)} levels)"
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the objects, or of what ``key`` returns for them, in hexadecimal."""
+        found = hashlib.sha256()
+        for place, level in enumerate(self._objects):
+            try:
+                plain = json.dumps(level if self._key is None else self._key(level), sort_keys=True, default=_plain)
+            except (TypeError, ValueError) as error:
+                raise TypeError(
+                    f"level {place} is {level!r}, which cannot be identified in a save ({error}); give key=, a function "
+                    "from a level to text, numbers, arrays, or lists and dictionaries of them"
+                ) from None
+            found.update(plain.encode() + b"\n")
+        return found.hexdigest()
+
+    def save(self, path: str | Path) -> None:
+        """Writes the objects, groups and weights into the directory ``path``; ``TypeError`` for what has no value."""
+        from lightning_replay.saving import write_state
+
+        weights = None if self.weights is None else self.weights.tolist()
+        write_state(path, {"levels": self._objects, "groups": self.groups, "weights": weights}, of="LevelSet")
+
+    @classmethod
+    def load(cls, path: str | Path, key: Callable[[Any], Any] | None = None) -> Self:
+        """Reads what :meth:`save` wrote."""
+        from lightning_replay.saving import read_state
+
+        state = read_state(path)
+        return cls(state["levels"], groups=state["groups"], weights=state["weights"], key=key)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    array = np.asarray(value)
+    if array.dtype.hasobject:
+        raise TypeError(f"a {type(value).__name__} is no plain value")
+    return [str(array.dtype), array.shape, hashlib.sha256(array.tobytes()).hexdigest()]
