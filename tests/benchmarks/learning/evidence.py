@@ -23,6 +23,10 @@ METHODS: Mapping[str, tuple[str, Sequence[str]]] = {
         "staleness or without scores worse",
         ("locks", "lock-temperatures", "multi-room"),
     ),
+    "Learnability of prompts": (
+        "levels of high p (1 - p) are learned from faster than uniform ones (mazes, robots); nothing on language models",
+        ("prompts",),
+    ),
     "Neighbourhood mixup": (
         "TD3 after 200,000 steps, uniform to mixup: HalfCheetah 6,467 to 9,340, Walker2d 2,236 to 4,611, Ant 2,005 to "
         "4,347",
