@@ -110,15 +110,18 @@ def main() -> None:
     options = parser.parse_args()
     updates, share = (3, 0.0) if options.fast else (options.updates, 0.1)
     prompts, held_out = questions(1_000, seed=0)
-    score = scores.Learnability(window=16)
-    for name, levels in {"uniform": UniformLevels(prompts, seed=0), "learnability": LevelBuffer(prompts, score=score, seed=0)}.items():
+    asked, others = encode(list(prompts)), encode(list(held_out))
+    kinds = {"uniform": UniformLevels(prompts, seed=0)}
+    for weight in (0.0, 0.3):
+        options = {"score": scores.Learnability(window=16), "staleness_weight": weight, "replay_probability": 0.8}
+        kinds[f"learnability, staleness weight {weight:g}"] = LevelBuffer(prompts, **options, seed=0)
+    for name, levels in kinds.items():
         L.seed_everything(0, verbose=False)
         model = Adder(levels)
-        model.imitate(encode(list(prompts)), encode(list(held_out)), share)
-        before = model.success(encode(list(held_out)))
+        model.imitate(asked, others, share)
+        before = model.success(others)
         train(model, prompts, updates)
-        print(f"{name}: {before:.1%} of the questions held out are answered, after {updates} updates "
-              f"{model.success(encode(list(held_out))):.1%}")  # fmt: skip
+        print(f"{name}: {before:.1%} of other questions answered, after {updates} updates {model.success(others):.1%}")
 
 
 if __name__ == "__main__":

@@ -75,25 +75,35 @@ def main() -> None:
     updates = 2 if options.fast else options.updates
 
     sums = LevelSet([{"prompt": f"{a}+{b}=", "answer": a + b} for a in range(5) for b in range(5)])
-    kinds = {"uniform": UniformLevels(sums, seed=0), "learnability": LevelBuffer(sums, score=scores.Learnability(), seed=0)}
+    kinds = {
+        "uniform": UniformLevels(sums, seed=0),
+        "learnability": LevelBuffer(sums, score=scores.Learnability(), seed=0),
+    }
     for name, levels in kinds.items():
         torch.manual_seed(0)
         model, words = small_model()
         successes: list[float] = []
 
         def reward(completions, answer, level_id, levels=levels, successes=successes, **_) -> list[float]:
-            right = [float(text.replace(" ", "")[:1] == str(one)) for text, one in zip(completions, answer, strict=True)]
+            right = [
+                float(text.replace(" ", "")[:1] == str(one)) for text, one in zip(completions, answer, strict=True)
+            ]
             levels.record(level_id, outcomes=right)  # of a level that comes several times all outcomes count
             successes.append(sum(right) / len(right))
             return right
 
         args = GRPOConfig(
             output_dir="trl_prompts", max_steps=updates, learning_rate=3e-3, num_generations=GROUP_SIZE,
-            per_device_train_batch_size=GROUP_SIZE * PROMPTS_PER_BATCH, max_completion_length=1, use_cpu=True, bf16=False,
-            report_to="none", save_strategy="no", logging_strategy="no", disable_tqdm=True, seed=0,
+            per_device_train_batch_size=GROUP_SIZE * PROMPTS_PER_BATCH, max_completion_length=1, use_cpu=True,
+            bf16=False, report_to="none", save_strategy="no", logging_strategy="no", disable_tqdm=True, seed=0,
         )  # fmt: skip
         trainer = LevelGRPOTrainer(
-            levels, model=model, reward_funcs=reward, args=args, processing_class=words, train_dataset=Dataset.from_list(list(sums))
+            levels,
+            model=model,
+            reward_funcs=reward,
+            args=args,
+            processing_class=words,
+            train_dataset=Dataset.from_list(list(sums)),
         )
         trainer.train()
         last = successes[-20:]

@@ -69,10 +69,9 @@ def learnability(staleness_weight: float = 0.1, **options) -> LevelBuffer:
 
 
 def draw_spread() -> None:
-    """Effective levels and duplicates of a batch by temperature and staleness weight, of equal success rates."""
+    """Effective levels and duplicates of a batch by temperature and staleness weight."""
     figure, panels = make_figure("spread", 1, 2, 3.5)
     rates = np.random.default_rng(0).uniform(0.0, 1.0, LEVELS)
-    outcomes = torch.from_numpy((np.random.default_rng(1).random((LEVELS, OUTCOMES)) < rates[:, None]).astype(float))
     temperatures = (0.1, 0.3, 1.0, 3.0)
     kinds: dict[str, dict] = {"by rank": {"prioritization": Rank()}, "in proportion": {}}
     print(f"{LEVELS} levels, success rates uniform in [0, 1], all played; batches of {BATCH} with duplicates")
@@ -81,7 +80,7 @@ def draw_spread() -> None:
             spread, twice = [], []
             for temperature in temperatures:
                 levels = learnability(staleness_weight, score_temperature=temperature, replay_in_flight=True, **options)
-                levels.record(range(LEVELS), outcomes=outcomes)
+                levels.record(range(LEVELS), rates * (1.0 - rates))
                 spread.append(levels.stats()["effective_levels"])
                 drawn = [levels.next_levels(BATCH, replace=True) for _ in range(40)]
                 twice.append(sum(BATCH - len(batch.unique()) for batch in drawn) / (40 * BATCH))
@@ -145,15 +144,17 @@ def print_prompts() -> None:
     """20,000 prompts of uniform success rates in 40 batches of 64, with the defaults of level replay and those here."""
     kinds = {"defaults of level replay": {"prioritization": Rank(), "score_temperature": 0.1, "replay_in_flight": True}}
     rates = np.random.default_rng(0).uniform(0.0, 1.0, 20_000)
-    outcomes = torch.from_numpy((np.random.default_rng(1).random((20_000, 8)) < rates[:, None]).astype(float))
     for name, options in (kinds | {"learnability": {}}).items():
-        levels = LevelBuffer(20_000, score=scores.Learnability(8), seed=0, **options)
-        levels.record(range(20_000), outcomes=outcomes)
-        effective = levels.stats()["effective_levels"]
         for replace in (True, False):
-            drawn = [levels.next_levels(64, replace=replace) for _ in range(40)]
+            levels = LevelBuffer(20_000, score=scores.Learnability(8), seed=0, **options)
+            levels.record(range(20_000), rates * (1.0 - rates))
+            effective = levels.stats()["effective_levels"]
+            drawn = torch.stack([levels.next_levels(64, replace=replace) for _ in range(40)])
             twice = sum(64 - len(batch.unique()) for batch in drawn)
-            print(f"20,000 prompts, {name}, replace={replace}: {twice} of 2,560 twice, effective {effective:.1f}")
+            print(
+                f"20,000 prompts, {name}, replace={replace}: effective {effective:.1f}; of 2,560 draws {twice} twice "
+                f"in their batch, {len(drawn.unique())} different prompts"
+            )
 
 
 def smooth(curve: np.ndarray, width: int = 15) -> np.ndarray:

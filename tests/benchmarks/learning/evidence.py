@@ -24,7 +24,7 @@ METHODS: Mapping[str, tuple[str, Sequence[str]]] = {
         ("locks", "lock-temperatures", "multi-room"),
     ),
     "Learnability of prompts": (
-        "levels of high p (1 - p) are learned from faster than uniform ones (mazes, robots); nothing on language models",
+        "mazes and robots: levels of high p (1 - p) are learned faster than uniform ones; nothing on language models",
         ("prompts",),
     ),
     "Neighbourhood mixup": (

@@ -95,11 +95,11 @@ EXPERIMENTS = (
         title="Sums of two numbers, a small transformer: prompts by learnability",
         claim="Levels of high p (1 - p) learn faster than uniform ones and than those of regret scores (Rutherford et "
         "al. 2024, https://arxiv.org/abs/2408.15099); of language models the paper has nothing.",
-        task="A transformer of one layer and 48 units, from random weights, writes the three digits of a sum. It imitates "
-        "right answers until a tenth of 500 other questions is answered, then learns by a group-relative policy "
-        "gradient in Lightning, 64 questions with 8 answers each in a batch, from a LevelBatchSampler. Every 20 "
-        "updates it answers the 1,000 questions and the 500 others, greedily. Learning rate, sizes and the share of replays were "
-        "chosen on pilot seeds, and are the same for all arms.",
+        task="A transformer of one layer and 48 units, from random weights, writes the three digits of a sum. It "
+        "imitates right answers until a tenth of 500 other questions is answered, then learns by a group-relative "
+        "policy gradient in Lightning, 64 questions with 8 answers each in a batch, from a LevelBatchSampler. Every 20 "
+        "updates it answers the 1,000 questions and the 500 others, greedily. Learning rate, sizes and the share of "
+        "replays were chosen on pilot seeds, and are the same for all arms.",
         length="{updates:,} updates",
         arms={
             "uniform": {"levels": "uniform"},
