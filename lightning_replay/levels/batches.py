@@ -18,13 +18,12 @@ class LevelBatchSampler(Sampler[list[int]]):
     """Batches of level ids, drawn when they are needed: ``DataLoader(level_set, batch_sampler=...)``.
 
     Workers that prefetch only fetch the objects: all draws are in the process of the DataLoader, from the scores that
-    :meth:`~lightning_replay.levels.LevelBuffer.record` has until then. Call ``record`` for baselines too: it ends the
-    draws of a batch. An iteration that is left before its end is given up, with the batches drawn ahead.
+    :meth:`~lightning_replay.levels.LevelBuffer.record` has until then. Call it for baselines too: it ends the draws. A
+    new iteration gives up all draws without a score; nothing else may draw batches from ``levels`` meanwhile.
 
-    Save ``levels`` and this sampler, or a ``StatefulDataLoader`` of torchdata with it, at the same time. After both are
+    Save ``levels`` and this sampler, or torchdata's ``StatefulDataLoader`` of it, at the same time. After both are
     loaded, the batches without a score come first, then those of a run without a break; of a batch recorded in part the
-    rest is given up. A state after the last batch is followed by a new iteration. Nothing else may draw from ``levels``
-    between the draw of a batch and its ``record``, if these are to come again.
+    rest is given up. After the last batch a new iteration follows.
 
     Args:
         levels: a :class:`~lightning_replay.levels.LevelBuffer` or a baseline.
@@ -39,8 +38,7 @@ class LevelBatchSampler(Sampler[list[int]]):
         levels.check_draw(self.batch_size, replace=False)
         self.num_batches: int | None = checked_optional_count("num_batches", num_batches)
         self._drawn = 0  # batches of the newest iteration
-        self._first: int | None = None  # the episode before the first batch of all iterations
-        self._loaded: int | None = None  # of a state: the episode before the first batch of its iteration
+        self._loaded: int | None = None  # of a state: the episode before its iteration
 
     def __len__(self) -> int:
         if self.num_batches is None:
@@ -50,14 +48,12 @@ class LevelBatchSampler(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         if self._loaded is None:  # a state waits for the first batch: DataLoaders make iterators that they do not use
             self._drawn = 0
-        if self._first is None:
-            self._first = self.levels.episodes
         return self._batches()
 
     def _batches(self) -> Iterator[list[int]]:
         begun, self._loaded = self._loaded, None
         waiting: dict[int, list[int]] = {}  # by the number of their batch
-        for started, level_id in self.levels.running.drawn_after(self._first or 0):
+        for started, level_id in self.levels.running.draws():
             waiting.setdefault((started - 1 - (begun or 0)) // self.batch_size, []).append(level_id)
         again, drawn = [], 0
         if begun is not None:  # also those that workers have drawn since the state
@@ -80,4 +76,4 @@ class LevelBatchSampler(Sampler[list[int]]):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores :meth:`state_dict`; load the levels, too."""
-        self._first = self._loaded = int(state["begun"])
+        self._loaded = int(state["begun"])

@@ -88,9 +88,9 @@ class ActiveEpisodes:
             del draws[0]
         draws.append(started)
 
-    def drawn_after(self, episode: int) -> list[tuple[int, int]]:
-        """Returns episode and level of later draws that await a score, oldest first."""
-        return sorted((one, level_id) for level_id, draws in self.awaited.items() for one in draws if one > episode)
+    def draws(self) -> list[tuple[int, int]]:
+        """Returns episode and level of the draws that await a score, oldest first."""
+        return sorted((one, level_id) for level_id, draws in self.awaited.items() for one in draws)
 
     def receive_score(self, level_id: int, otherwise: int) -> int:
         """Ends the level's oldest draw for no actor; returns the number of its episode, or ``otherwise``."""
