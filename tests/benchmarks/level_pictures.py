@@ -18,7 +18,7 @@ from lightning_replay.levels.selector import LevelSelector
 from tests.benchmarks.learning.pictures import shrink
 from tests.benchmarks.page_pictures import IMAGES
 
-LEVELS, BATCH, OUTCOMES, UPDATES = 2_000, 64, 8, 300
+LEVELS, BATCH, OUTCOMES, UPDATES = 2_000, 64, 8, 200
 KINDS = ("ladder", "coin", "unsolvable")
 
 
@@ -39,18 +39,23 @@ class SimulatedLearner:
         rate = 1.0 / (1.0 + np.exp(2.0 * (self._difficulty - self.skill)))
         return np.select([self.kind == 0, self.kind == 1], [rate, 0.5], 0.0)
 
-    def practise(self, level_ids: np.ndarray) -> np.ndarray:
+    def attempts(self, level_ids: np.ndarray) -> np.ndarray:
         rate = self.rates()[level_ids]
-        outcomes = self._random.random((len(level_ids), OUTCOMES)) < rate[:, None]
+        return (self._random.random((len(level_ids), OUTCOMES)) < rate[:, None]).astype(np.float64)
+
+    def practise(self, level_ids: np.ndarray) -> np.ndarray:
+        outcomes, rate = self.attempts(level_ids), self.rates()[level_ids]
         self.skill += float((rate * (1.0 - rate) * (self.kind[level_ids] == 0)).mean())
-        return outcomes.astype(np.float64)
+        return outcomes
 
 
-def learn(levels: LevelSelector, seed: int = 0, updates: int = UPDATES, **kinds: float) -> dict[str, np.ndarray]:
-    """Skill, shares of a batch by kind, and ladder levels within reach whose last outcomes were all failures."""
+def learn(levels: LevelSelector, seed: int = 0, measured: bool = False, **kinds: float) -> dict[str, np.ndarray]:
+    """Skill, shares of a batch by kind, and the share of the ladder levels within reach whose score is still 0."""
     learner = SimulatedLearner(seed, **kinds)
+    if measured:  # all of them, before anything is learned
+        levels.record(range(LEVELS), outcomes=torch.from_numpy(learner.attempts(np.arange(LEVELS))))
     curves: dict[str, list] = {"skill": [], "shares": [], "solved": [], "stale": []}
-    for _ in range(updates):
+    for _ in range(UPDATES):
         ids = levels.next_levels(BATCH)
         drawn, rates = ids.numpy(), learner.rates()
         curves["shares"].append(np.bincount(learner.kind[drawn], minlength=3) / BATCH)
@@ -126,12 +131,12 @@ def draw_staleness() -> None:
     """Levels that came within reach and still have the score 0 of their first outcomes, by staleness weight."""
     figure, panels = make_figure("staleness", 1, 2, 3.5)
     for number, weight in enumerate((0.0, 0.1, 0.3, 0.6)):
-        runs = [learn(learnability(weight), seed, coins=0.0) for seed in range(3)]
+        runs = [learn(learnability(weight), seed, measured=True, coins=0.0) for seed in range(2)]
         stale, skill = (np.mean([one[key] for one in runs], 0) for key in ("stale", "skill"))
         panels[0, 0].plot(smooth(stale), color=COLORS[number], label=f"staleness weight {weight:g}")
         panels[0, 1].plot(skill, color=COLORS[number])
-        print(f"staleness weight {weight:g}: {stale[100:].mean():.2f} stale, skill {skill[-1]:.2f}")
-    runs = [learn(UniformLevels(LEVELS, seed=0), seed, coins=0.0) for seed in range(3)]
+        print(f"staleness weight {weight:g}: {stale[-100:].mean():.2f} stale, skill {skill[-1]:.2f}")
+    runs = [learn(UniformLevels(LEVELS, seed=0), seed, measured=True, coins=0.0) for seed in range(2)]
     panels[0, 1].plot(np.mean([one["skill"] for one in runs], 0), ":", color="0.4", label="uniform levels")
     print(f"uniform: skill {np.mean([one['skill'][-1] for one in runs]):.2f}")
     panels[0, 0].set(xlabel="updates", ylabel="learnable levels with a score of 0")

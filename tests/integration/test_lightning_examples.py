@@ -74,6 +74,7 @@ def test_prompts(run_script: Any) -> None:
     assert all("of other questions answered, after 3 updates " in line for line in output[-3:])
 
 
+@pytest.mark.filterwarnings("ignore")  # TRL and its libraries are not among those that the tests hold to be quiet
 def test_prompts_with_trl(run_script: Any) -> None:
     pytest.importorskip("trl", reason="examples/trl_prompts.py needs TRL, which no extra installs")
     output = run_script("trl_prompts.py")

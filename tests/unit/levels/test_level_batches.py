@@ -137,12 +137,22 @@ def test_feedback_in_another_order_and_in_part() -> None:
 @pytest.mark.parametrize(("num_workers", "make"), [(0, SELECTORS["uniform"]), (2, SELECTORS["learnability"])])
 def test_an_iteration_that_was_left_begins_anew_and_keeps_no_level_in_flight(num_workers: int, make: Any) -> None:
     run = Run(make, "torch", num_workers)
+    run.load(run.state())  # which is of the first iteration alone
     for _ in range(3):
         assert len(run.read(itertools.islice(batches_of(run), 2))) == 2
     # the batches that were drawn ahead and the one that is drawn when the loop is left
     assert run.levels.stats()["in_flight"] <= 4 * 6
     assert len(run.read(run.loader)) == 9
     assert run.levels.stats()["in_flight"] == 0
+
+
+def test_a_state_of_a_new_iteration_has_no_batch_of_one_that_was_left() -> None:
+    run, resumed = (Run(SELECTORS["learnability"], "torch", 0) for _ in range(2))
+    (left,) = run.read(itertools.islice(batches_of(run), 1), record=False)
+    iter(run.sampler)  # as a StatefulDataLoader does before it takes the state of an iteration
+    resumed.load(run.state())
+    read = resumed.read(resumed.loader)
+    assert read[0] != left and len(read) == 9 and resumed.levels.stats()["in_flight"] == 0
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
