@@ -121,7 +121,7 @@ def draw_wrong_scores() -> None:
             curves = learn(make(), coins=coins)
             panels[0, 2].plot(curves["skill"], style, color=COLORS[number], label=f"{name}, {coins:.0%} coins")
             print(f"{name}, {coins:.0%} coins: skill {curves['skill'][-1]:.2f}")
-    panels[0, 2].set(xlabel="updates", ylabel="skill")
+    panels[0, 2].set(xlabel="updates", ylabel="skill", ylim=(-0.5, 18))
     panels[0, 2].legend(fontsize="x-small")
     figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
     save_figure(figure, IMAGES / "levels_wrong_scores.png")
