@@ -46,8 +46,12 @@ class _Unscored(LevelSelector):
 
     def next_levels(self, count: int, *, replace: bool = False) -> Tensor:
         self.check_draw(count, replace)
-        self.episodes += count
-        return torch.tensor(self._choose_many(count, replace), dtype=torch.int64, device="cpu")
+        level_ids = self._choose_many(count, replace)
+        for level_id in level_ids:
+            self.episodes += 1
+            if self._ids is not None:  # otherwise they would have no bound where nothing is recorded
+                self.running.await_score(level_id, self.episodes)
+        return torch.tensor(level_ids, dtype=torch.int64, device="cpu")
 
     @abstractmethod
     def _choose(self) -> int: ...

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -14,15 +13,17 @@ from lightning_replay.options import check_kind, checked_count, checked_optional
 
 __all__ = ["LevelBatchSampler"]
 
-_KEPT = 256  # batches that a state may hold; a DataLoader draws prefetch_factor batches ahead for each worker
-
 
 class LevelBatchSampler(Sampler[list[int]]):
     """Batches of level ids, drawn when they are needed: ``DataLoader(level_set, batch_sampler=...)``.
 
     Workers that prefetch only fetch the objects: all draws are in the process of the DataLoader, from the scores that
-    :meth:`~lightning_replay.levels.LevelBuffer.record` has until then. Save ``levels`` and this sampler together: after
-    both are loaded, batches that were drawn ahead and not recorded come first, and then those of a run without a break.
+    :meth:`~lightning_replay.levels.LevelBuffer.record` has until then. Call it for baselines too: it ends the draws. A
+    new iteration gives up all draws without a score; nothing else may draw batches from ``levels`` meanwhile.
+
+    Save ``levels`` and this sampler, or torchdata's ``StatefulDataLoader`` of it, at the same time. After both are
+    loaded, the batches without a score come first, then those of a run without a break; of a batch recorded in part the
+    rest is given up. After the last batch a new iteration follows.
 
     Args:
         levels: a :class:`~lightning_replay.levels.LevelBuffer` or a baseline.
@@ -36,9 +37,8 @@ class LevelBatchSampler(Sampler[list[int]]):
         self.batch_size: int = checked_count("batch_size", batch_size, of="levels")
         levels.check_draw(self.batch_size, replace=False)
         self.num_batches: int | None = checked_optional_count("num_batches", num_batches)
-        self._drawn = 0
-        self._recent: deque[list[int]] = deque(maxlen=_KEPT)
-        self._again: deque[list[int]] = deque()  # of a state: drawn before it, and not recorded
+        self._drawn = 0  # batches of the newest iteration
+        self._loaded: int | None = None  # of a state: the episode before its iteration
 
     def __len__(self) -> int:
         if self.num_batches is None:
@@ -46,23 +46,34 @@ class LevelBatchSampler(Sampler[list[int]]):
         return self.num_batches
 
     def __iter__(self) -> Iterator[list[int]]:
-        while self.num_batches is None or self._drawn < self.num_batches or self._again:
-            if self._again:
-                batch = self._again.popleft()
-            else:
-                batch = self.levels.next_levels(self.batch_size).tolist()
-                self._drawn += 1
-            self._recent.append(batch)
+        if self._loaded is None:  # a state waits for the first batch: DataLoaders make iterators that they do not use
+            self._drawn = 0
+        return self._batches()
+
+    def _batches(self) -> Iterator[list[int]]:
+        begun, self._loaded = self._loaded, None
+        waiting: dict[int, list[int]] = {}  # by the number of their batch
+        for started, level_id in self.levels.running.draws():
+            waiting.setdefault((started - 1 - (begun or 0)) // self.batch_size, []).append(level_id)
+        again, drawn = [], 0
+        if begun is not None:  # also those that workers have drawn since the state
+            again = [waiting.pop(n) for n in list(waiting) if n >= 0 and len(waiting[n]) == self.batch_size]
+            drawn = (self.levels.episodes - begun) // self.batch_size
+        for rest in waiting.values():
+            self.levels.abandon_levels(rest)
+        if not again and drawn == self.num_batches:
+            drawn = 0
+        self._drawn = drawn
+        yield from again
+        while self.num_batches is None or drawn < self.num_batches:
+            batch = self.levels.next_levels(self.batch_size).tolist()
+            self._drawn = drawn = drawn + 1
             yield batch
-        self._drawn = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the place in the iteration and the batches, of the last 256, that await their scores."""
-        awaited = self.levels.running.awaited
-        waiting = [batch for batch in self._recent if all(level_id in awaited for level_id in batch)]
-        return {"drawn": self._drawn, "waiting": [*waiting, *self._again]}
+        """Returns the place in the iteration; the batches that await their scores are in the state of ``levels``."""
+        return {"begun": self.levels.episodes - self._drawn * self.batch_size if self._loaded is None else self._loaded}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores :meth:`state_dict`; load the levels, too."""
-        self._drawn, self._again = int(state["drawn"]), deque(map(list, state["waiting"]))
-        self._recent.clear()
+        self._loaded = int(state["begun"])

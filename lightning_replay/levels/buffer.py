@@ -434,11 +434,10 @@ class LevelBuffer(LevelSelector):
             self._new.scored(level_ids[place])
         return scores
 
-    def _end(self, actor: Actor, episode: ActiveEpisode) -> None:
-        self.running.end(actor, episode)
-        if not self._is_known(episode.level_id):  # abandoned, or refused a row
-            self._new.end(episode.level_id)
-            self._best_returns.pop(episode.level_id, None)
+    def _leave(self, level_id: int) -> None:
+        if not self._is_known(level_id):  # abandoned, or refused a row
+            self._new.end(level_id)
+            self._best_returns.pop(level_id, None)
 
     def flush(self) -> None:
         """Turns partial scores into scores, see :meth:`LevelSelector.flush`; an episode over three rollouts gets three.

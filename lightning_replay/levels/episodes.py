@@ -15,6 +15,8 @@ from tensordict import TensorDictBase
 from lightning_replay.levels.level_ids import Actor
 from lightning_replay.levels.scores import ValueColumns
 
+_MOST_AWAITED = 64  # draws of a level: a loop that never records does not collect them without end
+
 
 @dataclass(eq=False)  # two episodes on one level are two
 class ActiveEpisode:
@@ -76,8 +78,16 @@ class ActiveEpisodes:
             del self.played[level_id]
 
     def await_score(self, level_id: int, started: int) -> None:
-        self.awaited.setdefault(level_id, []).append(started)
-        self.played[level_id] = self.played.get(level_id, 0) + 1
+        draws = self.awaited.setdefault(level_id, [])
+        if len(draws) < _MOST_AWAITED:
+            self.played[level_id] = self.played.get(level_id, 0) + 1
+        else:
+            del draws[0]
+        draws.append(started)
+
+    def draws(self) -> list[tuple[int, int]]:
+        """Returns episode and level of the draws that await a score, oldest first."""
+        return sorted((one, level_id) for level_id, draws in self.awaited.items() for one in draws)
 
     def receive_score(self, level_id: int, otherwise: int) -> int:
         """Ends the level's oldest draw for no actor; returns the number of its episode, or ``otherwise``."""

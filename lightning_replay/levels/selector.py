@@ -79,8 +79,17 @@ class LevelSelector(Seeded, ABC):
             )
 
     def record(self, level_id: Any, score: Any = None, *, outcomes: Any = None) -> Any:
-        """Checks the ids of levels; baselines use no scores."""
-        self.checked_ids(level_id)
+        """Ends draws by :meth:`next_levels`; baselines use no scores."""
+        self.abandon_levels(level_id)
+
+    def abandon_levels(self, level_id: Any) -> None:
+        """Ends draws by :meth:`next_levels` that get no score, as those of a lost batch: of each level the oldest."""
+        for one in self.checked_ids(level_id):
+            self.running.receive_score(one, 0)
+            self._leave(one)
+
+    def _leave(self, level_id: int) -> None:
+        """Takes notice that an episode or draw on a level has ended."""
 
     def checked_ids(self, level_id: Any) -> list[int]:
         ids = torch.as_tensor(level_id, device="cpu")
@@ -153,6 +162,7 @@ class LevelSelector(Seeded, ABC):
 
     def _end(self, actor: Actor, episode: ActiveEpisode) -> None:
         self.running.end(actor, episode)
+        self._leave(episode.level_id)
 
     def flush(self) -> None:
         """Turns non-zero partial scores of unfinished episodes into scores, and resets them.

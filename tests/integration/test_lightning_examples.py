@@ -67,6 +67,21 @@ def test_hindsight(run_script: Any) -> None:
     assert "return after 800 steps: " in output[-2] and "0% stored, " in output[-1] and "0% drawn" not in output[-1]
 
 
+def test_prompts(run_script: Any) -> None:
+    output = run_script("lightning_prompts.py")
+    kinds = ("uniform", "learnability, staleness weight 0", "learnability, staleness weight 0.3")
+    assert [line.split(":")[0] for line in output[-3:]] == list(kinds)
+    assert all("of other questions answered, after 3 updates " in line for line in output[-3:])
+
+
+@pytest.mark.filterwarnings("ignore")  # TRL and its libraries are not among those that the tests hold to be quiet
+def test_prompts_with_trl(run_script: Any) -> None:
+    pytest.importorskip("trl", reason="examples/trl_prompts.py needs TRL, which no extra installs")
+    output = run_script("trl_prompts.py")
+    lines = [line for line in output if line.startswith(("uniform: ", "learnability: "))]
+    assert len(lines) == 2 and all("24 questions drawn" in line for line in lines)
+
+
 def test_dict_observations(run_script: Any) -> None:
     output = run_script("lightning_dict_observations.py")
     assert "'camera': [64, 5, 5, 1]" in output[-2] and "of 100 episodes" in output[-1]

@@ -27,6 +27,10 @@ METHODS: Mapping[str, tuple[str, Sequence[str]]] = {
         "test return on Procgen: level replay with UCB-DrAC more than 76 % above PPO, the best of those compared",
         ("augmentation",),
     ),
+    "Learnability of prompts": (
+        "mazes and robots: levels of high p (1 - p) are learned faster than uniform ones; nothing on language models",
+        ("prompts",),
+    ),
     "Neighbourhood mixup": (
         "TD3 after 200,000 steps, uniform to mixup: HalfCheetah 6,467 to 9,340, Walker2d 2,236 to 4,611, Ant 2,005 to "
         "4,347",

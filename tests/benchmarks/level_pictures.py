@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Draws the pictures of docs/levels-when.md and prints the figures of it and of docs/levels-outcomes.md: a minute.
+
+python -m tests.benchmarks.level_pictures
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from lightning_replay.inspection.plotting import COLORS, make_figure, save_figure
+from lightning_replay.levels import LevelBuffer, Rank, UniformLevels, scores
+from lightning_replay.levels.selector import LevelSelector
+from tests.benchmarks.learning.pictures import shrink
+from tests.benchmarks.page_pictures import IMAGES
+
+LEVELS, BATCH, OUTCOMES, UPDATES = 2_000, 64, 8, 200
+KINDS = ("ladder", "coin", "unsolvable")
+
+
+class SimulatedLearner:
+    """A skill that grows by practice: level i succeeds with probability ``1 / (1 + exp(2 (difficulty_i - skill)))``.
+
+    Of the levels seven in ten are a ladder of difficulties from 0 to 10, one in ten is a coin, and two in ten are
+    unsolvable. A batch adds its mean p (1 - p) on the ladder to the skill; the coins teach nothing.
+    """
+
+    def __init__(self, seed: int, coins: float = 0.1, unsolvable: float = 0.2) -> None:
+        self._random = np.random.default_rng(seed)
+        self.kind = self._random.choice(3, LEVELS, p=[1.0 - coins - unsolvable, coins, unsolvable])
+        self._difficulty = self._random.uniform(0.0, 10.0, LEVELS)
+        self.skill = 0.0
+
+    def rates(self) -> np.ndarray:
+        rate = 1.0 / (1.0 + np.exp(2.0 * (self._difficulty - self.skill)))
+        return np.select([self.kind == 0, self.kind == 1], [rate, 0.5], 0.0)
+
+    def attempts(self, level_ids: np.ndarray) -> np.ndarray:
+        rate = self.rates()[level_ids]
+        return (self._random.random((len(level_ids), OUTCOMES)) < rate[:, None]).astype(np.float64)
+
+    def practise(self, level_ids: np.ndarray) -> np.ndarray:
+        outcomes, rate = self.attempts(level_ids), self.rates()[level_ids]
+        self.skill += float((rate * (1.0 - rate) * (self.kind[level_ids] == 0)).mean())
+        return outcomes
+
+
+def learn(levels: LevelSelector, seed: int = 0, measured: bool = False, **kinds: float) -> dict[str, np.ndarray]:
+    """Skill, shares of a batch by kind, and the share of the ladder levels within reach whose score is still 0."""
+    learner = SimulatedLearner(seed, **kinds)
+    if measured:  # all of them, before anything is learned
+        levels.record(range(LEVELS), outcomes=torch.from_numpy(learner.attempts(np.arange(LEVELS))))
+    curves: dict[str, list] = {"skill": [], "shares": [], "solved": [], "stale": []}
+    for _ in range(UPDATES):
+        ids = levels.next_levels(BATCH)
+        drawn, rates = ids.numpy(), learner.rates()
+        curves["shares"].append(np.bincount(learner.kind[drawn], minlength=3) / BATCH)
+        curves["solved"].append(float(((learner.kind[drawn] == 0) & (rates[drawn] > 0.95)).mean()))
+        levels.record(ids, outcomes=torch.from_numpy(learner.practise(drawn)))
+        found = levels.probabilities()
+        own, learnable = found["level_id"].numpy(), learner.rates() * (1.0 - learner.rates()) > 0.1
+        wrong = (found["score"].numpy() == 0.0) & learnable[own] & (learner.kind[own] == 0)
+        curves["stale"].append(wrong.sum() / max((learnable & (learner.kind == 0)).sum(), 1))
+        curves["skill"].append(learner.skill)
+    return {name: np.array(curve) for name, curve in curves.items()}
+
+
+def learnability(staleness_weight: float = 0.1, **options) -> LevelBuffer:
+    return LevelBuffer(LEVELS, score=scores.Learnability(8), staleness_weight=staleness_weight, seed=0, **options)
+
+
+def draw_spread() -> None:
+    """Effective levels and duplicates of a batch by temperature and staleness weight."""
+    figure, panels = make_figure("spread", 1, 2, 3.5)
+    rates = np.random.default_rng(0).uniform(0.0, 1.0, LEVELS)
+    temperatures = (0.1, 0.3, 1.0, 3.0)
+    kinds: dict[str, dict] = {"by rank": {"prioritization": Rank()}, "in proportion": {}}
+    print(f"{LEVELS} levels, success rates uniform in [0, 1], all played; batches of {BATCH} with duplicates")
+    for number, (kind, options) in enumerate(kinds.items()):
+        for style, staleness_weight in (("-", 0.1), ("--", 0.3)):
+            spread, twice = [], []
+            for temperature in temperatures:
+                levels = learnability(staleness_weight, score_temperature=temperature, replay_in_flight=True, **options)
+                levels.record(range(LEVELS), rates * (1.0 - rates))
+                spread.append(levels.stats()["effective_levels"])
+                drawn = [levels.next_levels(BATCH, replace=True) for _ in range(40)]
+                twice.append(sum(BATCH - len(batch.unique()) for batch in drawn) / (40 * BATCH))
+            label = f"{kind}, staleness weight {staleness_weight:g}"
+            panels[0, 0].plot(temperatures, spread, style, marker="o", color=COLORS[number], label=label)
+            panels[0, 1].plot(temperatures, twice, style, marker="o", color=COLORS[number])
+            print(f"  {label}: effective {np.round(spread, 1)}, duplicates {np.round(twice, 3)} at {temperatures}")
+    panels[0, 0].set(xscale="log", yscale="log", xlabel="score_temperature", ylabel="effective levels")
+    panels[0, 1].set(xscale="log", xlabel="score_temperature", ylabel="duplicates in a batch of 64")
+    figure.legend(loc="outside lower center", ncols=2)
+    save_figure(figure, IMAGES / "levels_spread.png")
+
+
+def draw_wrong_scores() -> None:
+    """What the batches of uniform levels and of learnability consist of, and the skill that follows."""
+    arms: dict[str, Callable[[], LevelSelector]] = {
+        "uniform": lambda: UniformLevels(LEVELS, seed=0),
+        "learnability": learnability,
+    }
+    figure, panels = make_figure("wrong scores", 1, 3, 3.5)
+    names = ("ladder, within reach or above", "ladder, solved", "coins", "unsolvable")
+    for axes, (name, make) in zip(panels[0], arms.items(), strict=False):
+        curves = learn(make())
+        ladder, coins, unsolvable = curves["shares"].T
+        parts = [smooth(part) for part in (ladder - curves["solved"], curves["solved"], coins, unsolvable)]
+        axes.stackplot(np.arange(UPDATES), parts, colors=COLORS[:4], labels=names)
+        axes.set(title=name, xlabel="updates", ylim=(0, 1))
+        shares = {label: round(float(part[-100:].mean()), 2) for label, part in zip(names, parts, strict=True)}
+        print(f"{name}: skill {curves['skill'][-1]:.2f}; shares of the last 100 batches {shares}")
+    panels[0, 0].set_ylabel("share of a batch")
+    for number, coins in enumerate((0.0, 0.1, 0.4)):
+        for style, (name, make) in zip((":", "-"), arms.items(), strict=True):
+            curves = learn(make(), coins=coins)
+            panels[0, 2].plot(curves["skill"], style, color=COLORS[number], label=f"{name}, {coins:.0%} coins")
+            print(f"{name}, {coins:.0%} coins: skill {curves['skill'][-1]:.2f}")
+    panels[0, 2].set(xlabel="updates", ylabel="skill", ylim=(-0.5, 18))
+    panels[0, 2].legend(fontsize="x-small")
+    figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    save_figure(figure, IMAGES / "levels_wrong_scores.png")
+
+
+def draw_staleness() -> None:
+    """Levels that came within reach and still have the score 0 of their first outcomes, by staleness weight."""
+    figure, panels = make_figure("staleness", 1, 2, 3.5)
+    for number, weight in enumerate((0.0, 0.1, 0.3, 0.6)):
+        runs = [learn(learnability(weight), seed, measured=True, coins=0.0) for seed in range(2)]
+        stale, skill = (np.mean([one[key] for one in runs], 0) for key in ("stale", "skill"))
+        panels[0, 0].plot(smooth(stale), color=COLORS[number], label=f"staleness weight {weight:g}")
+        panels[0, 1].plot(skill, color=COLORS[number])
+        print(f"staleness weight {weight:g}: {stale[-100:].mean():.2f} stale, skill {skill[-1]:.2f}")
+    runs = [learn(UniformLevels(LEVELS, seed=0), seed, measured=True, coins=0.0) for seed in range(2)]
+    panels[0, 1].plot(np.mean([one["skill"] for one in runs], 0), ":", color="0.4", label="uniform levels")
+    print(f"uniform: skill {np.mean([one['skill'][-1] for one in runs]):.2f}")
+    panels[0, 0].set(xlabel="updates", ylabel="learnable levels with a score of 0")
+    panels[0, 1].set(xlabel="updates", ylabel="skill")
+    figure.legend(loc="outside lower center", ncols=3)
+    save_figure(figure, IMAGES / "levels_staleness.png")
+
+
+def print_prompts() -> None:
+    """20,000 prompts of uniform success rates in 40 batches of 64, with the defaults of level replay and those here."""
+    kinds = {"defaults of level replay": {"prioritization": Rank(), "score_temperature": 0.1, "replay_in_flight": True}}
+    rates = np.random.default_rng(0).uniform(0.0, 1.0, 20_000)
+    for name, options in (kinds | {"learnability": {}}).items():
+        for replace in (True, False):
+            levels = LevelBuffer(20_000, score=scores.Learnability(8), seed=0, **options)
+            levels.record(range(20_000), rates * (1.0 - rates))
+            effective = levels.stats()["effective_levels"]
+            drawn = torch.stack([levels.next_levels(64, replace=replace) for _ in range(40)])
+            twice = sum(64 - len(batch.unique()) for batch in drawn)
+            print(
+                f"20,000 prompts, {name}, replace={replace}: effective {effective:.1f}; of 2,560 draws {twice} twice "
+                f"in their batch, {len(drawn.unique())} different prompts"
+            )
+
+
+def smooth(curve: np.ndarray, width: int = 15) -> np.ndarray:
+    padded = np.pad(curve, width // 2, mode="edge")
+    return np.convolve(padded, np.ones(width) / width, "valid")
+
+
+def main() -> None:
+    """Draws them all."""
+    warnings.filterwarnings("ignore", message=".*took the same level as the replay before")
+    print_prompts()
+    draw_spread()
+    draw_wrong_scores()
+    draw_staleness()
+    for name in ("levels_spread", "levels_wrong_scores", "levels_staleness"):
+        shrink(IMAGES / f"{name}.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batches of levels in DataLoaders: prefetching workers, several iterations, resume, torchdata, Lightning."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from lightning_replay.levels import LevelBatchSampler, LevelBuffer, LevelSet, SequentialLevels, UniformLevels, scores
+from lightning_replay.levels.selector import LevelSelector
+from tests.unit.lit.toys import make_trainer
+
+PROMPTS = LevelSet([{"question": f"{n} + 1 ="} for n in range(60)])
+SELECTORS: dict[str, Callable[[], LevelSelector]] = {
+    "learnability": lambda: LevelBuffer(PROMPTS, score=scores.Learnability(window=4), seed=0),
+    "uniform": lambda: UniformLevels(PROMPTS, seed=0),
+    "sequential": lambda: SequentialLevels(PROMPTS),
+}
+
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata on torch 2.13
+
+
+class Run:
+    """A loop that reads batches and records outcomes that follow from the levels, and its saves."""
+
+    def __init__(self, make: Callable[[], LevelSelector], kind: str, num_workers: int, num_batches: int | None = 9):
+        self.levels = make()
+        self.sampler = LevelBatchSampler(self.levels, batch_size=6, num_batches=num_batches)
+        options: dict[str, Any] = {"batch_sampler": self.sampler, "collate_fn": list, "num_workers": num_workers}
+        self.is_torchdata = kind == "torchdata"
+        if self.is_torchdata:
+            loader = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+            self.loader = loader(PROMPTS, **options)
+        else:
+            self.loader = DataLoader(PROMPTS, **options)
+        self._seen = 0
+
+    def read(self, batches: Iterable[list[dict[str, Any]]], record: bool = True) -> list[list[int]]:
+        read = []
+        for batch in batches:
+            read.append([item["level_id"] for item in batch])
+            assert all(PROMPTS[item["level_id"]] == item for item in batch)
+            if record:
+                self.record(read[-1])
+        return read
+
+    def record(self, ids: list[int]) -> None:
+        if isinstance(self.levels, LevelBuffer):
+            self.levels.record(ids, outcomes=torch.tensor([[one % 2, one % 3 > 0] for one in ids]).float())
+        else:
+            self.levels.record(ids)
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "levels": self.levels.state_dict(),
+            "loader": self.loader.state_dict() if self.is_torchdata else self.sampler.state_dict(),
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.levels.load_state_dict(state["levels"])
+        (self.loader if self.is_torchdata else self.sampler).load_state_dict(state["loader"])
+
+
+def batches_of(run: Run) -> Iterator[Any]:
+    return iter(run.loader)
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_workers", "at", "make"),
+    [
+        *itertools.product(("torch", "torchdata"), (0, 2), (0, 4, 9), [SELECTORS["learnability"]]),
+        *itertools.product(("torch", "torchdata"), (2,), (4,), [SELECTORS["uniform"], SELECTORS["sequential"]]),
+    ],
+)
+def test_a_resumed_run_reads_the_batches_of_one_without_a_break(
+    kind: str, num_workers: int, at: int, make: Any
+) -> None:
+    whole, stopped, resumed = (Run(make, kind, num_workers) for _ in range(3))
+    both = whole.read(whole.loader) + whole.read(whole.loader)
+    before = stopped.read(itertools.islice(batches_of(stopped), at)) if at else []
+    state = stopped.state()
+    resumed.load(state)
+    after = resumed.read(resumed.loader)
+    assert before + after == both[: at + len(after)]
+    assert len(after) == (9 - at or 9)  # after the last batch another iteration begins
+    if at == 4:
+        assert before + after + resumed.read(resumed.loader) == both
+    assert resumed.levels.stats()["in_flight"] == 0
+
+
+@pytest.mark.parametrize(("kind", "num_workers"), [("torch", 0), ("torchdata", 2)])
+def test_a_batch_without_its_scores_comes_again(kind: str, num_workers: int) -> None:
+    stopped, resumed, whole = (Run(SELECTORS["learnability"], kind, num_workers) for _ in range(3))
+    batches = batches_of(stopped)
+    stopped.read(itertools.islice(batches, 3))
+    (lost,) = stopped.read(itertools.islice(batches, 1), record=False)
+    resumed.load(stopped.state())
+    after = resumed.read(resumed.loader)
+    assert after[0] == lost and len(after) == 6
+    assert resumed.levels.episodes == 9 * 6
+    assert whole.read(whole.loader)[3:] == after
+
+
+@pytest.mark.parametrize(("kind", "num_workers"), [("torch", 2), ("torchdata", 2)])
+def test_a_second_save_after_the_first_resume(kind: str, num_workers: int) -> None:
+    whole, *stopped = (Run(SELECTORS["learnability"], kind, num_workers) for _ in range(4))
+    expected, read = whole.read(whole.loader), []
+    for first, second in itertools.pairwise([*stopped, None]):
+        read += first.read(itertools.islice(batches_of(first), 2) if second else first.loader)
+        if second:
+            second.load(first.state())
+    assert read == expected
+
+
+def test_feedback_in_another_order_and_in_part() -> None:
+    run = Run(SELECTORS["learnability"], "torch", 0)
+    batches = batches_of(run)
+    first, second, third = run.read(itertools.islice(batches, 3), record=False)
+    run.record(second[::-1])
+    run.record(first[:2])
+    assert run.levels.stats()["in_flight"] == 6 + 4
+    again = Run(SELECTORS["learnability"], "torch", 0)
+    again.load(run.state())
+    assert again.levels.stats()["in_flight"] == 6 + 4
+    read = again.read(itertools.islice(batches_of(again), 2))
+    assert read[0] == third  # the rest of the first is given up
+    assert again.levels.stats()["in_flight"] == 0
+    assert len(again.levels) == 6 + 2 + 6 + len(set(read[1]) - {*first[:2], *second, *third})
+
+
+@pytest.mark.parametrize(("num_workers", "make"), [(0, SELECTORS["uniform"]), (2, SELECTORS["learnability"])])
+def test_an_iteration_that_was_left_begins_anew_and_keeps_no_level_in_flight(num_workers: int, make: Any) -> None:
+    run = Run(make, "torch", num_workers)
+    run.load(run.state())  # which is of the first iteration alone
+    for _ in range(3):
+        assert len(run.read(itertools.islice(batches_of(run), 2))) == 2
+    # the batches that were drawn ahead and the one that is drawn when the loop is left
+    assert run.levels.stats()["in_flight"] <= 4 * 6
+    assert len(run.read(run.loader)) == 9
+    assert run.levels.stats()["in_flight"] == 0
+
+
+def test_a_state_of_a_new_iteration_has_no_batch_of_one_that_was_left() -> None:
+    run, resumed = (Run(SELECTORS["learnability"], "torch", 0) for _ in range(2))
+    (left,) = run.read(itertools.islice(batches_of(run), 1), record=False)
+    iter(run.sampler)  # as a StatefulDataLoader does before it takes the state of an iteration
+    resumed.load(run.state())
+    read = resumed.read(resumed.loader)
+    assert read[0] != left and len(read) == 9 and resumed.levels.stats()["in_flight"] == 0
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_without_an_end(num_workers: int) -> None:
+    run, resumed = (Run(SELECTORS["learnability"], "torch", num_workers, num_batches=None) for _ in range(2))
+    batches = batches_of(run)
+    assert len(run.read(itertools.islice(batches, 25))) == 25
+    resumed.load(run.state())
+    expected = run.read(itertools.islice(batches, 10))
+    assert resumed.read(itertools.islice(batches_of(resumed), 10)) == expected
+    with pytest.raises(TypeError, match="num_batches is None: the batches have no end"):
+        len(run.sampler)
+
+
+def test_levels_that_are_never_recorded_do_not_pile_up() -> None:
+    levels = UniformLevels(3, seed=0)
+    for _ in range(300):
+        levels.next_levels(3)
+    assert levels.stats()["in_flight"] == 3 * 64
+    levels.record(range(3))
+    assert levels.stats()["in_flight"] == 3 * 63
+    assert [episode for episode, _ in levels.running.draws()] == list(range(900 - 3 * 63 + 1, 901))  # the oldest ended
+
+
+def test_abandoned_levels_are_new_again() -> None:
+    levels = LevelBuffer(4, score=scores.Learnability(), seed=0)
+    drawn = levels.next_levels(4)
+    levels.record(drawn[:2], outcomes=[0.0, 1.0])
+    levels.abandon_levels(drawn[2:])
+    assert levels.stats()["in_flight"] == 0
+    assert set(levels.next_levels(2).tolist()) <= set(range(4))
+    with pytest.raises(ValueError, match="none of the 4 levels"):
+        levels.abandon_levels([7])
+
+
+class Counting(L.LightningModule):
+    """Records outcomes of the batches of a loader that the trainer is given, and saves levels and sampler."""
+
+    def __init__(self, run: Run, stop_at: int = 10**9) -> None:
+        super().__init__()
+        self.run, self.stop_at, self.read = run, stop_at, []
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+
+    def training_step(self, batch: list[dict[str, Any]], _: int) -> torch.Tensor:
+        self.read += self.run.read([batch])
+        return self.weight * 1.0
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        if self.global_step == self.stop_at:
+            self.trainer.save_checkpoint(self.trainer.default_root_dir + "/stopped.ckpt")
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["levels"], checkpoint["sampler"] = self.run.levels.state_dict(), self.run.sampler.state_dict()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.run.levels.load_state_dict(checkpoint["levels"])
+        if not self.run.is_torchdata:  # Lightning saves the state of a loader that has one
+            self.run.sampler.load_state_dict(checkpoint["sampler"])
+
+
+@pytest.mark.filterwarnings("ignore:The '.*' does not have many workers")
+@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before:UserWarning")
+@pytest.mark.parametrize(("kind", "num_workers"), [("torch", 0), ("torchdata", 2)])
+@pytest.mark.parametrize("stop_at", [4, 9])
+def test_a_fit_that_is_resumed_reads_the_batches_of_one_without_a_break(
+    tmp_path: Any, kind: str, num_workers: int, stop_at: int
+) -> None:
+    whole, stopped, resumed = (Run(SELECTORS["learnability"], kind, num_workers) for _ in range(3))
+    expected = Counting(whole)
+    make_trainer(tmp_path, max_epochs=2).fit(expected, whole.loader)
+    assert len(expected.read) == 18
+    first, second = Counting(stopped, stop_at), Counting(resumed)
+    make_trainer(tmp_path, max_epochs=2).fit(first, stopped.loader)
+    make_trainer(tmp_path, max_epochs=2).fit(second, resumed.loader, ckpt_path=tmp_path / "stopped.ckpt")
+    assert first.read == expected.read and second.read == expected.read[stop_at:]
+    assert resumed.levels.stats()["in_flight"] == 0
+
+
+@pytest.mark.filterwarnings("ignore:The '.*' does not have many workers")
+def test_a_trainer_that_leaves_epochs_early() -> None:
+    run = Run(SELECTORS["learnability"], "torch", 2)
+    module = Counting(run)
+    make_trainer(None, max_epochs=4, limit_train_batches=3, barebones=True).fit(module, run.loader)
+    assert len(module.read) == 12 and run.levels.stats()["in_flight"] <= 5 * 6
