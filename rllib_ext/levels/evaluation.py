@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -156,22 +157,39 @@ class _Turns:
         return self._levels[(self._first + turn * self._stride) % len(self._levels)]
 
 
+@dataclasses.dataclass(frozen=True)
+class DrawnLevel:
+    """A level that was drawn for an episode."""
+
+    name: str  # RLlib's id of the episode
+    place: int
+    levels: Callable[[], Sequence[int]]  # waits for the answer, in which the level is at ``place``
+
+    @property
+    def level_id(self) -> int:
+        return self.levels()[self.place]
+
+
 class PlayedLevel(LevelWrapper):
     """Plays the level that was set last, and tracks the episode."""
 
-    episode_id: str | None = None  # RLlib's, of the episode that the level was set for
-    is_waiting: bool = False  # whether that episode has not begun
+    drawn: DrawnLevel | None = None
+    supply: Any = None  # whose round of sampling begins with a step
+    is_waiting: bool = False  # whether the episode on that level has not begun
     is_running: bool = False  # whether it has begun and is not done
 
-    def set_next(self, level_id: int, episode_id: str) -> None:
-        self.set_level(level_id)
-        self.episode_id, self.is_waiting, self.is_running = episode_id, True, False
+    def set_next(self, drawn: DrawnLevel, choose: Callable[[], int]) -> None:
+        self.drawn, self._choose, self.is_waiting, self.is_running = drawn, choose, True, False
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        if self.is_waiting:
+            self.set_level(self._choose())
         self.is_waiting, self.is_running = False, True
         return super().reset(seed=seed, options=options)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        if self.supply is not None and self.supply.is_due:
+            self.supply.begin_round()
         result = super().step(action)
         self.is_running = not (result[2] or result[3])
         return result

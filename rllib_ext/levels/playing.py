@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import functools
 import uuid
+from collections import deque
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import gymnasium
@@ -14,16 +15,67 @@ import ray
 from gymnasium.envs.registration import register, registry
 
 from lightning_replay.envs.building import MAX_EPISODE_STEPS, LimitedEpisodes
-from rllib_ext.levels.evaluation import LEVEL_ID, PlayedLevel, test_of
+from rllib_ext.levels.evaluation import LEVEL_ID, DrawnLevel, PlayedLevel, test_of
 from rllib_ext.rllib_compat import Attached
 
-_SERVER = Attached[tuple[Any, str]]("level_server")  # the actor of a LevelServer, and an id of this process
+
+class LevelSupply:
+    """Draws the levels of an EnvRunner, in one call most of those of a round of sampling, and does not wait for them.
+
+    The first step of a round draws three quarters of the number of episodes of the round before, less what is left
+    over, so that little is left over and nearly every level is drawn by the newest scores. If these are too few, an
+    eighth of that number is drawn at a time.
+    """
+
+    def __init__(self, server: Any, env_runner: Any) -> None:
+        self._server, self._runner, self._process = server, env_runner.worker_index or 0, uuid.uuid4().hex
+        self._ahead: deque[DrawnLevel] = deque()
+        self._broken_off: list[str] = []
+        self._begun = 0  # episodes of this round
+        self._begun_before = 8 * env_runner.config.num_envs_per_env_runner  # one of each environment is drawn at first
+        self.is_due: bool = False  # whether a round is to begin
+
+    def take(self, last: DrawnLevel | None, *, was_begun: bool) -> DrawnLevel:
+        """Returns the level of an episode that is to begin, ``last`` that of one which was not played to its end."""
+        if last is not None and not was_begun:
+            return last
+        if last is not None:
+            self._broken_off.append(last.name)
+        self._begun += 1
+        if not self._ahead:
+            self._draw(max(self._begun_before // 8, 1))
+        return self._ahead.popleft()
+
+    def begin_round(self) -> None:
+        self.is_due = False
+        self._draw(self._begun_before * 3 // 4 - len(self._ahead))
+
+    def end_round(self) -> None:
+        self._begun_before, self._begun, self.is_due = self._begun, 0, True
+
+    def _draw(self, count: int) -> None:
+        names = [uuid.uuid4().hex for _ in range(count)]
+        if names:
+            answer = self._server.draw.remote(self._runner, self._process, names, self._broken_off)
+            self._broken_off = []
+            levels = functools.cache(functools.partial(ray.get, answer))
+            self._ahead.extend(DrawnLevel(name, place, levels) for place, name in enumerate(names))
+
+
+_SUPPLY = Attached[LevelSupply]("level_supply")
 
 
 def attach_player(env_runner: Any, server: Any) -> None:
     """Attaches the actor of a :class:`~rllib_ext.levels.server.LevelServer` to an EnvRunner that has none."""
-    if _SERVER.of(env_runner) is None:
-        _SERVER.set(env_runner, (server, uuid.uuid4().hex))
+    if _SUPPLY.of(env_runner) is None:
+        _SUPPLY.set(env_runner, LevelSupply(server, env_runner))
+
+
+def end_round(*, env_runner: Any, **ignored: Any) -> None:
+    """Notes the end of a round of sampling; the callback ``on_sample_end``."""
+    supply = _SUPPLY.of(env_runner)
+    if supply is not None:  # not in evaluation
+        supply.end_round()
 
 
 def wrap_environments(*, env_runner: Any, env: Any, **ignored: Any) -> None:
@@ -40,21 +92,24 @@ def begin_episode(
     *, episode: Any, env_runner: Any, env: Any, env_index: int, held_out: Sequence[int], **ignored: Any
 ) -> None:
     """Sets the level of an episode, in evaluation one of ``held_out``; the callback ``on_episode_created``."""
-    played = env.envs[env_index]
+    played: PlayedLevel = env.envs[env_index]
     if env_runner.config.in_evaluation:
         level_id = test_of(env_runner, held_out).level_of(env_index, played)
+        drawn = DrawnLevel(episode.id_, 0, lambda: [level_id])
     else:
-        attached = _SERVER.of(env_runner)
-        assert attached is not None
-        server, process = attached
-        waiting = played.episode_id if played.is_waiting else None  # an episode that never began passes its level on
-        broken_off = played.episode_id if played.is_running else None
-        player = (env_runner.worker_index or 0, env_index)
-        level_id = int(
-            ray.get(server.begin.remote(player, process, episode.id_, instead_of=waiting, broken_off=broken_off))
-        )
-    played.set_next(level_id, episode.id_)
-    episode.custom_data[LEVEL_ID] = level_id
+        supply = _SUPPLY.of(env_runner)
+        assert supply is not None
+        last = played.drawn if played.is_waiting or played.is_running else None
+        drawn = supply.take(last, was_begun=played.is_running)
+        played.supply = supply
+    episode.id_ = drawn.name
+
+    def choose() -> int:
+        # a fragment that ended meanwhile has left its place to another object
+        env_runner._ongoing_episodes[env_index].custom_data[LEVEL_ID] = drawn.level_id
+        return drawn.level_id
+
+    played.set_next(drawn, choose)
 
 
 _SIZES = np.array([11, 6, 4])  # kinds, colours and states of MiniGrid's cells
@@ -83,4 +138,4 @@ def make(name: str, **options: Any) -> gymnasium.Env[Any, Any]:
 
 for _name in ("MultiRoom-N4-Random", *_MAZES):
     if f"{_name}-OneHot-v0" not in registry:
-        register(f"{_name}-OneHot-v0", entry_point=partial(make, _name))
+        register(f"{_name}-OneHot-v0", entry_point=functools.partial(make, _name))

@@ -8,7 +8,7 @@ import tempfile
 import traceback
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,6 @@ from rllib_ext.rllib_compat import Attached
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-Player = tuple[int, int]  # index of the EnvRunner, and of the environment on it
 _MOST_PLAYED = 100_000
 
 
@@ -126,8 +125,9 @@ class LevelServer:
     episodes in flight on one level. If the process is lost, Ray restarts it, and it resumes from the last
     :meth:`report`; episodes begun since then are not scored.
 
-    The oldest of more than ``max_pending`` unscored episodes of an environment are dropped. With ``flush``, unfinished
-    episodes are scored after every update. ``spare`` is the directory of :meth:`report`, on the disk of this node.
+    The oldest of more than ``max_pending`` unscored episodes of an EnvRunner are dropped at the next report. With
+    ``flush``, unfinished episodes are scored after every update. ``spare`` is the directory of :meth:`report`, on the
+    disk of this node.
     """
 
     def __init__(
@@ -150,27 +150,20 @@ class LevelServer:
         else:
             self._write()
 
-    def begin(
-        self,
-        player: Player,
-        process: str,
-        episode_id: str,
-        *,
-        instead_of: str | None = None,
-        broken_off: str | None = None,
-    ) -> int:
-        """Returns the level of an episode that begins, or that of ``instead_of``, an episode that was never played."""
-        if self._processes.setdefault(player[0], process) != process:  # another process: the EnvRunner was lost
-            self._processes[player[0]] = process
-            self.lose_runners([player[0]])
-        if broken_off is not None:  # of the same environment, it ended without being done
-            self._abandon(self._episodes.lose(broken_off))
-        waiting = None if instead_of is None else self._episodes.active.pop(instead_of, None)
-        if waiting is not None:  # it has no steps yet, and keeps its name in the level buffer
-            self._episodes.begin(episode_id, waiting)
-            return waiting.level_id
+    def draw(self, runner: int, process: str, names: Sequence[str], broken_off: Sequence[str] = ()) -> list[int]:
+        """Draws one after the other the levels of episodes that an EnvRunner begins, in the order of their names.
+
+        ``broken_off`` are episodes that ended without being done.
+        """
+        if self._processes.setdefault(runner, process) != process:  # another process: the EnvRunner was lost
+            self._processes[runner] = process
+            self.lose_runners([runner])
+        self._abandon(self._episodes.lose(*broken_off))
+        return [self._draw(runner, name) for name in names]
+
+    def _draw(self, runner: int, name: str) -> int:
         try:
-            level_id = int(self._levels.next_level(episode_id))
+            level_id = int(self._levels.next_level(name))
         except Exception:  # raised by check(): an error on an EnvRunner would have RLlib restart it endlessly
             self._fault = traceback.format_exc()
             return self._any_level
@@ -179,15 +172,27 @@ class LevelServer:
         self._played[level_id] = None
         if len(self._played) > _MOST_PLAYED:
             del self._played[next(iter(self._played))]
-        self._episodes.begin(episode_id, PendingEpisode(episode_id, level_id, player))
-        pending = [name for name, one in self._episodes.active.items() if one.player == player]
-        self._abandon(self._episodes.lose(*pending[: max(len(pending) - self._max_pending, 0)]))
+        self._episodes.begin(PendingEpisode(name, level_id, runner))
         self._choices += 1
         if self._choices >= self._environments:  # until then episodes from before a resume influence the choices
             for actor in self._left:
                 self._levels.abandon(actor)
             self._left = []
         return level_id
+
+    def score_batch(self, notes: Sequence[Mapping[str, Any]], reward: np.ndarray, state_value: np.ndarray) -> None:
+        """Calls :meth:`score` with fragments of which ``reward`` and ``state_value`` are two columns.
+
+        A note has the other attributes of a fragment and its ``rows``, one more than it has steps.
+        """
+        # split here: two arrays of each fragment take most of the time of the call
+        fragments, start = [], 0
+        for note in notes:
+            stop = start + note["rows"]
+            others = {name: value for name, value in note.items() if name != "rows"}
+            fragments.append(Fragment(reward=reward[start : stop - 1], state_value=state_value[start:stop], **others))
+            start = stop
+        self.score(fragments)
 
     def score(self, fragments: Sequence[Fragment]) -> None:
         """Updates the level buffer with fragments that a Learner is about to learn from."""
@@ -205,7 +210,7 @@ class LevelServer:
         return [one is not None and self._levels.trains_on(one.actor, one.level_id) for one in episodes]
 
     def lose_runners(self, runners: Sequence[int]) -> None:
-        lost = [name for name, episode in self._episodes.active.items() if episode.player[0] in runners]
+        lost = [name for name, episode in self._episodes.active.items() if episode.runner in runners]
         self._abandon(self._episodes.lose(*lost))
 
     def check(self) -> None:
@@ -217,6 +222,7 @@ class LevelServer:
         """Drops the episodes of lost EnvRunners, writes the state for a restart and returns :meth:`stats`."""
         self.check()
         self.lose_runners(lost_runners)
+        self._abandon(self._episodes.lose(*self._episodes.excess(self._max_pending)))
         self._write()
         return self.stats()
 
@@ -258,7 +264,7 @@ class PendingEpisodes:
 
     A score is a mean over steps, so fragments count in any order of arrival. The one that ends the episode counts
     last: with several Learners it may overtake others, and waits for them. An episode is dropped if fragments of later
-    episodes of its environment arrived more than ``max_lag`` times.
+    episodes of its EnvRunner, and none of its own, arrived more than ``max_lag`` times in a row.
     """
 
     def __init__(self, max_lag: int) -> None:
@@ -268,10 +274,19 @@ class PendingEpisodes:
         # Fragments of unknown episodes and duplicates; scored episodes that lack one; episodes dropped without a score.
         self.counts: Counter[str] = Counter(fragments_dropped=0, gaps=0, episodes_lost=0)
 
-    def begin(self, episode_id: str, episode: PendingEpisode) -> None:
+    def begin(self, episode: PendingEpisode) -> None:
         self._begun += 1
         episode.number = self._begun
-        self.active[episode_id] = episode
+        self.active[episode.actor] = episode
+
+    def excess(self, most: int) -> list[str]:
+        """Returns the oldest episodes of the EnvRunners that have more than ``most``."""
+        counts, names = Counter(episode.runner for episode in self.active.values()), []
+        for name, episode in self.active.items():  # the oldest first
+            if counts[episode.runner] > most:
+                counts[episode.runner] -= 1
+                names.append(name)
+        return names
 
     def lose(self, *episode_ids: str) -> list[PendingEpisode]:
         """Removes episodes without a score; returns those that were in flight."""
@@ -279,18 +294,19 @@ class PendingEpisodes:
         self.counts["episodes_lost"] += len(lost)
         return lost
 
-    def take(self, fragments: Iterable[Fragment]) -> tuple[list[tuple[PendingEpisode, Fragment]], list[PendingEpisode]]:
+    def take(self, fragments: Sequence[Fragment]) -> tuple[list[tuple[PendingEpisode, Fragment]], list[PendingEpisode]]:
         """Returns fragments to learn from with their episodes, ends last; and the episodes dropped without a score."""
         learned: list[tuple[PendingEpisode, Fragment]] = []
-        newest: dict[Player, int] = {}
+        newest: dict[int, int] = {}
         for fragment in fragments:
             episode = self.active.get(fragment.episode_id)
             if episode is None or fragment.t_started in episode.first_steps:
                 self.counts["fragments_dropped"] += 1
                 continue
-            newest[episode.player] = max(newest.get(episode.player, 0), episode.number)
+            newest[episode.runner] = max(newest.get(episode.runner, 0), episode.number)
             episode.first_steps.add(fragment.t_started)
             episode.steps += len(fragment)
+            episode.lag = 0
             if fragment.is_done:
                 episode.last = fragment
             else:
@@ -298,9 +314,9 @@ class PendingEpisodes:
             # All steps up to the end have arrived, in whatever order.
             if episode.last is not None and episode.steps == episode.last.t_started + len(episode.last):
                 learned.append((self.active.pop(fragment.episode_id), episode.last))
-        overtaken = [(name, one) for name, one in self.active.items() if one.number < newest.get(one.player, 0)]
-        late: list[str] = []
-        for name, episode in overtaken:
+        heard, late = {fragment.episode_id for fragment in fragments}, list[str]()
+        overtaken = [one for one in self.active.values() if one.number < newest.get(one.runner, 0)]
+        for name, episode in ((one.actor, one) for one in overtaken if one.actor not in heard):
             episode.lag += 1
             if episode.lag > self._max_lag and episode.last is not None:
                 learned.append((self.active.pop(name), episode.last))
@@ -316,12 +332,12 @@ class PendingEpisode:
 
     actor: str  # its name in the level buffer
     level_id: int
-    player: Player
+    runner: int  # index of its EnvRunner
     number: int = 0  # in the order in which all episodes began
     first_steps: set[int] = dataclasses.field(default_factory=set)  # of the fragments that arrived
     steps: int = 0  # that arrived
     last: Fragment | None = None  # the fragment that ends it, kept until all steps before it have arrived
-    lag: int = 0  # how often fragments of later episodes of its environment arrived
+    lag: int = 0  # how often in a row fragments of later episodes of its EnvRunner arrived, and none of its own
 
 
 @dataclasses.dataclass(frozen=True)
