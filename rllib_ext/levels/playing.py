@@ -20,11 +20,10 @@ from rllib_ext.rllib_compat import Attached
 
 
 class LevelSupply:
-    """Draws the levels of an EnvRunner, in one call most of those of a round of sampling, and does not wait for them.
+    """Draws the levels of an EnvRunner, in one call those of a round of sampling, and does not wait for them.
 
-    The first step of a round draws three quarters of the number of episodes of the round before, less what is left
-    over, so that little is left over and nearly every level is drawn by the newest scores. If these are too few, an
-    eighth of that number is drawn at a time.
+    The first step of a round draws as many as the round before had episodes, less those left over, by the newest
+    scores. If they are too few, a quarter as many is drawn at a time; those left over come first in the next round.
     """
 
     def __init__(self, server: Any, env_runner: Any) -> None:
@@ -32,7 +31,7 @@ class LevelSupply:
         self._ahead: deque[DrawnLevel] = deque()
         self._broken_off: list[str] = []
         self._begun = 0  # episodes of this round
-        self._begun_before = 8 * env_runner.config.num_envs_per_env_runner  # one of each environment is drawn at first
+        self._begun_before = 4 * env_runner.config.num_envs_per_env_runner  # one of each environment is drawn at first
         self.is_due: bool = False  # whether a round is to begin
 
     def take(self, last: DrawnLevel | None, *, was_begun: bool) -> DrawnLevel:
@@ -43,12 +42,12 @@ class LevelSupply:
             self._broken_off.append(last.name)
         self._begun += 1
         if not self._ahead:
-            self._draw(max(self._begun_before // 8, 1))
+            self._draw(max(-(-self._begun_before // 4), 1))
         return self._ahead.popleft()
 
     def begin_round(self) -> None:
         self.is_due = False
-        self._draw(self._begun_before * 3 // 4 - len(self._ahead))
+        self._draw(self._begun_before - len(self._ahead))
 
     def end_round(self) -> None:
         self._begun_before, self._begun, self.is_due = self._begun, 0, True

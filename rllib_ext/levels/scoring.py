@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from ray.rllib.core.columns import Columns
 from ray.rllib.utils.numpy import convert_to_numpy
 from ray.rllib.utils.postprocessing.zero_padding import unpad_data_if_necessary
 
+from rllib_ext.levels.server import Fragment
 from rllib_ext.rllib_compat import call_one_learner
 
 _NOTES = "level_notes"  # in the data that connector pieces share
@@ -36,10 +38,9 @@ class NoteFragments(ConnectorV2):
             logits = None
             if self._with_logits and Columns.ACTION_DIST_INPUTS in episode.extra_model_outputs:
                 logits = np.asarray(episode.get_extra_model_outputs(Columns.ACTION_DIST_INPUTS), np.float32)
-            ends = {"terminated": bool(episode.is_terminated), "truncated": bool(episode.is_truncated)}
-            # RLlib adds a step to each fragment, which holds its last observation.
-            own = {"episode_id": episode.id_, "t_started": episode.t_started, "rows": len(episode) + 1}
-            notes.append(own | ends | {"logits": logits})
+            rewards = values = np.empty(len(episode), np.float32)  # not known yet
+            ends = bool(episode.is_terminated), bool(episode.is_truncated)
+            notes.append(Fragment(episode.id_, episode.t_started, rewards, values, *ends, logits))
         return batch
 
 
@@ -57,11 +58,12 @@ class ScoreFragments(ConnectorV2):
     def __call__(
         self, *, rl_module: Any, batch: dict[str, Any], shared_data: dict[str, Any], **rest: Any
     ) -> dict[str, Any]:
-        notes: list[dict[str, Any]] = shared_data.pop(_NOTES)
+        notes: list[Fragment] = shared_data.pop(_NOTES)
         columns = batch[DEFAULT_MODULE_ID]
         with torch.no_grad():
             values = rl_module[DEFAULT_MODULE_ID].unwrapped().compute_values(columns)
-        lengths = [note["rows"] for note in notes]
+        # RLlib adds a step to each fragment, which holds its last observation.
+        lengths = [len(note) + 1 for note in notes]
         rows = [
             unpad_data_if_necessary(lengths, convert_to_numpy(column)) for column in (values, columns[Columns.REWARDS])
         ]
@@ -70,8 +72,10 @@ class ScoreFragments(ConnectorV2):
                 f"the train batch has {len(rows[0])} rows of values and {len(rows[1])} rewards, its episodes have "
                 f"{sum(lengths)}: a piece of learner_connector adds or takes rows, and levels cannot be scored then"
             )
-        values, rewards = (np.asarray(column, np.float32) for column in rows)
-        ray.get(self._server.score_batch.remote(notes, rewards, values))
+        cuts = np.cumsum(lengths)[:-1]
+        pieces = zip(notes, *(np.split(np.asarray(column, np.float32), cuts) for column in rows), strict=True)
+        fragments = [dataclasses.replace(note, reward=reward[:-1], state_value=value) for note, value, reward in pieces]
+        ray.get(self._server.score.remote(fragments))
         return batch
 
 

@@ -218,21 +218,6 @@ def test_an_episode_that_goes_on_waits_for_its_end_however_many_others_begin() -
     assert episodes.active.keys() == {"long"} and not any(episodes.counts.values())
 
 
-def test_a_batch_of_columns_is_scored_as_its_fragments(tmp_path: Path) -> None:
-    servers = server_of(buffer(), tmp_path / "one"), server_of(buffer(), tmp_path / "other")
-    for server in servers:
-        begin(server, "a", "b")
-    reward, value = np.arange(7, dtype=np.float32), np.arange(7, dtype=np.float32) ** 2
-    ends = [{"terminated": False, "truncated": True}, {"terminated": True, "truncated": False}]
-    notes = [{"episode_id": name, "t_started": 0, "logits": None, **end} for name, end in zip("ab", ends, strict=True)]
-    columns = [(reward[:3], value[:4]), (reward[4:6], value[4:])]
-    servers[0].score(
-        [Fragment(**note, reward=one, state_value=other) for note, (one, other) in zip(notes, columns, strict=True)]
-    )
-    servers[1].score_batch([note | {"rows": rows} for note, rows in zip(notes, (4, 3), strict=True)], reward, value)
-    assert (servers[0].probabilities() == servers[1].probabilities()).all() and servers[0].stats()["levels"] == 2
-
-
 def test_steps_are_in_torchrls_layout() -> None:
     values = np.arange(4, dtype=np.float32)
     logits = np.ones((3, 2), np.float32)
