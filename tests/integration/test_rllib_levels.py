@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -26,8 +27,10 @@ from ray.rllib.core.columns import Columns
 from ray.rllib.utils.minibatch_utils import ShardEpisodesIterator
 
 import rllib_ext
-from lightning_replay.levels import LevelBuffer
+from lightning_replay.levels import LevelBuffer, LevelSet, scores
 from lightning_replay.levels.scores import L1ValueLoss
+from rllib_ext.levels.playing import LevelSupply
+from rllib_ext.levels.server import Fragment, LevelServer
 
 from .test_rllib_examples import rows
 
@@ -293,6 +296,97 @@ def test_asynchronous_algorithms(algorithm: Any, runners: int) -> None:
     assert_lossless(result)
     for level_id, score in scores_of(built).items():
         assert score > 0 or level_id == 0
+
+
+def test_levels_of_a_set_are_scored_by_the_success_of_their_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    corridors = LevelSet([f"corridor {level}" for level in LEVELS], groups=["short", "long"] * 6)
+    levels = LevelBuffer(corridors, score=scores.Learnability(window=4, success=25.0), seed=0)
+    algorithm = rllib_ext.configure(small(PPOConfig, 0), levels=levels, held_out_levels=HELD_OUT).build_algo()
+    watched = Watched(algorithm, monkeypatch)
+    for _ in range(20):
+        result = algorithm.train()
+    returns: dict[str, float] = {}
+    outcomes: dict[int, list[bool]] = {}
+    for piece in watched.episodes:
+        returns[piece.id_] = returns.get(piece.id_, 0.0) + piece.get_return()
+        if piece.is_done:
+            outcomes.setdefault(piece.custom_data["level_id"], []).append(returns[piece.id_] >= 25.0)
+    rows = rllib_ext.level_buffer(algorithm).probabilities()
+    assert rows["level_id"].sort().values.tolist() == sorted(outcomes) and len(outcomes) == 12
+    for row in rows:
+        last = outcomes[int(row["level_id"])][-4:]
+        assert (float(row["successes"]), float(row["outcomes"])) == (sum(last), len(last))
+        assert float(row["score"]) == pytest.approx(sum(last) / len(last) * (1 - sum(last) / len(last)))
+    assert rows["successes"].sum() > 0 and (rows["successes"] < rows["outcomes"]).any()
+    assert result["levels"]["effective_levels"] > 2
+    assert_lossless(result)
+
+
+class Counted(LevelServer):
+    """Counts the calls that draw."""
+
+    calls = 0
+
+    def draw(self, *arguments: Any, **options: Any) -> list[int]:
+        self.calls += 1
+        return super().draw(*arguments, **options)
+
+    def counted(self) -> int:
+        return self.calls
+
+
+def supplied(tmp_path: Path) -> tuple[Any, LevelSupply, LevelBuffer]:
+    """A level server, the levels that it gives an EnvRunner of two environments, and an equal buffer without Ray."""
+    own, direct = (LevelBuffer(LEVELS, score=L1ValueLoss(), replay_in_flight=False, seed=0) for _ in range(2))
+    options = {"environments": 2, "max_lag": 4, "max_pending": 100, "flush": False, "spare": str(tmp_path)}
+    server = ray.remote(num_cpus=0)(Counted).remote(ray.cloudpickle.dumps(own), **options)
+    runner = SimpleNamespace(worker_index=1, config=SimpleNamespace(num_envs_per_env_runner=2))
+    return server, LevelSupply(server, runner), direct
+
+
+def test_an_env_runner_draws_the_levels_of_a_round_in_one_call(tmp_path: Path) -> None:
+    server, supply, direct = supplied(tmp_path)
+    expected: list[int] = []
+    # begun, drawn, calls; what is left over is played first
+    rounds = [(6, 6, 3), (6, 6, 1), (6, 6, 1), (9, 10, 3), (9, 8, 1), (2, 9, 1), (2, 0, 0)]
+    for number, (begun, ahead, calls) in enumerate(rounds):
+        before = ray.get(server.counted.remote())
+        if number:
+            assert supply.is_due
+            supply.begin_round()
+            assert not supply.is_due
+        drawn = [supply.take(None, was_begun=False) for _ in range(begun)]
+        expected += [direct.next_level(f"{number}-{place}") for place in range(ahead)]  # by the scores until here
+        names = [(one.name, one.level_id) for one in drawn]
+        assert ray.get(server.counted.remote()) == before + calls
+        played, expected = expected[:begun], expected[begun:]
+        assert [level_id for _, level_id in names] == played
+        reward = np.arange(begun, dtype=np.float32)
+        fragments = [
+            Fragment(name, 0, reward[place : place + 1], np.zeros(2, np.float32), True, False)
+            for place, (name, _) in enumerate(names)
+        ]
+        ray.get(server.score.remote(fragments))
+        for place, level_id in enumerate(played):
+            actor = next(
+                name for name in list(direct.running.state_dict()["actors"]) if level_id in direct.in_flight(name)
+            )
+            direct.update(actor, level_id, fragments[place].steps(), True)
+        supply.end_round()
+    stats = ray.get(server.stats.remote())
+    assert stats["in_flight"] == len(expected) == 5 and stats["episodes_lost"] == stats["fragments_dropped"] == 0
+    ray.kill(server)
+
+
+def test_a_level_that_was_never_played_goes_to_the_next_episode(tmp_path: Path) -> None:
+    server, supply, _ = supplied(tmp_path)
+    first, second = (supply.take(None, was_begun=False) for _ in range(2))
+    assert supply.take(first, was_begun=False) is first
+    third = supply.take(second, was_begun=True)  # a broken-off episode is abandoned with the next call
+    assert third not in (first, second) and third.level_id in LEVELS
+    stats = ray.get(server.stats.remote())
+    assert (stats["episodes"], stats["in_flight"], stats["episodes_lost"]) == (4, 3, 1)
+    ray.kill(server)
 
 
 @pytest.mark.parametrize("seed", [0, None])
