@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +15,7 @@ from rllib_ext.rllib_compat import Attached
 
 logger: logging.Logger = logging.getLogger(__name__)
 T = TypeVar("T")
+DrawnLevel = tuple[str, Callable[[], int]]  # RLlib's id of the episode, and what waits for its level
 LEVEL_ID = "level_id"  # in infos, and in the custom data of episodes
 RESULTS = "levels"  # key of results
 _STEPS = 10  # of each environment at a time, where an episode on each level is waited for
@@ -157,24 +157,11 @@ class _Turns:
         return self._levels[(self._first + turn * self._stride) % len(self._levels)]
 
 
-@dataclasses.dataclass(frozen=True)
-class DrawnLevel:
-    """A level that was drawn for an episode."""
-
-    name: str  # RLlib's id of the episode
-    place: int
-    levels: Callable[[], Sequence[int]]  # waits for the answer, in which the level is at ``place``
-
-    @property
-    def level_id(self) -> int:
-        return self.levels()[self.place]
-
-
 class PlayedLevel(LevelWrapper):
     """Plays the level that was set last, and tracks the episode."""
 
-    drawn: DrawnLevel | None = None
-    supply: Any = None  # whose round of sampling begins with a step
+    drawn: DrawnLevel = ("", int)  # none yet
+    supply: Any = None  # of which a step may begin a round
     is_waiting: bool = False  # whether the episode on that level has not begun
     is_running: bool = False  # whether it has begun and is not done
 

@@ -18,6 +18,8 @@ from lightning_replay.envs.building import MAX_EPISODE_STEPS, LimitedEpisodes
 from rllib_ext.levels.evaluation import LEVEL_ID, DrawnLevel, PlayedLevel, test_of
 from rllib_ext.rllib_compat import Attached
 
+_SUPPLY = Attached["LevelSupply"]("level_supply")
+
 
 class LevelSupply:
     """Draws the levels of an EnvRunner, in one call those of a round of sampling, and does not wait for them.
@@ -30,38 +32,31 @@ class LevelSupply:
         self._server, self._runner, self._process = server, env_runner.worker_index or 0, uuid.uuid4().hex
         self._ahead: deque[DrawnLevel] = deque()
         self._broken_off: list[str] = []
-        self._begun = 0  # episodes of this round
-        self._begun_before = 4 * env_runner.config.num_envs_per_env_runner  # one of each environment is drawn at first
+        self.begun: int = 0  # episodes of this round
+        # of the round before; of the first round, one for each environment is drawn at a time
+        self.begun_before: int = 4 * env_runner.config.num_envs_per_env_runner
         self.is_due: bool = False  # whether a round is to begin
 
-    def take(self, last: DrawnLevel | None, *, was_begun: bool) -> DrawnLevel:
-        """Returns the level of an episode that is to begin, ``last`` that of one which was not played to its end."""
-        if last is not None and not was_begun:
-            return last
-        if last is not None:
-            self._broken_off.append(last.name)
-        self._begun += 1
+    def take(self, broken_off: str | None) -> DrawnLevel:
+        """Returns the level of an episode that is to begin, in place of one that ended without being done, if any."""
+        self._broken_off += [broken_off] if broken_off else []
+        self.begun += 1
         if not self._ahead:
-            self._draw(max(-(-self._begun_before // 4), 1))
+            self._draw(max(-(-self.begun_before // 4), 1))
         return self._ahead.popleft()
 
     def begin_round(self) -> None:
         self.is_due = False
-        self._draw(self._begun_before - len(self._ahead))
-
-    def end_round(self) -> None:
-        self._begun_before, self._begun, self.is_due = self._begun, 0, True
+        self._draw(self.begun_before - len(self._ahead))
 
     def _draw(self, count: int) -> None:
         names = [uuid.uuid4().hex for _ in range(count)]
         if names:
             answer = self._server.draw.remote(self._runner, self._process, names, self._broken_off)
             self._broken_off = []
-            levels = functools.cache(functools.partial(ray.get, answer))
-            self._ahead.extend(DrawnLevel(name, place, levels) for place, name in enumerate(names))
-
-
-_SUPPLY = Attached[LevelSupply]("level_supply")
+            levels = functools.cache(lambda: ray.get(answer))
+            for place, name in enumerate(names):
+                self._ahead.append((name, functools.partial(lambda place: levels()[place], place)))
 
 
 def attach_player(env_runner: Any, server: Any) -> None:
@@ -74,7 +69,7 @@ def end_round(*, env_runner: Any, **ignored: Any) -> None:
     """Notes the end of a round of sampling; the callback ``on_sample_end``."""
     supply = _SUPPLY.of(env_runner)
     if supply is not None:  # not in evaluation
-        supply.end_round()
+        supply.begun_before, supply.begun, supply.is_due = supply.begun, 0, True
 
 
 def wrap_environments(*, env_runner: Any, env: Any, **ignored: Any) -> None:
@@ -94,19 +89,18 @@ def begin_episode(
     played: PlayedLevel = env.envs[env_index]
     if env_runner.config.in_evaluation:
         level_id = test_of(env_runner, held_out).level_of(env_index, played)
-        drawn = DrawnLevel(episode.id_, 0, lambda: [level_id])
+        drawn: DrawnLevel = episode.id_, lambda: level_id
     else:
-        supply = _SUPPLY.of(env_runner)
+        supply = played.supply = _SUPPLY.of(env_runner)
         assert supply is not None
-        last = played.drawn if played.is_waiting or played.is_running else None
-        drawn = supply.take(last, was_begun=played.is_running)
-        played.supply = supply
-    episode.id_ = drawn.name
+        # an episode that never began passes its level on
+        drawn = played.drawn if played.is_waiting else supply.take(played.drawn[0] if played.is_running else None)
+    episode.id_ = drawn[0]
 
     def choose() -> int:
-        # a fragment that ended meanwhile has left its place to another object
-        env_runner._ongoing_episodes[env_index].custom_data[LEVEL_ID] = drawn.level_id
-        return drawn.level_id
+        # where a fragment ended meanwhile, another object has taken the place of the episode
+        env_runner._ongoing_episodes[env_index].custom_data[LEVEL_ID] = drawn[1]()
+        return drawn[1]()
 
     played.set_next(drawn, choose)
 

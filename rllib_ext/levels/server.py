@@ -152,10 +152,7 @@ class LevelServer:
             self._write()
 
     def draw(self, runner: int, process: str, names: Sequence[str], broken_off: Sequence[str] = ()) -> list[int]:
-        """Draws one after the other the levels of episodes that an EnvRunner begins, in the order of their names.
-
-        ``broken_off`` are episodes that ended without being done.
-        """
+        """Draws levels of an EnvRunner's next episodes, one by one; ``broken_off`` ended without being done."""
         if self._processes.setdefault(runner, process) != process:  # another process: the EnvRunner was lost
             self._processes[runner] = process
             self.lose_runners([runner])
@@ -209,7 +206,12 @@ class LevelServer:
         """Drops the episodes of lost EnvRunners, writes the state for a restart and returns :meth:`stats`."""
         self.check()
         self.lose_runners(lost_runners)
-        self._abandon(self._episodes.lose(*self._episodes.excess(self._max_pending)))
+        counts: Counter[int] = Counter()
+        newest_first = [(name, one.runner) for name, one in reversed(self._episodes.active.items())]
+        excess = [
+            name for name, runner in newest_first if counts.update([runner]) or counts[runner] > self._max_pending
+        ]
+        self._abandon(self._episodes.lose(*excess))
         self._write()
         return self.stats()
 
@@ -265,15 +267,6 @@ class PendingEpisodes:
         self._begun += 1
         episode.number = self._begun
         self.active[episode.actor] = episode
-
-    def excess(self, most: int) -> list[str]:
-        """Returns the oldest episodes of the EnvRunners that have more than ``most``."""
-        counts, names = Counter(episode.runner for episode in self.active.values()), []
-        for name, episode in self.active.items():  # the oldest first
-            if counts[episode.runner] > most:
-                counts[episode.runner] -= 1
-                names.append(name)
-        return names
 
     def lose(self, *episode_ids: str) -> list[PendingEpisode]:
         """Removes episodes without a score; returns those that were in flight."""

@@ -29,7 +29,7 @@ from ray.rllib.utils.minibatch_utils import ShardEpisodesIterator
 import rllib_ext
 from lightning_replay.levels import LevelBuffer, LevelSet, scores
 from lightning_replay.levels.scores import L1ValueLoss
-from rllib_ext.levels.playing import LevelSupply
+from rllib_ext.levels.playing import attach_player, end_round
 from rllib_ext.levels.server import Fragment, LevelServer
 
 from .test_rllib_examples import rows
@@ -335,17 +335,19 @@ class Counted(LevelServer):
         return self.calls
 
 
-def supplied(tmp_path: Path) -> tuple[Any, LevelSupply, LevelBuffer]:
-    """A level server, the levels that it gives an EnvRunner of two environments, and an equal buffer without Ray."""
+def supplied(tmp_path: Path) -> tuple[Any, Any, LevelBuffer]:
+    """A level server, an EnvRunner of two environments that draws from it, and an equal buffer without Ray."""
     own, direct = (LevelBuffer(LEVELS, score=L1ValueLoss(), replay_in_flight=False, seed=0) for _ in range(2))
     options = {"environments": 2, "max_lag": 4, "max_pending": 100, "flush": False, "spare": str(tmp_path)}
     server = ray.remote(num_cpus=0)(Counted).remote(ray.cloudpickle.dumps(own), **options)
     runner = SimpleNamespace(worker_index=1, config=SimpleNamespace(num_envs_per_env_runner=2))
-    return server, LevelSupply(server, runner), direct
+    attach_player(runner, server)
+    return server, runner, direct
 
 
 def test_an_env_runner_draws_the_levels_of_a_round_in_one_call(tmp_path: Path) -> None:
-    server, supply, direct = supplied(tmp_path)
+    server, runner, direct = supplied(tmp_path)
+    supply = runner.level_supply
     expected: list[int] = []
     # begun, drawn, calls; what is left over is played first
     rounds = [(6, 6, 3), (6, 6, 1), (6, 6, 1), (9, 10, 3), (9, 8, 1), (2, 9, 1), (2, 0, 0)]
@@ -355,9 +357,9 @@ def test_an_env_runner_draws_the_levels_of_a_round_in_one_call(tmp_path: Path) -
             assert supply.is_due
             supply.begin_round()
             assert not supply.is_due
-        drawn = [supply.take(None, was_begun=False) for _ in range(begun)]
+        drawn = [supply.take(None) for _ in range(begun)]
         expected += [direct.next_level(f"{number}-{place}") for place in range(ahead)]  # by the scores until here
-        names = [(one.name, one.level_id) for one in drawn]
+        names = [(name, level_of()) for name, level_of in drawn]
         assert ray.get(server.counted.remote()) == before + calls
         played, expected = expected[:begun], expected[begun:]
         assert [level_id for _, level_id in names] == played
@@ -372,18 +374,18 @@ def test_an_env_runner_draws_the_levels_of_a_round_in_one_call(tmp_path: Path) -
                 name for name in list(direct.running.state_dict()["actors"]) if level_id in direct.in_flight(name)
             )
             direct.update(actor, level_id, fragments[place].steps(), True)
-        supply.end_round()
+        end_round(env_runner=runner)
     stats = ray.get(server.stats.remote())
     assert stats["in_flight"] == len(expected) == 5 and stats["episodes_lost"] == stats["fragments_dropped"] == 0
     ray.kill(server)
 
 
-def test_a_level_that_was_never_played_goes_to_the_next_episode(tmp_path: Path) -> None:
-    server, supply, _ = supplied(tmp_path)
-    first, second = (supply.take(None, was_begun=False) for _ in range(2))
-    assert supply.take(first, was_begun=False) is first
-    third = supply.take(second, was_begun=True)  # a broken-off episode is abandoned with the next call
-    assert third not in (first, second) and third.level_id in LEVELS
+def test_an_episode_that_was_broken_off_is_given_up_with_the_next_call(tmp_path: Path) -> None:
+    server, runner, _ = supplied(tmp_path)
+    supply = runner.level_supply
+    first, second = (supply.take(None) for _ in range(2))
+    third = supply.take(second[0])  # a broken-off episode is abandoned with the next call
+    assert third not in (first, second) and third[1]() in LEVELS
     stats = ray.get(server.stats.remote())
     assert (stats["episodes"], stats["in_flight"], stats["episodes_lost"]) == (4, 3, 1)
     ray.kill(server)

@@ -24,7 +24,7 @@ import ray
 from ray import cloudpickle
 
 from lightning_replay.levels import LevelBuffer
-from rllib_ext.levels.playing import LevelSupply
+from rllib_ext.levels.playing import attach_player, end_round
 from rllib_ext.levels.server import Fragment, LevelServer
 
 LEVELS, STEPS, ENVIRONMENTS = 4_000, 50, 2
@@ -71,27 +71,28 @@ class Supplied:
     """EnvRunners that draw ahead."""
 
     def __init__(self, actor: Any, runners: int) -> None:
-        self._supplies = [supply_of(actor, runner) for runner in range(runners)]
+        self._runners = [env_runner(actor, number) for number in range(runners)]
 
     def __call__(self, actor: Any, episodes: list[int], number: int) -> list[str]:
         """All levels of a round."""
         names = []
-        for supply in self._supplies:
-            if supply.is_due:
-                supply.begin_round()
-        for supply, count in zip(self._supplies, episodes, strict=True):
+        for runner in self._runners:
+            if runner.level_supply.is_due:
+                runner.level_supply.begin_round()
+        for runner, count in zip(self._runners, episodes, strict=True):
             for _ in range(count):
-                drawn = supply.take(None, was_begun=False)
-                assert drawn.level_id >= 0
-                names.append(drawn.name)
-            supply.end_round()
+                name, level_of = runner.level_supply.take(None)
+                assert level_of() >= 0
+                names.append(name)
+            end_round(env_runner=runner)
         return names
 
 
-def supply_of(actor: Any, runner: int) -> LevelSupply:
-    """Of a simulated EnvRunner."""
-    config = SimpleNamespace(num_envs_per_env_runner=ENVIRONMENTS)
-    return LevelSupply(actor, SimpleNamespace(worker_index=runner, config=config))
+def env_runner(actor: Any, number: int) -> Any:
+    """A simulated one."""
+    runner = SimpleNamespace(worker_index=number, config=SimpleNamespace(num_envs_per_env_runner=ENVIRONMENTS))
+    attach_player(runner, actor)
+    return runner
 
 
 def score(actor: Any, names: list[str], columns: tuple[np.ndarray, np.ndarray]) -> None:
@@ -121,16 +122,17 @@ def measure(runners: int, draw: Callable[..., list[str]], actor: Any, rounds: in
 def paced(actor: Any, ahead: bool) -> float:
     """Microseconds that an episode waits for its level, where a step takes a millisecond and a round 100 of them."""
     ray.get(actor.seconds.remote())  # it has started
-    generator, supply, waited, names = np.random.default_rng(0), supply_of(actor, 0), 0.0, []
+    generator, runner, waited, names = np.random.default_rng(0), env_runner(actor, 0), 0.0, []
+    supply = runner.level_supply
     ends = generator.integers(10, 40, ENVIRONMENTS)
     for step in range(PACED * 25 // ENVIRONMENTS):
         if step and step % 100 == 0:
-            supply.end_round()
+            end_round(env_runner=runner)
         for environment in np.flatnonzero(ends == step):
             names.append(f"paced-{len(names)}")
             start = time.perf_counter()
             if ahead:
-                drawn = supply.take(None, was_begun=False)
+                _, level_of = supply.take(None)
             else:
                 ray.get(actor.draw.remote(0, "process", names[-1:]))
             waited += time.perf_counter() - start
@@ -140,7 +142,7 @@ def paced(actor: Any, ahead: bool) -> float:
         time.sleep(STEP_S)
         if ahead and (ends > step).all() and names:  # the reset is a step later
             start = time.perf_counter()
-            assert drawn.level_id >= 0
+            assert level_of() >= 0
             waited += time.perf_counter() - start
     return waited / len(names) * 1e6
 
