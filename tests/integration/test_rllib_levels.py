@@ -391,6 +391,20 @@ def test_an_episode_that_was_broken_off_is_given_up_with_the_next_call(tmp_path:
     ray.kill(server)
 
 
+def test_a_level_that_was_never_played_goes_to_the_next_episode() -> None:
+    names: list[str] = []
+
+    def started(*, episode: Any, env: Any, env_index: int, **ignored: Any) -> None:
+        assert episode.custom_data["level_id"] == env.envs[env_index].level_id
+        names.append(episode.id_)
+
+    # each sample begins with a reset of both environments, one of which has been given a level at the end of the last
+    config = small(PPOConfig, 0).env_runners(batch_mode="complete_episodes").callbacks(on_episode_start=started)
+    result = rllib_ext.configure(config, levels=LevelBuffer(LEVELS, seed=0)).build_algo().train()
+    assert len(set(names)) == len(names) >= 8
+    assert 0 <= result["levels"]["episodes"] - len(names) <= 2  # two are drawn at a time
+
+
 @pytest.mark.parametrize("seed", [0, None])
 def test_levels_are_set_before_the_first_reset(seed: int | None) -> None:
     config = small(PPOConfig, 0).environment(Told).debugging(seed=seed)
