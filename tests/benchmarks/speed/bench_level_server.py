@@ -101,22 +101,21 @@ def score(actor: Any, names: list[str], columns: tuple[np.ndarray, np.ndarray]) 
     ray.get(actor.score.remote([Fragment(name, 0, one[:-1], other, True, False) for name, one, other in pieces]))
 
 
-def measure(runners: int, draw: Callable[..., list[str]], actor: Any, rounds: int) -> Any:
-    """Calls, and microseconds of a draw, of a score and of the server's CPU in each; all of one episode."""
-    generator, total = np.random.default_rng(0), np.zeros(6)
+def measure(runners: int, ways: list[tuple[Callable[..., list[str]], Any]], rounds: int) -> list[Any]:
+    """Calls, microseconds of a draw, of the server's CPU in it and in a score; of an episode, both ways in turns."""
+    generator, totals = np.random.default_rng(0), [np.zeros(5) for _ in ways]
     for number in range(rounds + 1):
         episodes = generator.integers(LEAST, MOST + 1, runners).tolist()
-        before, start = ray.get(actor.seconds.remote()), time.perf_counter()
-        names = draw(actor, episodes, number)
-        drawn, after = time.perf_counter() - start, ray.get(actor.seconds.remote())
-        columns = tuple(generator.random((2, len(names) * (STEPS + 1)), np.float32))
-        start = time.perf_counter()
-        score(actor, names, columns)
-        scored = time.perf_counter() - start
-        if number:  # the first one warms up
-            cpu = after[0] - before[0], ray.get(actor.seconds.remote())[0] - after[0]
-            total += len(names), (after[1] - before[1]) * 1e-6, drawn, cpu[0], scored, cpu[1]
-    return total[1:] / total[0] * 1e6
+        columns = tuple(generator.random((2, sum(episodes) * (STEPS + 1)), np.float32))
+        for (draw, actor), total in zip(ways, totals, strict=True):
+            before, start = ray.get(actor.seconds.remote()), time.perf_counter()
+            names = draw(actor, episodes, number)
+            drawn, after = time.perf_counter() - start, ray.get(actor.seconds.remote())
+            score(actor, names, columns)
+            if number:  # the first one warms up
+                scored = ray.get(actor.seconds.remote())[0] - after[0]
+                total += len(names), (after[1] - before[1]) * 1e-6, drawn, after[0] - before[0], scored
+    return [total[1:] / total[0] * 1e6 for total in totals]
 
 
 def paced(actor: Any, ahead: bool) -> float:
@@ -154,14 +153,16 @@ def main() -> None:
     rounds = parser.parse_args().rounds
     with contextlib.redirect_stderr(open(os.devnull, "w")):
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-    shown = ("calls", "draw", "CPU of the server in it", "score", "CPU of the server in it")
+    shown = ("calls", "a draw", "CPU of the server in it", "CPU of the server in a score")
     for runners in (64, 256):
-        old = measure(runners, one_by_one, server(), rounds)
-        new = measure(runners, Supplied(actor := server(), runners), actor, rounds)
+        actor = server()
+        old, new = measure(runners, [(one_by_one, server()), (Supplied(actor, runners), actor)], rounds)
         for name, before, after in zip(shown, old, new, strict=True):
-            print(f"{runners} EnvRunners, {name}: {before:.2f} before, {after:.2f} now, ratio {before / after:.1f}")
-    waits = [paced(server(), ahead) for ahead in (False, True)]
-    print(f"an episode waits: {waits[0]:.0f} us before, {waits[1]:.0f} us now, ratio {waits[0] / waits[1]:.1f}")
+            print(
+                f"{runners} EnvRunners, {name}: {before:.2f} a call each, {after:.2f} ahead, ratio {before / after:.1f}"
+            )
+    each, ahead = (paced(server(), is_ahead) for is_ahead in (False, True))
+    print(f"an episode waits: {each:.0f} us with a call each, {ahead:.0f} us ahead, ratio {each / ahead:.1f}")
     ray.shutdown()
 
 
