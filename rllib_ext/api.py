@@ -309,6 +309,7 @@ def prepare_levels(
         ),
         "on_environment_created": Hook(playing.wrap_environments),
         "on_episode_created": Hook(playing.begin_episode, held_out=held_out),
+        "on_sample_end": Hook(playing.end_round),
         "on_env_runners_recreated": Hook(sync_recreated),
         "on_evaluate_start": Hook(evaluation.check_evaluation, held_out=held_out),
     }

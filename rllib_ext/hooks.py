@@ -139,8 +139,9 @@ def install_levels(
         config.seed,
         environments=environments,
         max_lag=_LEARNER_LAG * max(config.num_learners, 1),
-        # each episode may have a single step
-        max_pending=max(_LEAST_EPISODES, 4 * config.total_train_batch_size // environments),
+        # of an EnvRunner; each episode may have a single step
+        max_pending=max(_LEAST_EPISODES * environments, 4 * config.total_train_batch_size)
+        // max(config.num_env_runners, 1),
         flush=flush,
     )
     levels.ask("check")  # waits for the start, and raises its error

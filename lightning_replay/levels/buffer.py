@@ -224,10 +224,10 @@ class LevelBuffer(LevelSelector):
                 self._await(level_ids[-1], started)
         else:
             level_ids = self._choose_different(count)
-            rows, started = self.table.rows_of(level_ids), self.table.episodes + 1 + np.arange(count)
+            rows, begun = self.table.rows_of(level_ids), self.table.episodes + 1 + np.arange(count)
             self.table.episodes += count
-            self.table.touch(rows[rows != REFUSED], started[rows != REFUSED])
-            for level_id, episode in zip(level_ids, started.tolist(), strict=True):
+            self.table.touch(rows[rows != REFUSED], begun[rows != REFUSED])
+            for level_id, episode in zip(level_ids, begun.tolist(), strict=True):
                 self._await(level_id, episode)
         return torch.tensor(level_ids, dtype=torch.int64, device="cpu")
 
@@ -693,7 +693,7 @@ class LearningProgress:
         self.window = window
         self.step_size = step_size
         self.initial_value: float = checked_number("initial_value", initial_value)
-        self.initial_score: float = abs(self.initial_value)
+        self.initial_score: float | None = abs(self.initial_value)
         self._returns: dict[int, deque[tuple[int, float]]] = {}
         self._q: dict[int, float] = {}
 

@@ -15,6 +15,7 @@ from rllib_ext.rllib_compat import Attached
 
 logger: logging.Logger = logging.getLogger(__name__)
 T = TypeVar("T")
+DrawnLevel = tuple[str, Callable[[], int]]  # RLlib's id of the episode, and what waits for its level
 LEVEL_ID = "level_id"  # in infos, and in the custom data of episodes
 RESULTS = "levels"  # key of results
 _STEPS = 10  # of each environment at a time, where an episode on each level is waited for
@@ -155,19 +156,23 @@ class _Turns:
 class PlayedLevel(LevelWrapper):
     """Plays the level that was set last, and tracks the episode."""
 
-    episode_id: str | None = None  # RLlib's, of the episode that the level was set for
-    is_waiting: bool = False  # whether that episode has not begun
+    drawn: DrawnLevel = ("", int)  # none yet
+    supply: Any = None  # of which a step may begin a round
+    is_waiting: bool = False  # whether the episode on that level has not begun
     is_running: bool = False  # whether it has begun and is not done
 
-    def set_next(self, level_id: int, episode_id: str) -> None:
-        self.set_level(level_id)
-        self.episode_id, self.is_waiting, self.is_running = episode_id, True, False
+    def set_next(self, drawn: DrawnLevel, choose: Callable[[], int]) -> None:
+        self.drawn, self._choose, self.is_waiting, self.is_running = drawn, choose, True, False
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        if self.is_waiting:
+            self.set_level(self._choose())
         self.is_waiting, self.is_running = False, True
         return super().reset(seed=seed, options=options)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        if self.supply is not None and self.supply.is_due:
+            self.supply.begin_round()
         result = super().step(action)
         self.is_running = not (result[2] or result[3])
         return result

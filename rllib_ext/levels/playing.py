@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import functools
 import uuid
+from collections import deque
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import gymnasium
@@ -14,16 +15,61 @@ import ray
 from gymnasium.envs.registration import register, registry
 
 from lightning_replay.envs.building import MAX_EPISODE_STEPS, LimitedEpisodes
-from rllib_ext.levels.evaluation import LEVEL_ID, PlayedLevel, test_of
+from rllib_ext.levels.evaluation import LEVEL_ID, DrawnLevel, PlayedLevel, test_of
 from rllib_ext.rllib_compat import Attached
 
-_SERVER = Attached[tuple[Any, str]]("level_server")  # the actor of a LevelServer, and an id of this process
+_SUPPLY = Attached["LevelSupply"]("level_supply")
+
+
+class LevelSupply:
+    """Draws the levels of an EnvRunner, in one call those of a round of sampling, and does not wait for them.
+
+    The first step of a round draws as many as the round before had episodes, less those left over, by the newest
+    scores. If they are too few, a quarter as many is drawn at a time; those left over come first in the next round.
+    """
+
+    def __init__(self, server: Any, env_runner: Any) -> None:
+        self._server, self._runner, self._process = server, env_runner.worker_index or 0, uuid.uuid4().hex
+        self._ahead: deque[DrawnLevel] = deque()
+        self._broken_off: list[str] = []
+        self.begun: int = 0  # episodes of this round
+        # of the round before; of the first round, one for each environment is drawn at a time
+        self.begun_before: int = 4 * env_runner.config.num_envs_per_env_runner
+        self.is_due: bool = False  # whether a round is to begin
+
+    def take(self, broken_off: str | None) -> DrawnLevel:
+        """Returns the level of an episode that is to begin, in place of one that ended without being done, if any."""
+        self._broken_off += [broken_off] if broken_off else []
+        self.begun += 1
+        if not self._ahead:
+            self._draw(max(-(-self.begun_before // 4), 1))
+        return self._ahead.popleft()
+
+    def begin_round(self) -> None:
+        self.is_due = False
+        self._draw(self.begun_before - len(self._ahead))
+
+    def _draw(self, count: int) -> None:
+        names = [uuid.uuid4().hex for _ in range(count)]
+        if names:
+            answer = self._server.draw.remote(self._runner, self._process, names, self._broken_off)
+            self._broken_off = []
+            levels = functools.cache(lambda: ray.get(answer))
+            for place, name in enumerate(names):
+                self._ahead.append((name, functools.partial(lambda place: levels()[place], place)))
 
 
 def attach_player(env_runner: Any, server: Any) -> None:
     """Attaches the actor of a :class:`~rllib_ext.levels.server.LevelServer` to an EnvRunner that has none."""
-    if _SERVER.of(env_runner) is None:
-        _SERVER.set(env_runner, (server, uuid.uuid4().hex))
+    if _SUPPLY.of(env_runner) is None:
+        _SUPPLY.set(env_runner, LevelSupply(server, env_runner))
+
+
+def end_round(*, env_runner: Any, **ignored: Any) -> None:
+    """Notes the end of a round of sampling; the callback ``on_sample_end``."""
+    supply = _SUPPLY.of(env_runner)
+    if supply is not None:  # not in evaluation
+        supply.begun_before, supply.begun, supply.is_due = supply.begun, 0, True
 
 
 def wrap_environments(*, env_runner: Any, env: Any, **ignored: Any) -> None:
@@ -40,21 +86,23 @@ def begin_episode(
     *, episode: Any, env_runner: Any, env: Any, env_index: int, held_out: Sequence[int], **ignored: Any
 ) -> None:
     """Sets the level of an episode, in evaluation one of ``held_out``; the callback ``on_episode_created``."""
-    played = env.envs[env_index]
+    played: PlayedLevel = env.envs[env_index]
     if env_runner.config.in_evaluation:
         level_id = test_of(env_runner, held_out).level_of(env_index, played)
+        drawn: DrawnLevel = episode.id_, lambda: level_id
     else:
-        attached = _SERVER.of(env_runner)
-        assert attached is not None
-        server, process = attached
-        waiting = played.episode_id if played.is_waiting else None  # an episode that never began passes its level on
-        broken_off = played.episode_id if played.is_running else None
-        player = (env_runner.worker_index or 0, env_index)
-        level_id = int(
-            ray.get(server.begin.remote(player, process, episode.id_, instead_of=waiting, broken_off=broken_off))
-        )
-    played.set_next(level_id, episode.id_)
-    episode.custom_data[LEVEL_ID] = level_id
+        supply = played.supply = _SUPPLY.of(env_runner)
+        assert supply is not None
+        # an episode that never began passes its level on
+        drawn = played.drawn if played.is_waiting else supply.take(played.drawn[0] if played.is_running else None)
+    episode.id_ = drawn[0]
+
+    def choose() -> int:
+        # where a fragment ended meanwhile, another object has taken the place of the episode
+        env_runner._ongoing_episodes[env_index].custom_data[LEVEL_ID] = drawn[1]()
+        return drawn[1]()
+
+    played.set_next(drawn, choose)
 
 
 _SIZES = np.array([11, 6, 4])  # kinds, colours and states of MiniGrid's cells
@@ -83,4 +131,4 @@ def make(name: str, **options: Any) -> gymnasium.Env[Any, Any]:
 
 for _name in ("MultiRoom-N4-Random", *_MAZES):
     if f"{_name}-OneHot-v0" not in registry:
-        register(f"{_name}-OneHot-v0", entry_point=partial(make, _name))
+        register(f"{_name}-OneHot-v0", entry_point=functools.partial(make, _name))

@@ -12,7 +12,7 @@ import torch
 import yaml
 
 from lightning_replay.agents import PPO
-from lightning_replay.levels import LevelBuffer, UniformLevels
+from lightning_replay.levels import LevelBuffer, LevelSet, UniformLevels, scores
 from lightning_replay.lit import GeneralizationGap, LevelDataModule, ReturnNormalization
 from lightning_replay.lit.cli import main
 from lightning_replay.options import config_directory
@@ -85,6 +85,51 @@ def test_the_file_with_augmented_images_trains_and_resumes(tmp_path: Path) -> No
     saved = torch.load(tmp_path / "lightning_logs/version_0/checkpoints/last.ckpt", weights_only=True)
     assert saved["hyper_parameters"]["residual"]
     assert saved["state_dict"]["augmentation._extra_state"]["chosen"] == "cutout_color"  # of the second rollout
+
+
+def test_the_file_with_learnability_trains_resumes_and_differs_in_little(tmp_path: Path) -> None:
+    file = "lightning/plr_learnability_ppo_multiroom.yaml"
+    run_tiny(file=file)
+    plain, changed = (yaml.safe_load((config_directory() / name).read_text()) for name in (FILE, file))
+    levels = changed["data"]["init_args"].pop("levels")["init_args"]
+    assert [levels[name] for name in ("prioritization", "score_temperature", "replay_in_flight")] == [None] * 3
+    assert plain["data"]["init_args"].pop("levels")["init_args"]["levels"] == levels["levels"] and changed == plain
+    run_tiny("--data.init_args.env_steps=192", "--ckpt_path=last", file=file)
+    saved = torch.load(tmp_path / "lightning_logs/version_1/checkpoints/last.ckpt", weights_only=True)[
+        "LevelDataModule"
+    ]
+    scored, outcomes = saved["levels"]["writer"]["level_id"], saved["levels"]["scoring"]["of_episodes"]
+    assert saved["updates"] == 3 and set(scored.tolist()) == set(outcomes["level_id"].tolist())
+
+
+def test_levels_of_a_set_are_scored_by_the_success_of_their_episodes(tmp_path: Path) -> None:
+    doors = LevelSet([f"door {number % 3}" for number in range(12)], groups=lambda door: door)
+    levels = LevelBuffer(doors, score=scores.Learnability(window=4, success=2), seed=0)
+    outcomes: dict[int, list[bool]] = {level_id: [] for level_id in range(12)}
+    data = LevelDataModule(lambda: Noted(outcomes), levels, env_steps=512, num_envs=4, rollout_length=16)
+    make_trainer(tmp_path, []).fit(PPO(), datamodule=data)
+    rows = levels.probabilities()
+    assert len(rows) == 12 and rows["score"].sum() > 0
+    for row in rows:
+        last = outcomes[int(row["level_id"])][-4:]
+        assert (float(row["successes"]), float(row["outcomes"])) == (sum(last), len(last))
+        assert float(row["score"]) == pytest.approx(sum(last) / len(last) * (1 - sum(last) / len(last)))
+    assert sum(group["levels"] for group in levels.group_stats().values()) == 12
+
+
+class Noted(Doors):
+    """Notes whether the return of an episode is at least 2."""
+
+    def __init__(self, outcomes: dict[int, list[bool]]) -> None:
+        super().__init__()
+        self.outcomes = outcomes
+
+    def step(self, action: Any) -> Any:
+        result = super().step(action)
+        self.total = result[1] + (self.total if self.count > 1 else 0.0)
+        if result[2] or result[3]:
+            self.outcomes[self.level].append(self.total >= 2)
+        return result
 
 
 def test_one_word_swaps_the_levels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

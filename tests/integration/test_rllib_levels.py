@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -26,8 +27,10 @@ from ray.rllib.core.columns import Columns
 from ray.rllib.utils.minibatch_utils import ShardEpisodesIterator
 
 import rllib_ext
-from lightning_replay.levels import LevelBuffer
+from lightning_replay.levels import LevelBuffer, LevelSet, scores
 from lightning_replay.levels.scores import L1ValueLoss
+from rllib_ext.levels.playing import attach_player, end_round
+from rllib_ext.levels.server import Fragment, LevelServer
 
 from .test_rllib_examples import rows
 
@@ -293,6 +296,113 @@ def test_asynchronous_algorithms(algorithm: Any, runners: int) -> None:
     assert_lossless(result)
     for level_id, score in scores_of(built).items():
         assert score > 0 or level_id == 0
+
+
+def test_levels_of_a_set_are_scored_by_the_success_of_their_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    corridors = LevelSet([f"corridor {level}" for level in LEVELS], groups=["short", "long"] * 6)
+    levels = LevelBuffer(corridors, score=scores.Learnability(window=4, success=25.0), seed=0)
+    algorithm = rllib_ext.configure(small(PPOConfig, 0), levels=levels, held_out_levels=HELD_OUT).build_algo()
+    watched = Watched(algorithm, monkeypatch)
+    for _ in range(20):
+        result = algorithm.train()
+    returns: dict[str, float] = {}
+    outcomes: dict[int, list[bool]] = {}
+    for piece in watched.episodes:
+        returns[piece.id_] = returns.get(piece.id_, 0.0) + piece.get_return()
+        if piece.is_done:
+            outcomes.setdefault(piece.custom_data["level_id"], []).append(returns[piece.id_] >= 25.0)
+    rows = rllib_ext.level_buffer(algorithm).probabilities()
+    assert rows["level_id"].sort().values.tolist() == sorted(outcomes) and len(outcomes) == 12
+    for row in rows:
+        last = outcomes[int(row["level_id"])][-4:]
+        assert (float(row["successes"]), float(row["outcomes"])) == (sum(last), len(last))
+        assert float(row["score"]) == pytest.approx(sum(last) / len(last) * (1 - sum(last) / len(last)))
+    assert rows["successes"].sum() > 0 and (rows["successes"] < rows["outcomes"]).any()
+    assert result["levels"]["effective_levels"] > 2
+    assert_lossless(result)
+
+
+class Counted(LevelServer):
+    """Counts the calls that draw."""
+
+    calls = 0
+
+    def draw(self, *arguments: Any, **options: Any) -> list[int]:
+        self.calls += 1
+        return super().draw(*arguments, **options)
+
+    def counted(self) -> int:
+        return self.calls
+
+
+def supplied(tmp_path: Path) -> tuple[Any, Any, LevelBuffer]:
+    """A level server, an EnvRunner of two environments that draws from it, and an equal buffer without Ray."""
+    own, direct = (LevelBuffer(LEVELS, score=L1ValueLoss(), replay_in_flight=False, seed=0) for _ in range(2))
+    options = {"environments": 2, "max_lag": 4, "max_pending": 100, "flush": False, "spare": str(tmp_path)}
+    server = ray.remote(num_cpus=0)(Counted).remote(ray.cloudpickle.dumps(own), **options)
+    runner = SimpleNamespace(worker_index=1, config=SimpleNamespace(num_envs_per_env_runner=2))
+    attach_player(runner, server)
+    return server, runner, direct
+
+
+def test_an_env_runner_draws_the_levels_of_a_round_in_one_call(tmp_path: Path) -> None:
+    server, runner, direct = supplied(tmp_path)
+    supply = runner.level_supply
+    expected: list[int] = []
+    # begun, drawn, calls; what is left over is played first
+    rounds = [(6, 6, 3), (6, 6, 1), (6, 6, 1), (9, 10, 3), (9, 8, 1), (2, 9, 1), (2, 0, 0)]
+    for number, (begun, ahead, calls) in enumerate(rounds):
+        before = ray.get(server.counted.remote())
+        if number:
+            assert supply.is_due
+            supply.begin_round()
+            assert not supply.is_due
+        drawn = [supply.take(None) for _ in range(begun)]
+        expected += [direct.next_level(f"{number}-{place}") for place in range(ahead)]  # by the scores until here
+        names = [(name, level_of()) for name, level_of in drawn]
+        assert ray.get(server.counted.remote()) == before + calls
+        played, expected = expected[:begun], expected[begun:]
+        assert [level_id for _, level_id in names] == played
+        reward = np.arange(begun, dtype=np.float32)
+        fragments = [
+            Fragment(name, 0, reward[place : place + 1], np.zeros(2, np.float32), True, False)
+            for place, (name, _) in enumerate(names)
+        ]
+        ray.get(server.score.remote(fragments))
+        for place, level_id in enumerate(played):
+            actor = next(
+                name for name in list(direct.running.state_dict()["actors"]) if level_id in direct.in_flight(name)
+            )
+            direct.update(actor, level_id, fragments[place].steps(), True)
+        end_round(env_runner=runner)
+    stats = ray.get(server.stats.remote())
+    assert stats["in_flight"] == len(expected) == 5 and stats["episodes_lost"] == stats["fragments_dropped"] == 0
+    ray.kill(server)
+
+
+def test_an_episode_that_was_broken_off_is_given_up_with_the_next_call(tmp_path: Path) -> None:
+    server, runner, _ = supplied(tmp_path)
+    supply = runner.level_supply
+    first, second = (supply.take(None) for _ in range(2))
+    third = supply.take(second[0])  # a broken-off episode is abandoned with the next call
+    assert third not in (first, second) and third[1]() in LEVELS
+    stats = ray.get(server.stats.remote())
+    assert (stats["episodes"], stats["in_flight"], stats["episodes_lost"]) == (4, 3, 1)
+    ray.kill(server)
+
+
+def test_a_level_that_was_never_played_goes_to_the_next_episode() -> None:
+    names: list[str] = []
+
+    def started(*, episode: Any, env: Any, env_index: int, **ignored: Any) -> None:
+        assert episode.custom_data["level_id"] == env.envs[env_index].level_id
+        names.append(episode.id_)
+
+    # each sample begins with a reset of both environments, one of which has been given a level at the end of the last
+    config = small(PPOConfig, 0).env_runners(batch_mode="complete_episodes").callbacks(on_episode_start=started)
+    result = rllib_ext.configure(config, levels=LevelBuffer(LEVELS, seed=0)).build_algo().train()
+    assert len(set(names)) == len(names) >= 8
+    assert 0 <= result["levels"]["episodes"] - len(names) <= 2  # two are drawn at a time
 
 
 @pytest.mark.parametrize("seed", [0, None])

@@ -258,17 +258,18 @@ def test_each_file_trains(name: str, shared_ray: None, tmp_path: Path, capsys: A
 
 
 @pytest.mark.slow
-def test_the_file_of_levels_trains(shared_ray: None, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+@pytest.mark.parametrize("name", ["plr_ppo_multiroom", "plr_learnability_ppo_multiroom"])
+def test_the_files_of_levels_train(name: str, shared_ray: None, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
     pytest.importorskip("minigrid")
     monkeypatch.chdir(tmp_path)
-    main([str(config_directory() / "rllib/plr_ppo_multiroom.yaml"), *TINY_PPO])
+    main([str(config_directory() / f"rllib/{name}.yaml"), *TINY_PPO])
     header, *lines, last = printed(capsys)
     assert header.split() == ["env_steps", "updates", "return", "levels", "episodes", "held_out", "gap"]
     env_steps, updates, _, levels, episodes, held_out, gap = lines[-1].split()
     assert int(updates) >= 4  # minibatches of 20 out of two times 40 steps
     assert (float(held_out), float(gap)) == (0.0, 0.0)  # nine steps are too few for a goal
     assert int(env_steps) >= 80 and int(levels) == 2 and int(episodes) >= 8
-    folder = tmp_path / "runs" / "rllib" / "plr_ppo_multiroom"
+    folder = tmp_path / "runs" / "rllib" / name
     assert last == f"checkpoint with the level buffer: {folder}" and (folder / "levels").is_dir()
 
 

@@ -32,11 +32,15 @@ def fragment(name: str, start: int = 0, rewards: tuple[float, ...] = (1.0,), don
     return Fragment(name, start, reward, np.zeros(len(reward) + 1, np.float32), done, False)
 
 
-def played(server: LevelServer, count: int, player: tuple[int, int] = (1, 0), name: str = "e") -> list[int]:
+def begin(server: LevelServer, *names: str, runner: int = 1, broken_off: tuple[str, ...] = ()) -> list[int]:
+    return server.draw(runner, "process", names, broken_off)
+
+
+def played(server: LevelServer, count: int, name: str = "e") -> list[int]:
     """Levels of episodes that are played and scored one after the other."""
     levels = []
     for number in range(count):
-        levels.append(server.begin(player, "process", f"{name}{number}"))
+        levels += begin(server, f"{name}{number}")
         server.score([fragment(f"{name}{number}", rewards=(float(levels[-1]),))])
     return levels
 
@@ -44,7 +48,7 @@ def played(server: LevelServer, count: int, player: tuple[int, int] = (1, 0), na
 def test_it_is_the_buffer_played_by_one_actor_for_each_episode(tmp_path: Path) -> None:
     server, direct = server_of(buffer(), tmp_path), buffer()
     for number in range(30):
-        level_id = server.begin((1, 0), "process", f"e{number}")
+        (level_id,) = begin(server, f"e{number}")
         assert level_id == direct.next_level("actor")
         rewards = torch.arange(1.0, 4.0) * level_id
         server.score([fragment(f"e{number}", 0, tuple(rewards[:2].tolist()), done=False)])
@@ -62,46 +66,34 @@ def test_it_is_the_buffer_played_by_one_actor_for_each_episode(tmp_path: Path) -
 
 def test_two_episodes_of_one_environment_on_one_level_do_not_mix(tmp_path: Path) -> None:
     server = server_of(buffer(levels=1), tmp_path)
-    assert [server.begin((1, 0), "process", name) for name in "ab"] == [0, 0]
+    assert begin(server, "a", "b") == [0, 0]
     server.score([fragment("a", 0, (8.0,), done=False), fragment("b", 0, (1.0,))])
     assert server.probabilities()["score"].item() == pytest.approx(1.0)  # of b alone
     server.score([fragment("a", 1, (4.0,))])
     assert server.probabilities()["score"].item() == pytest.approx(6.0)
 
 
-def test_a_level_that_was_never_played_goes_to_the_next_episode(tmp_path: Path) -> None:
-    server = server_of(buffer(), tmp_path)
-    level_id = server.begin((1, 0), "process", "a")
-    assert server.begin((1, 0), "process", "b", instead_of="a") == level_id
-    assert server.stats()["episodes"] == 1
-    server.score([fragment("a"), fragment("b")])
-    assert server.probabilities()["level_id"].tolist() == [level_id] and server.stats()["fragments_dropped"] == 1
-    server.begin((1, 0), "process", "c", instead_of="unknown")
-    assert server.stats()["episodes"] == 2
-
-
 def test_what_was_broken_off_or_lost_is_forgotten(tmp_path: Path) -> None:
     server = server_of(buffer(), tmp_path)
-    for name in "ab":
-        server.begin((1, 0), "process", name)
-    server.begin((1, 0), "process", "c", broken_off="b")
-    server.begin((2, 0), "process", "d")
+    begin(server, "a", "b")
+    begin(server, "c", broken_off=("b", "unknown"))
+    begin(server, "d", runner=2)
     assert (server.stats()["in_flight"], server.stats()["episodes_lost"]) == (3, 1)
-    server.begin((1, 1), "new process", "e")  # EnvRunner 1 is another: a and c are lost
+    server.draw(1, "new process", ["e"])  # EnvRunner 1 is another: a and c are lost
     assert (server.stats()["in_flight"], server.stats()["episodes_lost"]) == (2, 3)
     server.score([fragment(name) for name in "abcde"])
     stats = server.report(lost_runners=[2])
     assert (stats["in_flight"], stats["levels"], stats["fragments_dropped"]) == (0, 2, 3)
-    server.begin((2, 0), "process", "f")
+    begin(server, "f", runner=2)
     assert server.report(lost_runners=[1, 2])["in_flight"] == 0
 
 
-def test_the_oldest_of_too_many_episodes_of_an_environment_is_forgotten(tmp_path: Path) -> None:
+def test_the_oldest_of_too_many_episodes_of_an_env_runner_is_forgotten(tmp_path: Path) -> None:
     server = server_of(buffer(), tmp_path, max_pending=2)
-    for name in "abc":
-        server.begin((1, 0), "process", name)
-    server.begin((2, 0), "process", "d")
-    assert (server.stats()["in_flight"], server.stats()["episodes_lost"]) == (3, 1)
+    begin(server, "a", "b", "c")
+    begin(server, "d", runner=2)
+    stats = server.report([])
+    assert (stats["in_flight"], stats["episodes_lost"]) == (3, 1)
     assert server.trains_on(["a", "b", "c", "d"]) == [False, True, True, True]
 
 
@@ -116,12 +108,12 @@ def test_a_server_that_was_lost_during_its_first_write_starts_anew(tmp_path: Pat
 def test_resuming_repeats_the_next_choices_and_then_forgets_what_was_in_flight(tmp_path: Path) -> None:
     server, again = server_of(buffer(), tmp_path / "one"), server_of(buffer(seed=7), tmp_path / "other")
     played(server, 4)
-    server.begin((1, 0), "process", "running")
+    begin(server, "running")
     state = cloudpickle.loads(cloudpickle.dumps(server.state()))
-    again.begin((1, 0), "process", "stale")
+    begin(again, "stale")
     again.load_state(state)
     for number, in_flight in enumerate((2, 2)):  # once two environments chose, what ran before the break is given up
-        assert again.begin((1, number), "process", f"n{number}") == server.begin((1, number), "process", f"n{number}")
+        assert begin(again, f"n{number}") == begin(server, f"n{number}")
         assert again.stats()["in_flight"] == in_flight
     assert server.stats()["in_flight"] == 3
     again.score([fragment("stale"), fragment("running"), fragment("n0")])
@@ -143,7 +135,7 @@ def test_it_starts_again_from_the_last_report(tmp_path: Path) -> None:
 def test_a_mean_of_zero_after_an_update_is_no_score(tmp_path: Path) -> None:
     score = PositiveValueLoss(discount=1.0, gae_lambda=0.0)
     server = server_of(buffer(levels=1, score=score), tmp_path, flush=True)
-    server.begin((1, 0), "process", "a")
+    begin(server, "a")
     for start, (reward, expected) in enumerate([(-4.0, []), (2.0, [2.0]), (-1.0, [2.0])]):
         server.score([fragment("a", start, (reward,), done=False)])
         assert server.probabilities()["score"].tolist() == expected
@@ -155,10 +147,10 @@ def broken(generator: torch.Generator) -> int:
 
 def test_what_goes_wrong_in_a_choice_is_said_where_it_is_heard(tmp_path: Path) -> None:
     server = server_of(LevelBuffer(levels=None, capacity=4, generate=broken, seed=0), tmp_path)
-    assert server.begin((1, 0), "process", "a") == 0
+    assert begin(server, "a", "b") == [0, 0]
     with pytest.raises(RuntimeError, match="could not choose a level:(?s:.*)no more levels"):
         server.score([])
-    server.begin((1, 0), "process", "b")
+    begin(server, "c")
     with pytest.raises(RuntimeError, match="no more levels"):
         server.report([])
 
@@ -173,10 +165,10 @@ def ones(name: str, start: int, length: int, done: bool = False) -> Fragment:
     return fragment(name, start, (1.0,) * length, done)
 
 
-def begun(*names: str, max_lag: int = 2, player: tuple[int, int] = (1, 0)) -> PendingEpisodes:
+def begun(*names: str, max_lag: int = 2) -> PendingEpisodes:
     episodes = PendingEpisodes(max_lag)
     for number, name in enumerate(names):
-        episodes.begin(name, PendingEpisode(name, number, player))
+        episodes.begin(PendingEpisode(name, number, runner=1))
     return episodes
 
 
@@ -205,18 +197,25 @@ def test_fragments_that_came_before_or_of_unknown_episodes_are_dropped() -> None
 
 
 def test_what_is_missing_is_given_up_when_later_episodes_went_by() -> None:
-    # a lacks its end, b a piece in the middle, c is complete, d goes on; e of another environment has all the time
-    episodes = begun("a", "b", "c", "d", max_lag=2)
-    episodes.begin("e", PendingEpisode("e", 9, (1, 1)))
-    assert taken(episodes, ones("a", 0, 2), ones("b", 0, 2), ones("b", 4, 1, done=True))[0] == [
-        ("a", 0),
-        ("b", 0),
-    ]  # a is overtaken for the first time
-    assert taken(episodes, ones("c", 0, 1, done=True)) == ([("c", 0)], [])
-    assert taken(episodes, ones("d", 0, 1)) == ([("d", 0)], ["a"])
-    assert taken(episodes, ones("d", 1, 1)) == ([("d", 1), ("b", 4)], [])
+    # a lacks its end, b a piece in the middle, c and d are complete, e goes on; f is of another EnvRunner, and g begins
+    episodes = begun("a", "b", "c", "d", "e", "g", max_lag=2)
+    episodes.begin(PendingEpisode("f", 9, runner=2))
+    assert taken(episodes, ones("a", 0, 2), ones("b", 0, 2), ones("b", 4, 1, done=True))[0] == [("a", 0), ("b", 0)]
+    assert taken(episodes, ones("c", 0, 1, done=True)) == ([("c", 0)], [])  # overtaken for the first time
+    assert taken(episodes, ones("e", 0, 1)) == ([("e", 0)], [])
+    assert taken(episodes, ones("e", 1, 1), ones("d", 0, 1)) == ([("e", 1), ("d", 0), ("b", 4)], ["a"])
     assert dict(episodes.counts) == {"fragments_dropped": 0, "gaps": 1, "episodes_lost": 1}
-    assert episodes.active.keys() == {"d", "e"}
+    assert episodes.active.keys() == {"d", "e", "f", "g"}
+
+
+def test_an_episode_that_goes_on_waits_for_its_end_however_many_others_begin() -> None:
+    episodes = begun("long", *map(str, range(20)), max_lag=2)
+    for number in range(20):
+        pieces = [ones(str(number), 0, 1, done=True)]
+        if number % 3 == 0:  # two batches in a row have nothing of it, as with two Learners
+            pieces.append(ones("long", number // 3, 1))
+        assert not taken(episodes, *pieces)[1]
+    assert episodes.active.keys() == {"long"} and not any(episodes.counts.values())
 
 
 def test_steps_are_in_torchrls_layout() -> None:

@@ -169,7 +169,7 @@ def hooks(config: AlgorithmConfig) -> dict[str, Any]:
 
 def test_transitions_or_levels() -> None:
     transitions, levels = rllib_ext.configure(dqn()), rllib_ext.configure(ppo(), levels={"levels": 5})
-    assert hooks(transitions).keys() == OF_TRANSITIONS and hooks(levels).keys() == {*EVENTS} - {"on_sample_end"}
+    assert hooks(transitions).keys() == OF_TRANSITIONS and hooks(levels).keys() == {*EVENTS}
     installed = [config.callbacks_on_algorithm_init[0].func.__name__ for config in (transitions, levels)]
     assert installed == ["install_replay", "install_levels"]
 
