@@ -3,8 +3,8 @@
 
 python examples/levels_sb3.py [--fast]
 
-Needs `pip install stable-baselines3`, which installs beside this package. Prints the held-out return with uniform levels
-and with level replay.
+Needs `pip install stable-baselines3`, which installs beside this package. Prints the held-out return with uniform
+levels and with level replay.
 """
 
 from __future__ import annotations

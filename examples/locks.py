@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Combination locks, the levels of levels_*.py: an environment, networks, scores of rollouts, and held-out locks.
 
-A lock has 1 to 16 stages, and a level is one lock. The right action opens a stage, a wrong one ends the episode, and the
-last stage is worth 1. A stage opens to the same action in every lock: short locks teach the first stages of long ones,
-which chance almost never opens. Nothing is printed here.
+A level is a lock of 1 to 16 stages. The right action opens a stage, a wrong one ends the episode, and the last stage is
+worth 1. A stage opens to the same action in every lock: short locks teach the first stages of long ones, which chance
+almost never opens. Nothing is printed here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lightning_replay.levels import LevelBuffer, LevelSelector, LevelSet, Unifor
 STAGES, VARIANTS, ACTIONS = 16, 3, 4
 DISCOUNT, GAE_LAMBDA = 0.99, 0.95
 OPENS = np.random.default_rng(0).integers(0, ACTIONS, STAGES * VARIANTS)  # the action each stage opens to
-ENVS, ROLLOUT, STEPS, FAST_STEPS = 32, 32, 40_000, 2_048
+ENVS, ROLLOUT, STEPS, FAST_STEPS = 32, 32, 40_000, 1_024
 
 
 def make_lock(level_id: int) -> dict[str, Any]:
