@@ -110,6 +110,9 @@ def test_contents_and_draws_are_those_of_the_rules(size, window, step, smooth, w
             count = count if replace else min(count, size)
             drawn = levels.next_levels(count, replace=replace).tolist()
             assert {*drawn} <= {*range(size)} and (replace or len({*drawn}) == count)
+            idle = {*range(size)} - {*oracle.scores} - {level for level, draws in oracle.awaited.items() if draws}
+            if not oracle.scores and not replace and count <= len(idle):
+                assert {*drawn} <= idle, "new levels that nobody plays come first"
             oracle.draw(drawn)
         elif what == "record":
             ids, width, random = [one % size for one in rest[0]], *rest[1:]
