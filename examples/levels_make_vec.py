@@ -20,7 +20,7 @@ from torch.distributions import Categorical
 from lightning_replay.levels import LevelSelector
 from lightning_replay.levels.environments import LevelVectorWrapper, LevelWrapper
 
-ENVS, ROLLOUT = 256, 8
+ENVS, ROLLOUT = 256, 4
 
 
 def train(levels: LevelSelector, total_steps: int) -> float:
@@ -29,7 +29,7 @@ def train(levels: LevelSelector, total_steps: int) -> float:
     vector = gymnasium.make_vec("Lock-v0", ENVS, vectorization_mode="sync", vector_kwargs=by_levels, wrappers=[play])
     envs = LevelVectorWrapper(vector, levels)
     model = ActorCritic()
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     observation, _ = envs.reset()
     for _ in range(max(1, total_steps // (ENVS * ROLLOUT))):
         steps = []
@@ -58,4 +58,4 @@ def train(levels: LevelSelector, total_steps: int) -> float:
 
 
 if __name__ == "__main__":
-    compare(train, __doc__)
+    compare(train, __doc__, steps=60_000)  # one gradient step for each rollout

@@ -105,11 +105,11 @@ def held_out_return(probabilities: Callable[[Tensor], Tensor]) -> float:
     return float(np.mean(chances))
 
 
-def compare(train: Callable[[LevelSelector, int], float], description: str | None) -> None:
+def compare(train: Callable[[LevelSelector, int], float], description: str | None, steps: int = STEPS) -> None:
     """Trains twice and prints both held-out returns."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fast", action="store_true", help="a few seconds, in which little is learned")
-    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--steps", type=int, default=steps)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     for name in ("uniform levels", "level replay"):
