@@ -6,7 +6,7 @@ from __future__ import annotations
 import inspect
 import math
 import statistics
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable
 from numbers import Integral
 from typing import Any
@@ -367,14 +367,7 @@ class LevelBuffer(LevelSelector):
         child = None
         if is_done and episode.replayed and self.editor is not None:  # first, since the user's editor may raise
             child = checked_level_id(self.editor(episode.level_id, self.table.generator))
-        if self._of_episodes is None:
-            score = self._score_segment(episode, segment, is_done)
-        else:  # scored once, by the return of the whole episode
-            score, episode_return = None, episode.episode_return + segment.reward_sum
-            if is_done:
-                score = float(self._of_episodes.of_episode(episode.level_id, episode.started, episode_return))
-                _check_finite(score, episode.level_id)
-            episode.episode_return = episode_return
+        score = self._score(episode, segment, is_done)
         if score is not None:
             score = self._store(episode.level_id, episode.started, score)
         # Only after the parent's score is stored: an error before leaves no child behind.
@@ -382,14 +375,42 @@ class LevelBuffer(LevelSelector):
             self._edited.append(child)
         return score
 
-    def _score_segment(self, episode: ActiveEpisode, segment: Segment, is_done: bool) -> float | None:
+    def learn_all(self, learned: Iterable[tuple[Actor, ActiveEpisode, Segment, bool]]) -> None:
+        if self.count is None:  # each level competes for its row with those stored before
+            return super().learn_all(learned)
+        ended: list[tuple[Actor, ActiveEpisode]] = []
+        times: Counter[int] = Counter()
+        writes: list[dict[int, tuple[int, float]]] = []  # one, and more for levels that ended several times
+        try:
+            for actor, episode, segment, is_done in learned:
+                score, level_id = self._score(episode, segment, is_done), episode.level_id
+                if score is not None:
+                    writes += [{}] if times[level_id] == len(writes) else []
+                    writes[times[level_id]][level_id] = episode.started, score
+                    times[level_id] += 1
+                    ended.append((actor, episode))
+        finally:  # what was scored before a score function failed is kept, as by updates one by one
+            for write in writes:
+                started, scores = zip(*write.values(), strict=True)
+                self._store_all(list(write), np.array(started), np.array(scores))
+            for actor, episode in ended:
+                self._end(actor, episode)
+
+    def _score(self, episode: ActiveEpisode, segment: Segment, is_done: bool) -> float | None:
         level_id, episode_return = episode.level_id, episode.episode_return + segment.reward_sum
+        if self._of_episodes is not None:  # scored once, by the return of the whole episode
+            score = None
+            if is_done:
+                score = float(self._of_episodes.of_episode(level_id, episode.started, episode_return))
+                _check_finite(score, level_id)
+            episode.episode_return = episode_return
+            return score
         best = self._best_returns.get(level_id, episode_return)
         best = max(best, episode_return) if is_done else best  # a running episode's return is not final
         if self._of_columns is not None and segment.columns is not None:
             mean = float(self._of_columns(segment.columns))
         else:
-            steps = segment.steps
+            steps = segment.read()
             if self._needs_best_return:
                 returns = torch.full((segment.length,), best, dtype=torch.float64, device="cpu")
                 steps = steps.copy().set("best_return", returns)

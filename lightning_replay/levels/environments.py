@@ -17,7 +17,15 @@ from gymnasium.vector.utils import iterate
 
 from lightning_replay.envs.building import checked_reset, checked_step
 from lightning_replay.levels.level_ids import LEVEL_IDS, checked_actor
-from lightning_replay.options import check_option, checked_count, checked_entries, checked_flag, checked_optional_count
+from lightning_replay.levels.level_set import LevelSet
+from lightning_replay.options import (
+    check_kind,
+    check_option,
+    checked_count,
+    checked_entries,
+    checked_flag,
+    checked_optional_count,
+)
 
 if TYPE_CHECKING:
     from lightning_replay.levels.selector import LevelSelector
@@ -253,7 +261,8 @@ class LevelWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Plays one level per episode: the one named for the reset, otherwise ``next_level()``.
 
     A level is set by ``reset(seed=level_id)``, or by ``set_level(level_id)`` and a ``reset()`` without a seed if the
-    environment or one of its wrappers has that method. The level of a reset is taken, in this order, from
+    environment or one of its wrappers has that method, or by ``reset(options={level_option: level_id})``. Inside other
+    level wrappers and vectors this one is told its level. The level of a reset is taken, in this order, from
     ``options={"level_id": 7}``, :meth:`set_level`, ``seed``, ``next_level()``. A level buffer counts an episode in
     ``next_level``; for a level named otherwise, call its ``start``.
 
@@ -261,9 +270,12 @@ class LevelWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         env: the environment to wrap.
         next_level: chooses a level at the start of an episode, such as
             ``functools.partial(levels.next_level, actor=0)``; ``None`` if each reset names its level.
-        seed: of the environment's own generator if levels are set by ``set_level``; otherwise the level is the seed.
+        seed: of the environment's own generator, once, if the level is not the seed.
         check: whether the first reset checks, by three more, that levels are followed; or the ids of at least two to
             check with, if not all of 0 to 7 exist.
+        level_option: key of the level in the options of the environment's reset.
+        level_set: gives the environment, by ``level_option`` or ``set_level``, the object of an id as it was put into
+            the set, such as a task dictionary; otherwise it gets the id.
 
     Attributes:
         level_id: of the level being played, ``None`` before the first reset; also in every info.
@@ -281,6 +293,8 @@ class LevelWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         *,
         seed: int | None = None,
         check: bool | Sequence[int] = True,
+        level_option: str | None = None,
+        level_set: LevelSet | None = None,
     ) -> None:
         super().__init__(env)
         self.level_id: int | None = None
@@ -289,6 +303,11 @@ class LevelWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._probes = checked_probes(check)
         self._named: int | None = None
         self._set_level = env.get_wrapper_attr("set_level") if env.has_wrapper_attr("set_level") else None
+        check_kind("level_option", level_option, str | None, "a key of the options of the environment's reset, or None")
+        check_kind("level_set", level_set, LevelSet | None, "LevelSet(...), or None, for environments that take ids")
+        if level_set is not None and level_option is None and self._set_level is None:
+            raise ValueError(f"level_set is given, and {env} has no set_level; give level_option, a key of its options")
+        self._level_option, self._level_set = level_option, level_set
 
     def set_level(self, level_id: int) -> None:
         self._named = checked_level(level_id)
@@ -317,13 +336,17 @@ class LevelWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         return [deepcopy(self._play(level_id, None)[0]) for level_id in level_ids]
 
     def _play(self, level_id: int, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
+        level = level_id if self._level_set is None else self._level_set.level(level_id)
+        if self._level_option is not None:
+            seed, self._seed, options = self._seed, None, {**(options or {}), self._level_option: level}
+            return checked_reset(self.env.reset(seed=seed, options=options), self.env)
         if self._set_level is None:
             return checked_reset(self.env.reset(seed=level_id, options=options), self.env)
-        self._set_level(level_id)
+        self._set_level(level)
         if self._seed is not None:  # of the generator, once, in a reset of its own: some environments play their seed
             self.env.reset(seed=self._seed)
             self._seed = None
-            self._set_level(level_id)
+            self._set_level(level)
         return checked_reset(self.env.reset(options=options), self.env)
 
 
@@ -343,8 +366,9 @@ def _make_level_environment(make: Callable[[], gymnasium.Env[Any, Any]], seed: i
 
 _ACCEPTED = (
     "Accepted are environments whose reset(seed=level_id) fixes the layout of the episode (they draw it from "
-    "self.np_random after super().reset(seed=seed)), and those with a method set_level(level_id), which is called "
-    "before reset. Correct the environment, or give check=False if its level does not show in the first observation"
+    "self.np_random after super().reset(seed=seed)), those with a method set_level(level_id), which is called before "
+    "reset, or in LevelWrapper(env, level_option=...). Correct the environment, or give check=False if its level does "
+    "not show in the first observation"
 )
 
 

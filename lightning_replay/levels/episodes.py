@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from tensordict import TensorDictBase
@@ -52,12 +52,12 @@ class ActiveEpisodes:
         self._of.setdefault(actor, []).append(episode)
         self.played[episode.level_id] = self.played.get(episode.level_id, 0) + 1
 
-    def oldest(self, actor: Actor, level_id: int) -> ActiveEpisode:
-        episodes = self._of.get(actor, [])
+    def oldest(self, actor: Actor, level_id: int, among: list[ActiveEpisode] | None = None) -> ActiveEpisode:
+        episodes = self.of(actor) if among is None else among
         for episode in episodes:  # the oldest first: steps may come after the actor began the level again
             if episode.level_id == level_id:
                 return episode
-        if not episodes:
+        if not self.of(actor):
             named = f"{list(self._of)[:8]}{' and more' if len(self._of) > 8 else ''}" if self._of else "none"
             raise ValueError(f"actor {actor!r} plays no level; those that do are {named}. Call next_level(actor) first")
         raise ValueError(
@@ -116,6 +116,21 @@ class ActiveEpisodes:
                 self.begin(actor, ActiveEpisode(*episode))
 
 
+def checked_lists(steps: TensorDictBase) -> list[list[Any]] | None:
+    """Reads :class:`ValueColumns` of many segments; ``None`` if a column is missing or wrong in one of them."""
+    names = ("reward", "state_value", "terminated", "done", "truncated")
+    given = [steps.get("state_value", None), *(steps["next"].get(name, None) for name in names)]
+    given[-1] = given[-2] if given[-1] is None else given[-1]
+    if any(leaf is None or leaf.numel() != len(steps) for leaf in given):
+        return None
+    value, reward, following, terminated, done, truncated = (leaf.reshape(-1) for leaf in given)
+    largest = [leaf.abs().max() for leaf in (reward, value, following)]
+    largest += [steps["logits"].max()] if "logits" in steps else []
+    if not all(one < math.inf for one in largest) or not torch.equal((terminated | truncated).bool(), done.bool()):
+        return None
+    return [leaf.tolist() for leaf in (reward, value, following, terminated, done)]
+
+
 class Segment:
     """Consecutive steps of one episode, ``[T]``, checked before anything is learned from them."""
 
@@ -124,7 +139,7 @@ class Segment:
             raise TypeError(f"steps are a {type(steps).__name__}; give a TensorDict [T] of steps of one episode")
         if steps.ndim != 1 or steps.shape[0] == 0:
             raise ValueError(f"steps have shape {list(steps.shape)}; give [T] of at least one step of one episode")
-        self.steps = steps
+        self.read: Callable[[], TensorDictBase] = lambda: steps
         self.length: int = steps.shape[0]
         given = dict(steps.items())  # of plain entries, a tenth of a TensorDict's lookups
         following = dict(given.get("next", {}).items())
@@ -155,6 +170,15 @@ class Segment:
         columns = [lists.get(name, ()) for name in ("reward", "state_value", "next state_value", "terminated", "done")]
         is_whole = {*map(len, columns)} == {self.length}
         self.columns: ValueColumns | None = ValueColumns._make(columns) if is_whole else None
+
+    @classmethod
+    def of_lists(cls, lists: list[list[Any]], steps: TensorDictBase, place: slice) -> Self:
+        """A place in steps that were read and checked by :func:`checked_lists`."""
+        segment = cls.__new__(cls)
+        segment.read = lambda: steps[place]
+        segment.columns = ValueColumns._make([column[place] for column in lists])
+        segment.length, segment.reward_sum = place.stop - place.start, float(sum(segment.columns.reward))
+        return segment
 
     @staticmethod
     def _check_ends(lists: dict[str, list[Any]], episode_done: bool) -> None:

@@ -72,12 +72,16 @@ class LevelSet(Sequence[dict[str, Any]]):
     def __len__(self) -> int:
         return len(self._objects)
 
-    def __getitem__(self, level_id: Any) -> Any:
+    def level(self, level_id: Any) -> Any:
+        """Returns the object of an id as it was given."""
         place = operator.index(level_id)
         if not 0 <= place < len(self):
             raise IndexError(f"level {place} is none of the levels 0 to {len(self) - 1}")
-        level = self._objects[place]
-        return {**(level if isinstance(level, dict) else {"level": level}), "level_id": place}
+        return self._objects[place]
+
+    def __getitem__(self, level_id: Any) -> Any:
+        level = self.level(level_id)
+        return {**(level if isinstance(level, dict) else {"level": level}), "level_id": operator.index(level_id)}
 
     def __repr__(self) -> str:
         return f"LevelSet({len(self)} levels)"

@@ -12,12 +12,11 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from lightning_replay.levels.episodes import ActiveEpisode, ActiveEpisodes, Segment
+from lightning_replay.levels.episodes import ActiveEpisode, ActiveEpisodes, Segment, checked_lists
 from lightning_replay.levels.level_ids import Actor, checked_actor, checked_level_id
 from lightning_replay.options import checked_count, checked_flag
 from lightning_replay.saving import load_state, write_state
 from lightning_replay.state import Seeded
-from lightning_replay.storage.rows import gather_branch, nest
 
 __all__ = ["LevelSelector", "segments", "update_rollout"]
 
@@ -160,6 +159,13 @@ class LevelSelector(Seeded, ABC):
     def _learn(self, episode: ActiveEpisode, segment: Segment, is_done: bool) -> float | None:
         return None  # scores nothing by default; an override raises before anything is changed
 
+    def learn_all(self, learned: Iterable[tuple[Actor, ActiveEpisode, Segment, bool]]) -> None:
+        """As :meth:`update` one by one, of checked segments, and of each whether its episode is done."""
+        for actor, episode, segment, is_done in learned:
+            self._learn(episode, segment, is_done)
+            if is_done:
+                self._end(actor, episode)
+
     def _end(self, actor: Actor, episode: ActiveEpisode) -> None:
         self.running.end(actor, episode)
         self._leave(episode.level_id)
@@ -268,11 +274,19 @@ def update_rollout(
     Raises:
         ValueError: shapes that do not fit, a level that changes within an episode, or what ``update`` refuses.
     """
-    cut = list(segments(rollout, level_id, actors))
-    for actor, level, _, _ in cut:  # a rollout with a wrong level must not be learned in part
-        levels.running.oldest(actor, level)
-    for actor, level, steps, done in cut:
-        levels.update(actor, level, steps, done)
+    steps, cut = _cut(rollout, level_id, actors)
+    remaining = {actor: levels.running.of(actor)[:] for actor, *_ in cut}
+    episodes = []
+    for actor, level, _, done in cut:  # a rollout with a wrong level or segment must not be learned in part
+        episodes.append(levels.running.oldest(actor, level, remaining[actor]))
+        if done:
+            remaining[actor].remove(episodes[-1])
+    lists = checked_lists(steps)
+    if lists is None:  # the segment that is wrong raises
+        each = iter([Segment(steps[place], done) for _, _, place, done in cut])
+    else:
+        each = (Segment.of_lists(lists, steps, place) for _, _, place, _ in cut)
+    levels.learn_all((cut[k][0], episode, next(each), cut[k][-1]) for k, episode in enumerate(episodes))
 
 
 def segments(
@@ -282,29 +296,33 @@ def segments(
 
     Arguments and errors as :func:`update_rollout`.
     """
+    steps, cut = _cut(rollout, level_id, actors)
+    for actor, level, place, done in cut:
+        yield actor, level, steps[place], done
+
+
+def _cut(
+    rollout: TensorDictBase, level_id: Tensor, actors: Sequence[Actor] | None
+) -> tuple[TensorDictBase, list[tuple[Actor, int, slice, bool]]]:
     names = list(range(rollout.shape[0])) if actors is None else list(actors)
     if level_id.ndim == 3 and level_id.shape[-1] == 1:
         level_id = level_id.squeeze(-1)
     if rollout.ndim != 2 or level_id.shape != rollout.shape or len(names) != rollout.shape[0]:
         shapes = f"the rollout has shape {list(rollout.shape)}, level_id {list(level_id.shape)}"
         raise ValueError(f"{shapes} and there are {len(names)} actors; give [actors, T] for both")
-    steps = rollout.select(*_KEYS, strict=False).cpu()  # one copy off the device, whatever the number of pieces
-    ends = steps["next", "done"].reshape(steps.shape).tolist()
-    played = level_id.tolist()
-    tree = nest(key if isinstance(key, tuple) else (key,) for key in steps.keys(True, True))
-    for row, actor in enumerate(names):
-        start = 0
-        columns = {(key,) if isinstance(key, str) else key: column[row] for key, column in steps.items(True, True)}
-        for stop in range(1, steps.shape[1] + 1):
-            if ends[row][stop - 1] or stop == steps.shape[1]:  # the rollout may end within an episode
-                if len(set(played[row][start:stop])) > 1:
-                    raise ValueError(
-                        f"steps {start} to {stop - 1} of actor {actor!r} are one episode on the levels "
-                        f"{sorted(set(played[row][start:stop]))}; level_id is that of the step's own observation"
-                    )
-                # built without TensorDict's indexing, which takes five times as long
-                piece = {key: column[start:stop] for key, column in columns.items()}
-                size = torch.Size([stop - start])
-                cut = gather_branch(tree, piece, size, steps.device)
-                yield actor, played[row][start], cut, bool(ends[row][stop - 1])
-                start = stop
+    steps = rollout.select(*_KEYS, strict=False).cpu().flatten()  # one copy off the device, whatever the pieces
+    done, length = steps["next", "done"].reshape(rollout.shape).bool(), rollout.shape[1]
+    ends = done.clone()
+    ends[:, -1:] = True  # the rollout may end within an episode
+    played, is_done = level_id.flatten().tolist(), done.flatten().tolist()
+    cut, start = [], 0
+    for stop in (ends.flatten().nonzero().flatten() + 1).tolist():
+        actor, own = names[start // length], {*played[start:stop]}
+        if len(own) > 1:
+            raise ValueError(
+                f"steps {start % length} to {(stop - 1) % length} of actor {actor!r} are one episode on the levels "
+                f"{sorted(own)}; level_id is that of the step's own observation"
+            )
+        cut.append((actor, played[start], slice(start, stop), is_done[stop - 1]))
+        start = stop
+    return steps, cut

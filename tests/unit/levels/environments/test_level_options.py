@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Environments that take their level as an option of reset, and objects of a set as levels."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode
+
+from lightning_replay.levels import LevelBuffer, LevelSet, SequentialLevels
+from lightning_replay.levels.environments import LevelVectorWrapper, LevelWrapper, make_level_vector
+from tests.corridors import Corridor, StubbornCorridor, ToldCorridor
+
+TASKS = LevelSet([{"length": length} for length in (4, 2, 7, 5)])
+
+
+class AskedCorridor(Corridor):
+    """Its options hold its length, or a task with it; without them it cannot begin."""
+
+    def choose_length(self) -> int:
+        level = self.options[-1]["level"]
+        return level["length"] if isinstance(level, dict) else level
+
+
+class ToldTask(ToldCorridor):
+    def choose_length(self) -> int:
+        return self.level_id["length"]
+
+
+def test_the_level_is_an_option_beside_others_and_the_generator_is_seeded_once() -> None:
+    inner = AskedCorridor()
+    env = LevelWrapper(inner, iter([5, 6]).__next__, seed=11, level_option="level", check=False)
+    given = {"mode": "hard"}
+    assert [env.reset(options=given)[0][0] for _ in range(2)] == [5, 6] and given == {"mode": "hard"}
+    assert inner.seeds == [11, None] and inner.options == [{"mode": "hard", "level": 5}, {"mode": "hard", "level": 6}]
+    assert env.reset(seed=8)[0][0] == 8 == env.level_id and env.reset(options={"level_id": 9})[0][0] == 9
+    env.set_level(3)
+    assert env.reset()[1]["level_id"] == 3
+
+
+@pytest.mark.parametrize(("made", "option"), [(AskedCorridor, "level"), (ToldTask, None)])
+def test_an_environment_gets_the_object_of_its_level(made: Any, option: str | None) -> None:
+    env = LevelWrapper(made(), iter([2, 1]).__next__, level_option=option, level_set=TASKS, check=[0, 3])
+    begun = [env.reset() for _ in range(2)]
+    assert [(seen[0], info["level_id"]) for seen, info in begun] == [(7, 2), (2, 1)]
+    told = env.unwrapped.options[-1]["level"] if option else env.unwrapped.level_id
+    assert told is TASKS.level(1), "as it was given, without the id"
+    with pytest.raises(IndexError, match="level 4 is none of the levels 0 to 3"):
+        env.reset(seed=4)
+
+
+def test_vectors_and_other_wrappers_tell_it_the_ids() -> None:
+    levels = LevelBuffer(TASKS, seed=0)
+    make = partial(LevelWrapper, level_option="level", level_set=TASKS, check=False)
+    envs = make_level_vector(lambda: make(AskedCorridor()), 3, levels, check=[0, 1])
+    observations, infos = envs.reset(seed=[2, 0, 3])
+    assert observations[:, 0].tolist() == [7, 4, 5] and infos["level_id"].tolist() == [2, 0, 3]
+    gymnasium.register("AskedCorridor-v0", entry_point=AskedCorridor)
+    vector = gymnasium.make_vec(
+        "AskedCorridor-v0",
+        2,
+        vectorization_mode="sync",
+        vector_kwargs={"autoreset_mode": AutoresetMode.DISABLED},
+        wrappers=[make],
+    )
+    envs = LevelVectorWrapper(vector, SequentialLevels(TASKS), check=[0, 1])
+    assert envs.reset()[0][:, 0].tolist() == [4, 2]
+    for _ in range(2):
+        observations, *_, infos = envs.step(np.zeros(2, np.int64))
+    assert infos["step_level_id"].tolist() == [0, 1] and infos["level_id"].tolist() == [0, 2]
+    assert observations[:, 0].tolist() == [4, 7]
+
+
+def test_options_that_are_refused() -> None:
+    with pytest.raises(
+        TypeError, match="level_option is 3; it must be a key of the options of the environment's reset"
+    ):
+        LevelWrapper(AskedCorridor(), level_option=3)
+    with pytest.raises(TypeError, match=r"level_set is \[1\]; it must be LevelSet\(...\), or None"):
+        LevelWrapper(AskedCorridor(), level_option="level", level_set=[1])
+    with pytest.raises(ValueError, match="level_set is given, and .*Corridor.* has no set_level; give level_option"):
+        LevelWrapper(Corridor(), level_set=TASKS)
+
+    class Deaf(StubbornCorridor):
+        pass
+
+    with pytest.raises(ValueError, match=r"Deaf.* ignores its level.*LevelWrapper\(env, level_option=...\)"):
+        LevelWrapper(Deaf(), iter([5]).__next__, level_option="lvl").reset()
