@@ -95,8 +95,8 @@ class LevelSet(Sequence[dict[str, Any]]):
                 plain = json.dumps(level if self._key is None else self._key(level), sort_keys=True, default=_plain)
             except (TypeError, ValueError) as error:
                 raise TypeError(
-                    f"level {place} is {level!r}, which cannot be identified in a save ({error}); give key=, a function "
-                    "from a level to text, numbers, arrays, or lists and dictionaries of them"
+                    f"level {place} is {level!r}, which cannot be identified in a save ({error}); give key=, a "
+                    "function from a level to text, numbers, arrays, or lists and dictionaries of them"
                 ) from None
             found.update(plain.encode() + b"\n")
         return found.hexdigest()
