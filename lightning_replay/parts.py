@@ -437,7 +437,7 @@ class _TorchRLWriter(WriterHooks):
         self._writer = writer
 
     def insert(self, data: TensorDictBase) -> Insertion:
-        index, count = self._writer.extend(data), data.shape[0]
+        index, count = self._writer.extend(data).cpu(), data.shape[0]
         return Insertion(index, slice(count - index.numel(), count))
 
     def age_of(self, index: Tensor) -> Tensor | None:
