@@ -178,8 +178,8 @@ class NStepTransitions(ReplayTransform):
                 "steps must have the columns of the steps before; nothing was changed. "
                 f"Different: given {sorted(given - columns)}, before {sorted(columns - given)}"
             )
-        if waiting is not None:
-            tensordict = torch.cat([waiting, tensordict])
+        if waiting is not None:  # of a save from files, on the CPU
+            tensordict = torch.cat([waiting.to(tensordict.get(("next", "done")).device), tensordict])
         slots, steps_used, ended = self._chain(tensordict)
         complete = (steps_used == self.n_steps) | ended
         formed = self._form(tensordict, complete, slots, steps_used, ended)
