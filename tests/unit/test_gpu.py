@@ -10,10 +10,13 @@ import pytest
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
+from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+from torchrl.data.replay_buffers import SliceSampler
 
 from lightning_replay import recipes
 from lightning_replay.replay import Replay
 from lightning_replay.samplers import ContinuousTransitionSampler, PrioritizedSampler, SequenceSampler
+from lightning_replay.storage.packed import PackedStorage
 from tests.frame_steps import IMAGE_KEYS, frame_rows, stacks_of
 from tests.goal_steps import goal_rows, reached
 from tests.recipe_options import ROW_RECIPES, built, fitting
@@ -141,3 +144,26 @@ def test_rows_are_ended_emptied_and_read() -> None:
     replay.extend(numbered_steps(0, 20, trajectory=2).to(DEVICE))
     assert replay[:]["generation"].tolist() == replay.storage.generation_of(torch.arange(16)).tolist()
     assert replay.oldest_first().tolist() == [*range(4, 16), *range(4)]
+
+
+def test_parts_of_torchrl_with_parts_of_this_library() -> None:
+    rows = numbered_steps(0, 40, done_every=10).set("trajectory", torch.arange(40) // 10).to(DEVICE)
+    of_theirs = Replay(
+        storage=LazyTensorStorage(64, device=DEVICE), sampler=PrioritizedSampler(64, seed=1), batch_size=8, n_steps=2
+    )
+    slices = SliceSampler(num_slices=2, traj_key="trajectory")
+    with_slices = Replay(storage=PackedStorage(64, device=DEVICE), sampler=slices, batch_size=8)
+    for replay in (of_theirs, with_slices):
+        assert replay.extend(rows).tolist() == [*range(40)]
+        batch = replay.sample()
+        assert {column.device.type for column in batch.values(True, True)} == {DEVICE}
+        assert torch.equal(rows["observation"][batch["index"]], batch["observation"])
+        replay.update_priority(batch["index"], torch.ones(8, device=DEVICE))
+        assert replay.stats()["drawn_age_max"] <= 39
+    theirs = TensorDictReplayBuffer(
+        storage=PackedStorage(64, device=DEVICE), sampler=PrioritizedSampler(64, seed=1), batch_size=8
+    )
+    theirs.extend(rows.cpu())
+    batch = theirs.sample().set("td_error", torch.ones(8, device=DEVICE))
+    theirs.update_tensordict_priority(batch)
+    assert torch.equal(rows["observation"][batch["index"]], batch["observation"])
