@@ -183,8 +183,8 @@ class ReplaySampler(PartHooks, Sampler):
     """Draws slots; base class of the samplers of this library.
 
     A subclass defines TorchRL's ``sample(storage, batch_size)``, which returns slots ``[B]`` (pairs: ``[B, 2]``) and a
-    dictionary of further columns ``[B, ...]`` for the batch, and of the methods below, which have no effect by default,
-    those that it needs. All that decides the next draws belongs to the state: name it in :attr:`saved_attributes`, or
+    dictionary of further columns ``[B, ...]`` for the batch, on the CPU, and of the methods below, which have no effect
+    by default, those that it needs. All that decides the next draws belongs to the state: name it in :attr:`saved_attributes`, or
     define ``state_dict`` and ``load_state_dict``.
     """
 

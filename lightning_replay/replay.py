@@ -516,6 +516,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             info["index"] = index
             if self._device is not None:  # one copy of each column, for which nothing waits
                 info = {key: value.to(self._device, non_blocking=True) for key, value in info.items()}
+                index = index.cpu()  # as most samplers draw
             if packed is not None and not self._forms_returns and not self._has_transforms and not is_slices:
                 # A batch that is just rows; the storage adds ``generation``, a stored column.
                 return storage.get(info["index"], extra=info), info
