@@ -184,8 +184,8 @@ class ReplaySampler(PartHooks, Sampler):
 
     A subclass defines TorchRL's ``sample(storage, batch_size)``, which returns slots ``[B]`` (pairs: ``[B, 2]``) and a
     dictionary of further columns ``[B, ...]`` for the batch, on the CPU, and of the methods below, which have no effect
-    by default, those that it needs. All that decides the next draws belongs to the state: name it in :attr:`saved_attributes`, or
-    define ``state_dict`` and ``load_state_dict``.
+    by default, those that it needs. All that decides the next draws belongs to the state: name it in
+    :attr:`saved_attributes`, or define ``state_dict`` and ``load_state_dict``.
     """
 
     uses_priorities: bool = False  #: Whether TD errors change what is drawn; :meth:`set_priorities` is called if so.
