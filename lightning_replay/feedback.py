@@ -62,7 +62,7 @@ def set_in_one_pass(
     storage: Storage,
     set_held: Callable[[Any, Any, Any, Any, int], int | None],
 ) -> int | None:
-    # Sets the priorities of a batch as it was drawn, on the CPU, while generations are compared: a quarter of the time
+    # Sets the priorities of a batch as it was drawn while generations are compared: a quarter of the time
     # of judged and set_priorities. Returns the number of late rows; None, nothing changed, for feedback in another form
     # and where a value is refused: judged finds it, and raises.
     index, generation = of_batch(index, generation)
@@ -70,10 +70,11 @@ def set_in_one_pass(
         isinstance(storage, PackedStorage) and type(storage.occupancy) is FirstSlots
         and type(index) is type(generation) is type(td_error) is Tensor
         and index.dtype is generation.dtype is torch.int64 and td_error.dtype is torch.float32
-        and index.is_cpu and generation.is_cpu and td_error.is_cpu and not td_error.requires_grad
+        and not td_error.requires_grad
     ):  # fmt: skip
         return None
-    slots, given, error, stored = index.numpy(), generation.numpy(), td_error.numpy(), storage.generations
+    slots, given, error = index.cpu().numpy(), generation.cpu().numpy(), td_error.cpu().numpy()
+    stored = storage.generations
     if stored is None or not (slots.ndim == given.ndim == 1 and slots.size == given.size == error.size > 0):
         return None
     return set_held(slots, error.reshape(-1), given, stored, len(storage))
@@ -86,23 +87,22 @@ def judged(index: Any, td_error: Any, generation: Any, storage: Storage) -> Judg
     """
     packed = storage if isinstance(storage, PackedStorage) else None
     index, td_error, generation = given_feedback(index, td_error, generation)
-    index = index.to(storage.device)
+    index = index.cpu()
     if index.dtype != torch.int64 or index.ndim not in (1, 2):
         raise ValueError(
             f"index must be int64 [B] or [B, 2], the batch's 'index'; got {index.dtype} {list(index.shape)}"
         )
     if td_error is None:
-        errors = torch.zeros(index.shape[0], device=index.device)
+        errors = torch.zeros(index.shape[0], device="cpu")
     else:  # all are checked, of late rows too: a diverging loss shows at once
-        errors = magnitudes(td_error.to(storage.device), index.shape[0], "No priority was changed")
+        errors = magnitudes(td_error, index.shape[0], "No priority was changed")
     # Without generations an index is trusted; only slots without a row are dropped.
     if packed is None or generation is None:
         _check_slots(index, len(storage))
         held = occupancy_of(storage).drawable(index)
         return (index, errors, 0) if held is None else _without(index, errors, ~held)
-    # On a GPU a slot out of range ends the process, so slots are checked before anything is read there.
     highest = _check_slots(index, packed.capacity)
-    generation = generation.to(storage.device)
+    generation = generation.cpu()
     # Of pairs [B, 2] with one generation each, the TD error belongs to the first rows.
     slots = index if index.ndim == 1 or index.shape == generation.shape else index[:, 0]
     if slots.shape != generation.shape:
@@ -154,7 +154,7 @@ class Feedback(DeclaredState):
     def stats(self, age_of: Callable[[Tensor], Tensor | None]) -> dict[str, Any]:
         """Returns counts, and ages of the rows of the last batch in transitions written since."""
         stats: dict[str, Any] = {"priorities_updated": self.received - self._late, "late_updates_dropped": self._late}
-        ages = None if self.last_index is None else age_of(self.last_index)
+        ages = None if self.last_index is None else age_of(self.last_index.cpu())
         if ages is not None:
             stats["drawn_age_mean"] = float(ages.float().mean())
             stats["drawn_age_max"] = float(ages.max())
@@ -166,14 +166,14 @@ class Feedback(DeclaredState):
 
 
 def magnitudes(td_error: Any, count: int, outcome: str) -> Tensor:
-    """Returns ``|δ|``, float32 ``[B]``, of signed TD errors ``[B]`` or ``[B, 1]``, finite and one for each row."""
+    """Returns ``|δ|``, float32 ``[B]`` on the CPU, of signed TD errors ``[B]`` or ``[B, 1]``, finite, one a row."""
     td_error = real_numbers("td_error", td_error, outcome)
     if td_error.numel() != count:
         raise ValueError(
             f"td_error must hold one value for each of the {count} rows; got shape {list(td_error.shape)}. {outcome}. "
             "Reduce it over everything but the batch dimension"
         )
-    errors = td_error.reshape(-1).abs().to(torch.float32)
+    errors = td_error.cpu().reshape(-1).abs().to(torch.float32)
     # A sum is NaN or infinite when any term is: one reduction instead of an elementwise test and a reduction.
     if not bool(errors.sum(dtype=torch.float64).isfinite()):
         rows = (~errors.isfinite()).nonzero().flatten().tolist()
@@ -234,13 +234,13 @@ def real_numbers(name: str, value: Any, outcome: str) -> Tensor:
     return tensor
 
 
-def flat_index(index: Any, device: torch.device, storage: Storage | None) -> Tensor:
-    """Returns slots as contiguous int64 ``[n]``, -1 for negative ones, given so, as ``[n, d]`` or as d tensors."""
-    if type(index) is Tensor and index.dtype is torch.int64 and index.ndim == 1 and index.device == device:
+def flat_index(index: Any, storage: Storage | None) -> Tensor:
+    """Returns slots, given as ``[n]``, ``[n, d]`` or d tensors, as contiguous int64 ``[n]`` on the CPU, -1 for none."""
+    if type(index) is Tensor and index.dtype is torch.int64 and index.ndim == 1 and index.is_cpu:
         return index.contiguous()
     if isinstance(index, tuple):
-        index = torch.stack([torch.as_tensor(axis, device=device) for axis in index], -1)
-    index = torch.as_tensor(index, device=device)
+        index = torch.stack([torch.as_tensor(axis, device="cpu") for axis in index], -1)
+    index = torch.as_tensor(index, device="cpu")
     if index.dtype is not torch.int64:
         if index.numel() and (index.is_floating_point() or index.is_complex() or index.dtype is torch.bool):
             raise TypeError(f"index is {index.dtype}; slots must be integers, as in batch['index']")

@@ -183,9 +183,9 @@ class ReplaySampler(PartHooks, Sampler):
     """Draws slots; base class of the samplers of this library.
 
     A subclass defines TorchRL's ``sample(storage, batch_size)``, which returns slots ``[B]`` (pairs: ``[B, 2]``) and a
-    dictionary of further columns ``[B, ...]`` for the batch, and of the methods below, which have no effect by default,
-    those that it needs. All that decides the next draws belongs to the state: name it in :attr:`saved_attributes`, or
-    define ``state_dict`` and ``load_state_dict``.
+    dictionary of further columns ``[B, ...]`` for the batch, on the CPU, and of the methods below, which have no effect
+    by default, those that it needs. All that decides the next draws belongs to the state: name it in
+    :attr:`saved_attributes`, or define ``state_dict`` and ``load_state_dict``.
     """
 
     uses_priorities: bool = False  #: Whether TD errors change what is drawn; :meth:`set_priorities` is called if so.
@@ -437,7 +437,7 @@ class _TorchRLWriter(WriterHooks):
         self._writer = writer
 
     def insert(self, data: TensorDictBase) -> Insertion:
-        index, count = self._writer.extend(data), data.shape[0]
+        index, count = self._writer.extend(data).cpu(), data.shape[0]
         return Insertion(index, slice(count - index.numel(), count))
 
     def age_of(self, index: Tensor) -> Tensor | None:

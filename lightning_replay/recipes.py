@@ -82,7 +82,7 @@ class ReplayOptions(TypedDict, total=False):
     Args:
         n_steps: rewards summed into one return when a row is drawn; 1 by default.
         discount: γ of that return; 0.99 by default.
-        device: where transitions are kept; the CPU by default.
+        device: where transitions are kept and batches put together; the CPU by default. Slots are drawn on the CPU.
         memmap: a directory for a scratch file that holds the transitions, for buffers larger than memory.
         prefetch: batches drawn ahead in threads.
         check_finite: refuse rows with NaN or infinity in rewards or observations; on by default.

@@ -71,7 +71,7 @@ from lightning_replay.storage.columns import (
     normalized,
     rows_of_columns,
 )
-from lightning_replay.storage.packed import PackedStorage, readable_rows
+from lightning_replay.storage.packed import PackedStorage, device_of, readable_rows
 from lightning_replay.tables.tables import Tables
 from lightning_replay.training_replay import TrainingReplay
 from lightning_replay.writers.first_in_first_out import FirstInFirstOutWriter
@@ -346,7 +346,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         Returns:
             int64, slots of the rows that entered.
         """
-        slots = [torch.zeros(0, dtype=torch.int64, device=self._storage.device)]
+        slots = [torch.zeros(0, dtype=torch.int64, device="cpu")]
         with self._changing():
             for transform in self._delaying():
                 with self._undone_if_refused():
@@ -507,18 +507,21 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
                 self._check_slices(self._sampler, storage, self._writer, batch_size)
             # The sampler chooses the slots and gives their weights; it reads no row unless its method needs it.
             index, info = self._sampler.sample(storage, batch_size) if draw is None else draw()
-            if isinstance(index, tuple):  # of TorchRL's slices, never of a sampler of this library
+            is_slices = isinstance(index, tuple)  # of TorchRL, never of a sampler of this library
+            if is_slices:
                 index = index[0]
-            else:
-                if type(index) is not Tensor or index.dtype is not torch.int64 or index.shape != (batch_size,):
-                    self._check_draw(index, batch_size)
-                if packed is not None and not self._forms_returns and not self._has_transforms:
-                    # A batch that is just rows; the storage adds ``generation``, a stored column.
-                    info["index"] = index
-                    return storage.get(index, extra=info), info
-            # Rows are complete, with their returns over n steps, before a transform changes them.
-            data, generation, transforms = self._read(index)
+            elif type(index) is not Tensor or index.dtype is not torch.int64 or index.shape != (batch_size,):
+                self._check_draw(index, batch_size)
             shown = [*info] if index.ndim == 1 else []  # those of pairs fit once a transform has made one row of two
+            info["index"] = index
+            if self._device is not None:  # one copy of each column, for which nothing waits
+                info = {key: value.to(self._device, non_blocking=True) for key, value in info.items()}
+                index = index.cpu()  # as most samplers draw
+            if packed is not None and not self._forms_returns and not self._has_transforms and not is_slices:
+                # A batch that is just rows; the storage adds ``generation``, a stored column.
+                return storage.get(info["index"], extra=info), info
+            # Rows are complete, with their returns over n steps, before a transform changes them.
+            data, generation, transforms = self._read(index, info["index"])
             for key in shown:
                 data.set(key, info[key])
             for transform in transforms:
@@ -526,7 +529,6 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
                     data = transform.forward_drawn(data, index, storage, self._episodes)
                 else:
                     data = transform(data)
-            info["index"] = index
             if generation is not None:
                 info["generation"] = generation if self._sampler_hooks.update_partners else data.get("generation")
             for key, value in info.items():
@@ -546,8 +548,9 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             rows = self._storage[index.cpu().numpy() if isinstance(index, Tensor) else index]
         return rows if isinstance(index, int | np.integer) else self._collate_fn(rows)
 
-    def _read(self, index: Tensor) -> tuple[TensorDictBase, Tensor | None, list[Transform]]:
-        # The rows that were drawn, their generations, and the transforms that are still to be applied.
+    def _read(self, index: Tensor, there: Tensor) -> tuple[TensorDictBase, Tensor | None, list[Transform]]:
+        # The rows that were drawn, in slots that lie with the rows too, their generations, and the transforms that are
+        # still to be applied.
         packed, transforms = self._packed, [*self._transforms]
         episodes = self._episodes if self._forms_returns else None
         first: Any = transforms[0] if transforms and index.ndim == 2 else None
@@ -555,15 +558,16 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         mixes = isinstance(first, ReplayTransform) and "_mix_stored" in vars(type(first))
         # Pairs are mixed as they are gathered: both rows of each would be copied and laid out otherwise.
         if mixes and type(packed) is PackedStorage and episodes is None:
-            data = first._mix_stored(packed, index)
+            data = first._mix_stored(packed, there)
             both = self._sampler_hooks.update_partners
-            return data, packed.generation_of(index) if both else data.get("generation"), transforms[1:]
+            generation = packed.generation_of(index).to(there.device) if both else data.get("generation")
+            return data, generation, transforms[1:]
         if packed is not None:
-            data = packed.get(index, extra={"index": index})
+            data = packed.get(there, extra={"index": there})
         else:
-            data = self._collate_fn(self._storage.get(index))
+            data = self._collate_fn(self._storage.get(there))
             # TorchRL's memory-mapped rows are locked.
-            data = (data.copy() if data.is_locked else data).set("index", index)
+            data = (data.copy() if data.is_locked else data).set("index", there)
         if episodes is not None:
             data = episodes.draw(data, index, self._storage)
         return data, data.get("generation", None), transforms
@@ -653,7 +657,9 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             )
         feedback = writer.read_feedback(len(index), td_error, signals) if writer.needs_feedback else None
         if self.sequence_length is not None and sampler.uses_priorities:
-            index, td_error, generation = sampler.feedback_of_rows(*given_feedback(index, td_error, generation))
+            given = given_feedback(index, td_error, generation)
+            parts: Any = [None if one is None else one.cpu() for one in given]
+            index, td_error, generation = sampler.feedback_of_rows(*parts)
         return feedback, judged(index, td_error, generation, self._storage)
 
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
@@ -854,6 +860,8 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         self._packed = self._storage if isinstance(self._storage, PackedStorage) else None
         if self._packed is not None:
             self._packed.row_check = self._row_check
+        device = device_of(self._storage)
+        self._device = None if device is None or device.type == "cpu" else device  # where batches are put together
         self._check_slices = SliceCheck()
         self.sequence_length: int | None = self._sampler_hooks.sequence_length
         self.burn_in: int = self._sampler_hooks.burn_in
@@ -1041,8 +1049,8 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
 
     def mark_update(self, index: Tensor | int) -> None:
         """Informs sampler and episodes of rows just written to these slots; the writer calls it."""
-        if not isinstance(index, Tensor) or index.ndim != 1:
-            index = as_tensor(index).reshape(-1)
+        if not isinstance(index, Tensor) or index.ndim != 1 or not index.is_cpu:  # as TorchRL's writers give slots
+            index = as_tensor(index).reshape(-1).cpu()
         if self._cuts_slices:
             self._mark_ends(self._check_slices.broken(index, self._storage))
         if self._episodes is not None:
@@ -1076,7 +1084,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
 
     def break_episodes(self, trajectories: Iterable[int | None]) -> None:
         """Ends the running episodes of these trajectories: their next rows follow no stored row."""
-        nothing = torch.zeros(0, dtype=torch.int64, device=self._storage.device)
+        nothing = torch.zeros(0, dtype=torch.int64, device="cpu")
         if self._episodes is not None:
             self._episodes.cut(nothing, trajectories)
         self._sampler_hooks.cut(nothing, trajectories)
@@ -1087,7 +1095,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         ``None`` where episodes are not followed: with ``n_steps=1`` and without a transform that needs them.
         """
         links = None if self._episodes is None else self._episodes.links
-        return None if links is None else links.successor[index]
+        return None if links is None else links.successor[index.cpu()]
 
     def advance(self, *, env_steps: int | None = None, updates: int | None = None) -> None:
         """Sets the clocks of schedules: environment steps collected and updates made, since the start of training."""

@@ -176,34 +176,6 @@ def with_real_ends(rows: TensorDictBase) -> TensorDictBase | None:
     return rows.copy().update({"next": following.copy().update({"done": ended, "truncated": ended & ~terminated})})
 
 
-def step_along(table: Tensor, slots: Tensor, may_move: Tensor | bool = True) -> tuple[Tensor, Tensor]:
-    """Returns the slots one step further along links, themselves where there is none, and whether each moved."""
-    following = table[slots]
-    moves = (following >= 0) & may_move
-    return torch.where(moves, following, slots), moves
-
-
-def walk_together(table: Tensor, index: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns what ``kernels.walk`` does, on any device: all rows move at once."""
-    slots, gone = index, torch.zeros_like(index)
-    for step in range(int(steps.max()) if len(steps) else 0):
-        slots, moves = step_along(table, slots, gone < steps)
-        gone = gone + moves
-        if step % 16 == 15 and not bool(moves.any()):  # rarely, because it waits for the GPU
-            break
-    return slots, gone
-
-
-def chain_together(table: Tensor, index: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """Returns what ``kernels.chain`` does, on any device."""
-    slots, used = [index], torch.ones_like(index)
-    for _ in range(length - 1):
-        following, moves = step_along(table, slots[-1])
-        slots.append(following)
-        used = used + moves
-    return torch.stack(slots, dim=1), used
-
-
 class EpisodeLinks:
     """Slots of the next and the previous step of every slot: ``successor[slot]``, ``predecessor[slot]``, -1 for none.
 
@@ -214,16 +186,15 @@ class EpisodeLinks:
 
     Args:
         capacity: slots in the storage.
-        device: of the links; the storage's device.
         continuity: compares the observations of two rows; ``None`` links rows by their trajectory alone.
     """
 
     @torch.inference_mode(False)
-    def __init__(self, capacity: int, device: str | torch.device = "cpu", continuity: Continuity | None = None) -> None:
+    def __init__(self, capacity: int, continuity: Continuity | None = None) -> None:
         self.continuity: Continuity | None = continuity
         self.capacity: int = checked_count("capacity", capacity, of="slots")
-        self.successor: Tensor = torch.full((capacity,), -1, dtype=torch.int64, device=device)
-        self.predecessor: Tensor = torch.full((capacity,), -1, dtype=torch.int64, device=device)
+        self.successor: Tensor = torch.full((capacity,), -1, dtype=torch.int64, device="cpu")
+        self.predecessor: Tensor = torch.full((capacity,), -1, dtype=torch.int64, device="cpu")
         # The newest slot of each running episode, both ways; the key None is the one stream without trajectory ids.
         self._newest_slot: dict[int | None, int] = {}
         self._trajectory_at: dict[int, int | None] = {}
@@ -235,7 +206,7 @@ class EpisodeLinks:
         """
         index, done = index.reshape(-1), done.reshape(-1)
         trajectory = None if trajectory is None else trajectory.reshape(-1)
-        if index.numel() == 1 and self.successor.device.type == "cpu":
+        if index.numel() == 1:
             self._write_one(int(index), None if trajectory is None else int(trajectory), bool(done))
             return
         for start in range(0, index.numel(), self.capacity):
@@ -245,11 +216,9 @@ class EpisodeLinks:
 
     def chain(self, index: Tensor, n_steps: int) -> tuple[Tensor, Tensor]:
         """Returns the slots of up to ``n_steps`` rows from each on, ``[B, n_steps]``, and how many differ, ``[B]``."""
-        current = index.reshape(-1)
-        if self.successor.device.type == "cpu":
-            arrays = kernels.chain(self.successor.numpy(), np.ascontiguousarray(current.cpu().numpy()), n_steps)
-            return torch.from_numpy(arrays[0]), torch.from_numpy(arrays[1])
-        return chain_together(self.successor, current, n_steps)
+        first = np.ascontiguousarray(index.reshape(-1).cpu().numpy())
+        slots, used = kernels.chain(self.successor.numpy(), first, n_steps)
+        return torch.from_numpy(slots), torch.from_numpy(used)
 
     def walk(self, index: Tensor, steps: Tensor, *, back: bool = False) -> tuple[Tensor, Tensor]:
         """Follows the episode of each slot, ahead or back, for up to ``steps`` rows, int64 ``[B]`` as the slots are.
@@ -258,22 +227,18 @@ class EpisodeLinks:
             int64 ``[B]`` each: the slots, and how many steps away they are; fewer where no more are stored.
         """
         table = self.predecessor if back else self.successor
-        if table.device.type == "cpu":
-            arrays = kernels.walk(table.numpy(), *(np.ascontiguousarray(part) for part in (index, steps)))
-            return torch.from_numpy(arrays[0]), torch.from_numpy(arrays[1])
-        return walk_together(table, index, steps)
+        arrays = kernels.walk(table.numpy(), *(np.ascontiguousarray(part) for part in (index, steps)))
+        return torch.from_numpy(arrays[0]), torch.from_numpy(arrays[1])
 
     def before(self, index: Tensor) -> np.ndarray:
         """Returns the previous step of each slot, int64 ``[n]``, -1 for none."""
-        if self.predecessor.device.type == "cpu":  # in a third of the time
-            return self.predecessor.numpy()[index.numpy()]
-        return self.predecessor[index].cpu().numpy()
+        return self.predecessor.numpy()[index.numpy()]  # in a third of the time of the tensor
 
     def ended(self, slots: Iterable[int]) -> list[int]:
         """Returns those of the slots that nothing follows, now or later, each once."""
         over = [slot for slot in dict.fromkeys(slots) if slot not in self._trajectory_at]
-        table: Any = self.successor.numpy() if self.successor.device.type == "cpu" else self.successor
-        return [slot for slot, following in zip(over, table[over].tolist(), strict=True) if following < 0]
+        following = self.successor.numpy()[over].tolist()
+        return [slot for slot, after in zip(over, following, strict=True) if after < 0]
 
     @property
     def running(self) -> list[int]:
@@ -364,15 +329,12 @@ class EpisodeLinks:
         slots = index.cpu().numpy()
         names = None if trajectory is None else trajectory.cpu().numpy()
         episodes = groups_of(names, done.cpu().numpy())
-        on_cpu = self.successor.device.type == "cpu"
-        successor: Any = self.successor.numpy() if on_cpu else self.successor
-        predecessor: Any = self.predecessor.numpy() if on_cpu else self.predecessor
-        written = slots if on_cpu else index
-        before, after = predecessor[written], successor[written]
+        successor, predecessor = self.successor.numpy(), self.predecessor.numpy()
+        before, after = predecessor[slots], successor[slots]
         successor[before[before >= 0]] = -1
         predecessor[after[after >= 0]] = -1
-        successor[written] = -1
-        predecessor[written] = -1
+        successor[slots] = -1
+        predecessor[slots] = -1
         self._forget_running(slots.tolist())
         first, second = (slots[rows] for rows in consecutive(episodes))
         # The first row of each trajectory follows its newest stored row, and the last one becomes the newest.
@@ -390,8 +352,6 @@ class EpisodeLinks:
             continued = self.continuity.of_slots(first, second)
             if not continued.all():
                 first, second = first[continued], second[continued]
-        if not on_cpu:
-            first, second = (torch.from_numpy(part).to(self.successor.device) for part in (first, second))
         successor[first] = second
         predecessor[second] = first
 

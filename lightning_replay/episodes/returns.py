@@ -16,7 +16,7 @@ from lightning_replay.episodes.running import FollowedEpisodes, require_columns
 from lightning_replay.options import checked_count, checked_flag, checked_share
 from lightning_replay.parts import ReplayTransform
 from lightning_replay.saving.spec import recorded
-from lightning_replay.storage.packed import device_of, read_columns
+from lightning_replay.storage.packed import read_columns
 
 _Column = tuple[str, str, str]  # name, dtype and shape of a column
 # Columns of rows whose rewards are returns, as this library, TorchRL's transform and its collectors' MultiStep have.
@@ -87,6 +87,7 @@ class EpisodeTracker(FollowedEpisodes):
         following = storage.get(last.view(index.shape)).get("next")
         if following.is_locked:  # TorchRL's memory-mapped rows
             following = following.copy()
+        steps_used = steps_used.to(following.get("reward").device, non_blocking=True)
         following.set("reward", self._summed(slots, steps_used, storage).view(shape))
         data.set("next", following)
         # Truncation does not count: there the value of the last state is still part of the return.
@@ -110,15 +111,13 @@ class EpisodeTracker(FollowedEpisodes):
 
     def _summed(self, slots: Tensor, steps_used: Tensor, storage: Storage) -> Tensor:
         (reward,) = read_columns(storage, slots.flatten(), [("next", "reward")])
-        return n_step_returns(reward.reshape(slots.shape), steps_used, self.discount)
+        return n_step_returns(reward.reshape(slots.shape), steps_used.to(reward.device), self.discount)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], storage: Storage) -> None:  # type: ignore[override]
         slots = storage.max_size if state_dict["links"] is None else len(state_dict["links"]["successor"])
         if slots != storage.max_size:  # compiled loops check no bounds
             raise ValueError(f"links of {slots} slots are saved, of {storage.max_size} needed; give the saved capacity")
         super().load_state_dict(state_dict)
-        if self.links is not None:
-            self.links_on(device_of(storage) or self.links.successor.device)
 
 
 @recorded
@@ -179,8 +178,8 @@ class NStepTransitions(ReplayTransform):
                 "steps must have the columns of the steps before; nothing was changed. "
                 f"Different: given {sorted(given - columns)}, before {sorted(columns - given)}"
             )
-        if waiting is not None:
-            tensordict = torch.cat([waiting, tensordict])
+        if waiting is not None:  # of a save from files, on the CPU
+            tensordict = torch.cat([waiting.to(tensordict.get(("next", "done")).device), tensordict])
         slots, steps_used, ended = self._chain(tensordict)
         complete = (steps_used == self.n_steps) | ended
         formed = self._form(tensordict, complete, slots, steps_used, ended)
@@ -230,14 +229,14 @@ class NStepTransitions(ReplayTransform):
     def _chain(self, steps: TensorDictBase) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the positions of each step's return ``[N, n]``, how many are used, and whether nothing follows it."""
         done = steps.get(("next", "done")).flatten()
-        position = torch.arange(done.numel(), device=done.device)
+        position = torch.arange(done.numel(), device="cpu")
         continuity = Continuity(steps) if self._check_continuity else None
-        links = EpisodeLinks(done.numel(), device=done.device, continuity=continuity)
+        links = EpisodeLinks(done.numel(), continuity)
         links.write(position, trajectory_of(steps), done)
         slots, steps_used = links.chain(position, self.n_steps)
         is_last = links.successor < 0
         is_last[links.running] = False
-        return slots, steps_used, is_last[slots[:, -1]]
+        return slots.to(done.device), steps_used.to(done.device), is_last[slots[:, -1]].to(done.device)
 
     def _form(
         self, steps: TensorDictBase, complete: Tensor, slots: Tensor, steps_used: Tensor, ended: Tensor

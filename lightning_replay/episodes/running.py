@@ -25,20 +25,20 @@ from lightning_replay.episodes.links import (
 )
 from lightning_replay.options import checked_flag, checked_key
 from lightning_replay.parts import WriterHooks
-from lightning_replay.storage.packed import PackedStorage, device_of, occupancy_of, read_columns, stored_before
+from lightning_replay.storage.packed import PackedStorage, occupancy_of, read_columns, stored_before
 from lightning_replay.tables.kernels import EpisodeGroups
 
 ObservationPair = tuple[Any, Any]  # columns [N, numbers] of one observation before and after the step of each row
 
 
 def read_trajectory(storage: Storage, index: Tensor) -> Tensor | None:
-    """Returns the running episode of each stored row, int64 ``[N]``; ``None`` when the rows name none."""
+    """Returns the running episode of each stored row, int64 ``[N]`` on the CPU; ``None`` when the rows name none."""
     if isinstance(storage, PackedStorage):
         key = next((key for key in TRAJECTORY_KEYS if storage.has_column(key)), None)
         trajectory = None if key is None else storage.column(key, index)
-        return None if trajectory is None else trajectory.flatten()
+        return None if trajectory is None else trajectory.flatten().cpu()
     trajectory = trajectory_of(storage.get(slice(0, len(storage))))
-    return None if trajectory is None else trajectory[index].flatten()
+    return None if trajectory is None else trajectory[index].flatten().cpu()
 
 
 def require_columns(rows: TensorDictBase, purpose: str) -> None:
@@ -71,14 +71,13 @@ def require_one_each(rows: TensorDictBase, key: NestedKey, purpose: str, *, is_f
 
 
 class FollowedEpisodes:
-    """The links between the rows of a storage; on a device, by default that of the rows."""
+    """The links between the rows of a storage."""
 
-    def __init__(self, done_key: NestedKey, check_continuity: bool, device: str | None = None) -> None:
+    def __init__(self, done_key: NestedKey, check_continuity: bool) -> None:
         checked_key("done_key", done_key)
         self.done_key: NestedKey = tuple(done_key) if isinstance(done_key, list) else done_key
         self.check_continuity: bool = checked_flag("check_continuity", check_continuity)
-        self.links: EpisodeLinks | None = None  # until rows are stored
-        self._device = device
+        self.links: Any = None  # EpisodeLinks, once rows are stored
 
     def check_ends(self, rows: TensorDictBase, sampler: str, purpose: str) -> None:
         """Refuses the first rows ``[N]`` where they have no flags of episode ends; later ones have their columns."""
@@ -96,21 +95,16 @@ class FollowedEpisodes:
 
         Returns the slots that were linked: with the first rows also those that were stored before, in slot order.
         """
-        index = index.to(device_of(storage) or index.device)
         if self.links is None:
             index = torch.cat((stored_before(storage, index), index))
             if not len(index):
                 return index
         (done,), trajectory = read_columns(storage, index, [self.done_key]), read_trajectory(storage, index)
-        own = index
-        if self._device is not None:
-            own, done = index.to(self._device), done.to(self._device)
-            trajectory = None if trajectory is None else trajectory.to(self._device)
         if self.links is None:
-            self.links = EpisodeLinks(storage.max_size, device=done.device)
+            self.links = EpisodeLinks(storage.max_size)
         if self.check_continuity and self.links.continuity is None:
             self.links.continuity = Continuity(storage)
-        self.links_on(done.device).write(own, trajectory, done)
+        self.links.write(index, trajectory, done)
         return index
 
     def warn(self) -> None:
@@ -120,23 +114,12 @@ class FollowedEpisodes:
 
     def cut(self, index: Tensor, trajectories: Iterable[int | None] = ()) -> None:
         if self.links is not None:
-            links = self.links_on(index.device)
-            links.cut(index.to(links.successor.device))
-            links.break_episodes(trajectories)
+            self.links.cut(index)
+            self.links.break_episodes(trajectories)
 
     def on_evict(self, index: Tensor) -> None:
         if self.links is not None:
-            links = self.links_on(index.device)
-            links.release(index.to(links.successor.device))
-
-    def links_on(self, device: torch.device) -> EpisodeLinks:
-        """Returns the links, moved where a state from files, on the CPU, is of a storage on another device."""
-        assert self.links is not None
-        if self._device is None and self.links.successor.device != device:
-            moved = EpisodeLinks(self.links.capacity, device=device)
-            moved.load_state_dict(self.links.state_dict())
-            moved.continuity, self.links = self.links.continuity, moved
-        return self.links
+            self.links.release(index)
 
     def clear(self) -> None:
         self.links = None
@@ -151,8 +134,7 @@ class FollowedEpisodes:
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         self.links = None
         if state_dict["links"] is not None:
-            successor = state_dict["links"]["successor"]
-            self.links = EpisodeLinks(successor.numel(), device=self._device or successor.device)
+            self.links = EpisodeLinks(state_dict["links"]["successor"].numel())
             self.links.load_state_dict(state_dict["links"])
 
 
@@ -253,14 +235,14 @@ def _bytes_at(columns: Sequence[np.ndarray], places: np.ndarray) -> list[bytes]:
 
 
 def held_slots(storage: Storage) -> Tensor:
-    return occupancy_of(storage).slots().to(device_of(storage) or "cpu")
+    return occupancy_of(storage).slots()
 
 
 def slots_by_age(storage: Storage, writer: WriterHooks) -> Tensor | None:
     """Returns the slots of the stored rows, int64 ``[N]``, oldest first; ``None`` where the writer keeps no order."""
     slots = held_slots(storage)
     age = writer.age_of(slots)
-    return None if age is None else slots[age.to(slots.device).argsort(descending=True)]
+    return None if age is None else slots[age.argsort(descending=True)]
 
 
 def stored_trajectories(storage: Storage) -> list[int | None]:
@@ -281,13 +263,13 @@ def newest_running(
     count = len(oldest_first)
     if ids is None:
         names = torch.zeros(1, dtype=torch.int64, device="cpu")
-        last = torch.tensor([count - 1], device=oldest_first.device)
+        last = torch.tensor([count - 1], device="cpu")
     else:
         names, of = ids.unique(return_inverse=True)
-        place = torch.arange(count, device=of.device)
+        place = torch.arange(count, device="cpu")
         last = torch.zeros_like(names).scatter_reduce_(0, of, place, "amax", include_self=False)
-    is_running = ~done.reshape(count, -1)[last].any(1)
+    is_running = ~done.reshape(count, -1)[last].any(1).cpu()
     if trajectories is not None and ids is not None:
-        is_running &= torch.isin(names, torch.tensor(list(trajectories), dtype=torch.int64, device=names.device))
+        is_running &= torch.isin(names, torch.tensor(list(trajectories), dtype=torch.int64, device="cpu"))
     index = oldest_first[last][is_running]
     return index, [None] * len(index) if ids is None else names[is_running].tolist()

@@ -117,6 +117,7 @@ class NeighborLists:
         index = index.to(features.device).long()
         if not self._rows.width:
             self._allocate(features)
+        self.to(features.device)
         held, old = self._rows.write(index, features)
         if self._cache is None:
             return
@@ -271,6 +272,11 @@ class NeighborLists:
         true = self._by_definition(index, min(k, len(slots) - 1))[1]
         return float((true.unsqueeze(2) == listed.unsqueeze(1)).any(2).double().mean())
 
+    def to(self, device: torch.device) -> None:
+        """Moves features and lists, as where they were loaded from files and rows lie on another device."""
+        if self._rows.width and self._rows.features.device != device:
+            self.load_state_dict(self.state_dict(), device)
+
     def state_dict(self) -> dict[str, Any]:
         """Returns tensors and plain values; the next draws are the same after they are loaded."""
         return {
@@ -287,8 +293,8 @@ class NeighborLists:
             },
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned, by lists of the same options, on the device of its tensors."""
+    def load_state_dict(self, state: dict[str, Any], device: torch.device | None = None) -> None:
+        """Restores what :meth:`state_dict` returned, by lists of the same options; by default where its tensors are."""
         saved = (state["num_neighbors"], state["num_spare"], bool(state["upkeep"]) or not state["rows"]["limit"])
         mine = (self.num_neighbors, self.num_spare, self.refresh_interval > 1 or not state["rows"]["limit"])
         if saved != mine or state["rows"]["limit"] > self.capacity:
@@ -298,7 +304,7 @@ class NeighborLists:
             )
         self.clear()
         if state["rows"]["limit"]:
-            self._allocate(state["rows"]["features"])
+            self._allocate(state["rows"]["features"].to(device))
             self._rows.load_state_dict(state["rows"])
         if self._cache is not None:
             upkeep, slots = state["upkeep"], self._rows.slots()
@@ -392,6 +398,10 @@ class SameActionLists(DeclaredState):
             drawn = self._slot_of[group][numbers.cpu()]
             partner[rows] = torch.where(drawn < 0, slots[rows], drawn)
         return partner.to(index.device)
+
+    def to(self, device: torch.device) -> None:
+        for lists in self._lists:
+            lists.to(device)
 
     def recall_at(self, k: int, sample: int = 1000, generator: torch.Generator | None = None) -> float:
         """Returns the share of the true k nearest in the lists, the mean over all rows."""

@@ -13,7 +13,7 @@ from torchrl.data.replay_buffers import Storage
 
 from lightning_replay.options import BELOW_ONE, checked_count, checked_flag, checked_number
 from lightning_replay.parts import DrawPart, GroupTotals, PartDraw
-from lightning_replay.samplers.tables import on_device, tables_of
+from lightning_replay.samplers.tables import as_tensors, tables_of
 from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.saving.spec import recorded
 from lightning_replay.tables.tables import Tables
@@ -89,7 +89,7 @@ class ContinuousCorrectionSampler(UniformSampler):
             priority = self._priorities(len(tables))
             mass = priority * self._by_table(tables).counts
             share, raw = (mass / mass.sum())[table], (mass.sum() / priority)[table]
-        return on_device(storage, slots, {"table": table} | self._columns(weight, share, raw))
+        return as_tensors(slots, {"table": table} | self._columns(weight, share, raw))
 
     def _columns(self, weight: np.ndarray, share: np.ndarray, raw: np.ndarray) -> dict[str, np.ndarray]:
         largest = weight.max() if self.normalize_over_batch else 1.0
@@ -147,7 +147,7 @@ class ContinuousCorrectionSampler(UniformSampler):
         slots = rows.slots[rows.start[part.groups] + np.minimum((part.points * count).astype(np.int64), count - 1)]
         drawn = np.bincount(part.groups, minlength=len(tables))
         self.rows_drawn = drawn + (self.rows_drawn if len(self.rows_drawn) else 0)
-        drawn_of = on_device(storage, slots, {"table": part.groups.copy()})
+        drawn_of = as_tensors(slots, {"table": part.groups.copy()})
         return *drawn_of, PartDraw(1.0 / count, self.group_totals(storage))
 
     def weigh(self, part: DrawPart, drawn: PartDraw) -> dict[str, np.ndarray]:

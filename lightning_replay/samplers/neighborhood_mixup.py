@@ -16,7 +16,7 @@ from lightning_replay.neighbors import NeighborLists, SameActionLists
 from lightning_replay.options import checked_choice, checked_keys
 from lightning_replay.samplers.pairs import PairSampler
 from lightning_replay.saving.spec import recorded
-from lightning_replay.storage.packed import read_columns
+from lightning_replay.storage.packed import device_of, read_columns
 
 FEATURE_KEYS: tuple[NestedKey, ...] = ("observation", "action")
 
@@ -98,7 +98,6 @@ class NeighborhoodMixupSampler(PairSampler):
         features, action = self._features(columns, len(index))
         if self._lists is None:
             self._lists = self._new_lists(storage.max_size)
-        index = index.to(features.device)
         if isinstance(self._lists, SameActionLists):
             assert action is not None
             self._lists.write(index, features, action)
@@ -108,7 +107,9 @@ class NeighborhoodMixupSampler(PairSampler):
     def partners(self, index: Tensor, storage: Storage) -> Tensor:
         """Returns one of the nearest other rows of each row, int64 ``[B]``."""
         assert self._lists is not None
-        return self._lists.draw(index, self._generator)
+        device = device_of(storage) or index.device
+        self._lists.to(device)
+        return self._lists.draw(index.to(device), self._generator).cpu()
 
     def recall_at(self, k: int | None = None, sample: int = 1000) -> float:
         """Returns the share of the true k nearest rows in the lists, over ``sample`` random rows; 1 is exact."""

@@ -21,7 +21,7 @@ from lightning_replay.samplers.prioritized import written_slots
 from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.saving.spec import recorded
 from lightning_replay.storage.columns import as_tensor
-from lightning_replay.storage.packed import device_of, occupancy_of, stored_before
+from lightning_replay.storage.packed import occupancy_of, stored_before
 
 
 def of_first(name: str) -> Any:
@@ -189,9 +189,6 @@ class PairSampler(SamplerOver):
     def _paired(self, first: Tensor, storage: Storage) -> Tensor:
         if not self._is_attached:
             self._attach_storage(storage, first.new_empty(0))
-        device = device_of(storage)
-        if device is not None:
-            first = first.to(device)
         partners = self.partners(first, storage)
         is_held = occupancy_of(storage).held(partners)
         if is_held is not None:
@@ -230,7 +227,7 @@ class RandomPairSampler(PairSampler):
 
     def partners(self, index: Tensor, storage: Storage) -> Tensor:
         """Returns any stored row for each row, int64 ``[B]``."""
-        return occupancy_of(storage).sample(len(index), self._generator).to(index.device)
+        return occupancy_of(storage).sample(len(index), self._generator)
 
 
 def check_capacities(*slots: int) -> None:
@@ -318,7 +315,7 @@ class ContinuousTransitionSampler(FollowsEpisodes, PairSampler):
 
     def partners(self, index: Tensor, storage: Storage) -> Tensor:
         """Returns the next step of each row, int64 ``[B]``; the row itself where there is none."""
-        following = self.followed.links_on(index.device).successor[index]
+        following = self.followed.links.successor[index]
         return torch.where(following < 0, index, following)
 
     def on_insert(self, index: Tensor, storage: Storage) -> None:

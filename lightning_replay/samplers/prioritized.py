@@ -21,7 +21,7 @@ from lightning_replay.priority_tree import PriorityTree
 from lightning_replay.saving.spec import describe, recorded
 from lightning_replay.schedules import Constant, Schedule, checked_schedule
 from lightning_replay.storage.columns import as_tensor
-from lightning_replay.storage.packed import device_of, empty_storage, occupancy_of
+from lightning_replay.storage.packed import empty_storage, occupancy_of
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class PrioritizedBase(ReplaySampler, TorchRLPrioritizedSampler):
 
     priority_exponent: float
     _tree: PriorityTree
-    _largest: float | Tensor
+    _largest: float  # of all priorities so far, before any exponent; negative until one is given
 
     def __init__(
         self,
@@ -111,18 +111,16 @@ class PrioritizedBase(ReplaySampler, TorchRLPrioritizedSampler):
         tuple where the storage has d dimensions; its length bounds them, without it the capacity does. A priority
         that is negative, infinite or NaN is a ValueError, a slot that is not there an IndexError, with nothing changed.
         """
-        slots = flat_index(index, self.device, storage)
+        slots = flat_index(index, storage)
         self.set_priorities(slots, matching_priority(priority, slots), storage)
 
     def check_priority(self, priority: Tensor) -> None:
         """Refuses priorities of new rows, float32 ``[n]``, that :meth:`update_priority` would refuse."""
-        if not bool(self._exponentiated(priority.to(self.device)).isfinite().all()):
+        if not bool(self._exponentiated(priority).isfinite().all()):
             raise refusal(torch.zeros(len(priority), dtype=torch.int64, device="cpu"), priority, len(priority), None)
 
-    def raise_largest_priority(self, priority: float | Tensor) -> None:
-        if isinstance(self._largest, Tensor):
-            self._largest.clamp_(min=priority)
-        elif priority > self._largest:
+    def raise_largest_priority(self, priority: float) -> None:
+        if priority > self._largest:
             self._largest = priority
 
     def _exponentiated(self, priority: Tensor) -> Tensor:
@@ -135,7 +133,7 @@ class PrioritizedBase(ReplaySampler, TorchRLPrioritizedSampler):
     def _shared_state(self) -> dict[str, Any]:
         schedule = self._importance_exponent
         return {
-            "largest_priority": float(self._largest),
+            "largest_priority": self._largest,
             "priority_exponent": self.priority_exponent,
             "importance_exponent": schedule.value if isinstance(schedule, Constant) else None,
             "priority_offset": self.priority_offset,
@@ -171,7 +169,7 @@ def written_slots(index: int | Tensor, storage: Storage | None, sampler: str) ->
         remedy = "build the storage with ndim=1, and flatten environments and time before extend"
         raise ValueError(f"{sampler} got an index of shape {list(index.shape)}, not of one dimension; {remedy}")
     # A batch longer than the ring names slots twice; the rows that came last are there.
-    return index.reshape(-1)[-storage.max_size :]
+    return index.reshape(-1)[-storage.max_size :].cpu()
 
 
 @recorded
@@ -180,9 +178,8 @@ class PrioritizedSampler(PrioritizedBase):
 
     New items get the largest priority given so far (1 when none), so each is drawn early. Call
     :meth:`update_priority` after every update with the magnitudes of the TD errors. TorchRL's ``isinstance`` checks
-    accept it as their sampler of this name; its compiled code is not needed. The priorities move to the storage's
-    device at first use. On CUDA a draw does not synchronise with the host; inside a CUDA graph (give the buffer
-    a CUDA generator by ``set_rng``) a priority that would be refused is skipped instead.
+    accept it as their sampler of this name; its compiled code is not needed. Priorities and draws stay on the CPU
+    wherever the rows are; a draw waits for no device.
     Proportional variant of Schaul et al. 2016, https://arxiv.org/abs/1511.05952.
 
     Args:
@@ -229,34 +226,21 @@ class PrioritizedSampler(PrioritizedBase):
         self.normalize_over_batch: bool = checked_flag("normalize_over_batch", normalize_over_batch)
         self.smallest_priority: float = checked_number("smallest_priority", smallest_priority, 0.0)
         self._built_with["smallest_priority"] = self.smallest_priority
-        self._backend = backend
         self._tree = PriorityTree(capacity, backend=backend)
-        self._set_largest(-1.0)
+        self._largest = -1.0
         self._has_rows = False
-
-    def _set_largest(self, largest: float) -> None:
-        # Before any exponent; negative until one is given.
-        on_cpu = self._tree.device.type == "cpu"
-        self._largest: float | Tensor = largest if on_cpu else torch.full((), largest, device=self._tree.device)
 
     def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
         self._attach_storage(storage)
         if isinstance(index, Tensor) and index.dtype == torch.int64 and index.numel() == 1:
             index = int(index)  # a third of the time
         if not isinstance(index, int):
-            index = flat_index(index, self._tree.device, storage)
+            index = flat_index(index, storage)
             if not index.numel():
                 return
         # New rows get the largest priority so far, so that each is drawn soon and then gets one of its own.
         priority, offset, exponent = self.default_priority, self.priority_offset, self._priority_exponent
-        if isinstance(priority, Tensor):
-            index = flat_index(index, self._tree.device, storage)
-            filled = priority.to(torch.float32).expand(index.shape)
-            written = self._tree.set_checked(index, filled, self.max_size, offset=offset, exponent=exponent)
-            accepted = written is not None
-        else:
-            accepted = self._tree.fill_checked(index, (priority + offset) ** exponent, self._tree.capacity)
-        if not accepted:
+        if not self._tree.fill_checked(index, (priority + offset) ** exponent, self._tree.capacity):
             raise refusal(as_tensor(index), None, self.max_size, None)
         self._has_rows = True
 
@@ -274,16 +258,13 @@ class PrioritizedSampler(PrioritizedBase):
             raise empty_storage()
         self._attach_storage(storage)
         tree = self._tree
-        # On CUDA the test would wait for the device.
-        if tree.device.type == "cpu" and not tree.has_mass():
+        if not tree.has_mass():
             raise self._without_mass(stored)
         generator = self._generator
         uniform = torch.rand(batch_size, dtype=torch.float64, generator=generator, device=generator.device)
-        if uniform.device != tree.device:
-            uniform = uniform.to(tree.device, non_blocking=True)
         # The tree gives the importance weights, (p / smallest p) ** -beta, too: in one loop, 256 rows and weights in 27
-        # microseconds; by group_totals, sample_part and weigh in 73, and on CUDA these would wait for the device.
-        index, weight = tree.draw(uniform, over_batch=self.normalize_over_batch, exponent=-self.beta)
+        # microseconds; by group_totals, sample_part and weigh in 73.
+        index, weight = tree.draw(uniform.cpu(), over_batch=self.normalize_over_batch, exponent=-self.beta)
         self._clocks["draws"] += 1
         if storage.ndim > 1:
             return torch.unravel_index(index, storage.shape), {"priority_weight": weight}
@@ -305,7 +286,7 @@ class PrioritizedSampler(PrioritizedBase):
         self._attach_storage(storage)
         total, least = self._tree.bounds()
         rows = np.array([occupancy_of(storage).count])
-        return GroupTotals(["rows"], np.array([total]), rows, np.array([least]), float(self._largest))
+        return GroupTotals(["rows"], np.array([total]), rows, np.array([least]), self._largest)
 
     def sample_part(self, storage: Storage, part: DrawPart) -> tuple[Tensor, dict[str, Any], PartDraw]:
         totals, stored = self.group_totals(storage), len(storage)
@@ -339,7 +320,7 @@ class PrioritizedSampler(PrioritizedBase):
         )
         if largest is None:
             raise refusal(slots, magnitudes, limit, None if storage is None else len(storage))
-        self.raise_largest_priority(largest)
+        self.raise_largest_priority(float(largest))
         self._has_rows = True
 
     def _set_held(self, slots: Any, errors: Any, generation: Any, stored: Any, length: int) -> int | None:
@@ -372,21 +353,12 @@ class PrioritizedSampler(PrioritizedBase):
     def _attach_storage(self, storage: Storage | None) -> None:
         if storage is None:
             return
-        device, tree = device_of(storage), self._tree
-        if device is not None and device.type == "cuda" and tree.device.type == "cpu" and self._backend != "numba":
-            # A tree on the CPU would make every draw wait for a copy of the slots.
-            leaves = self._tree.state_dict()
-            self._tree = PriorityTree(self.max_size, device=device, backend="torch")
-            self._tree.load_state_dict(leaves)
-            self._set_largest(float(self._largest))
         if not self._has_rows and len(storage):
             self.mark_update(occupancy_of(storage).slots())
 
     @property
-    def default_priority(self) -> float | Tensor:
+    def default_priority(self) -> float:
         """Returns the priority of new rows, before any exponent, the largest so far; 1 where none is positive."""
-        if isinstance(self._largest, Tensor):
-            return torch.where(self._largest > 0, self._largest, max(1.0, self.smallest_priority))
         return self._largest if self._largest > 0 else max(1.0, self.smallest_priority)
 
     @property
@@ -422,7 +394,7 @@ class PrioritizedSampler(PrioritizedBase):
 
     def _empty(self) -> None:
         self._tree.clear()
-        self._set_largest(-1.0)
+        self._largest = -1.0
         self._has_rows = False
 
     def state_dict(self) -> dict[str, Any]:
@@ -436,7 +408,7 @@ class PrioritizedSampler(PrioritizedBase):
         """
         exponent, offset = self._built_with["priority_exponent"], self._built_with["priority_offset"]
         self._tree.load_state_dict(state_dict["tree"])
-        self._set_largest(float(state_dict["largest_priority"]))
+        self._largest = float(state_dict["largest_priority"])
         self._has_rows = bool(state_dict["has_rows"])
         self._priority_exponent = float(state_dict["priority_exponent"])
         self.priority_offset: float = float(state_dict["priority_offset"])

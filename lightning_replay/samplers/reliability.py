@@ -82,8 +82,7 @@ class ReliabilityAdjustedSampler(FollowsEpisodes, PrioritizedSampler):
         if rows_per_update is not None:
             checked_count("rows_per_update", rows_per_update, of="rows")
         self.rows_per_update = rows_per_update
-        # Links are followed in loops on the CPU, wherever the rows are.
-        self.followed: FollowedEpisodes = FollowedEpisodes(done_key, check_continuity, device="cpu")
+        self.followed: FollowedEpisodes = FollowedEpisodes(done_key, check_continuity)
         self._forget()
 
     def _forget(self) -> None:
@@ -107,23 +106,23 @@ class ReliabilityAdjustedSampler(FollowsEpisodes, PrioritizedSampler):
             self.followed.warn()
 
     def _link(self, index: Tensor, storage: Storage) -> None:
-        linked = self.followed.mark_update(index, storage).cpu().numpy()
+        linked = self.followed.mark_update(index, storage).numpy()
         self._of_rows[:, linked] = np.array([[float(self.default_priority)], [1.0], [0.0]])
 
     def on_evict(self, index: Tensor) -> None:
         super().on_evict(index)
-        self._of_rows[2, index.cpu().numpy()] = 0.0
+        self._of_rows[2, index.numpy()] = 0.0
 
     def set_priorities(self, slots: Tensor, magnitudes: Tensor, storage: Storage | None) -> None:
         """Sets TD errors as :class:`PrioritizedSampler` does, and renews the reliabilities of their episodes."""
         if storage is not None and self.followed.links is None:
             self._link(slots[:0], storage)
         super().set_priorities(slots, magnitudes, storage)  # which refuses before anything is changed
-        links, index = self.followed.links, slots.cpu().numpy()
+        links, index = self.followed.links, slots.numpy()
         written = index[index >= 0]
         if links is None or not len(written):
             return
-        self._of_rows[0, written] = magnitudes.cpu().numpy()[index >= 0]
+        self._of_rows[0, written] = magnitudes.numpy()[index >= 0]
         most = self.max_size if self.rows_per_update is None else self.rows_per_update
         of_links = links.successor.numpy(), links.predecessor.numpy(), np.array(links.running, dtype=np.int64)
         renewed = np.empty(self.max_size, dtype=np.int64)
@@ -137,7 +136,7 @@ class ReliabilityAdjustedSampler(FollowsEpisodes, PrioritizedSampler):
         return torch.from_numpy(powered * reliability ** np.float32(self.reliability_exponent))
 
     def _repowered(self, exponent: float) -> Tensor:
-        return self._priorities(slice(None), exponent).to(self._tree.device)
+        return self._priorities(slice(None), exponent)
 
     def _set_offset(self, offset: float) -> None:
         self.priority_offset = offset

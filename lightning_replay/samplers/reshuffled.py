@@ -15,7 +15,7 @@ from lightning_replay.samplers.pairs import check_capacities
 from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.saving.spec import recorded
 from lightning_replay.storage.columns import as_tensor
-from lightning_replay.storage.packed import device_of, empty_storage, occupancy_of
+from lightning_replay.storage.packed import empty_storage, occupancy_of
 
 
 @recorded
@@ -81,8 +81,8 @@ class ReshuffledSampler(UniformSampler):
             place[slot] = -1
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
-        """Draws ``batch_size`` slots, int64 ``[B]`` on the storage's device; RuntimeError where that is empty."""
-        occupancy, device, generator = occupancy_of(storage), device_of(storage), self._generator
+        """Draws ``batch_size`` slots, int64 ``[B]``; RuntimeError where the storage is empty."""
+        occupancy, generator = occupancy_of(storage), self._generator
         if not occupancy.count:
             raise empty_storage()
         if self._ends[1] != occupancy.count or len(self._order) != storage.max_size:  # stored before this sampler came
@@ -92,7 +92,7 @@ class ReshuffledSampler(UniformSampler):
         uniform = torch.rand(batch_size, dtype=torch.float64, generator=generator, device=generator.device)
         index = torch.empty(batch_size, dtype=torch.int64, device="cpu")
         _draw(uniform.cpu().numpy(), index.numpy(), self._order, self._place, self._ends)
-        return index if device is None else index.to(device), {}
+        return index, {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         order, ends = (state_dict[name].cpu().numpy() for name in ("order", "ends"))

@@ -21,7 +21,7 @@ from lightning_replay.samplers.pairs import FollowsEpisodes, check_capacities
 from lightning_replay.samplers.prioritized import written_slots
 from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.saving.spec import recorded
-from lightning_replay.storage.packed import device_of, empty_storage, occupancy_of, readable_rows
+from lightning_replay.storage.packed import empty_storage, occupancy_of, readable_rows
 
 _ROWS_BEFORE_WARNING = 1_000  # of a goal that was never reached; as many as the storage keeps if these are more
 _NEVER = 2**62
@@ -117,7 +117,7 @@ class ReverseSweepSampler(FollowsEpisodes, UniformSampler):
         super().__init__(seed=seed)
         self.goal: ConditionLike = own(goal, "goal")
         self.sweep_share: float = checked_share("sweep_share", sweep_share)
-        self.followed: FollowedEpisodes = FollowedEpisodes(done_key, check_continuity, device="cpu")
+        self.followed: FollowedEpisodes = FollowedEpisodes(done_key, check_continuity)
         self._empty()
 
     @property
@@ -140,12 +140,11 @@ class ReverseSweepSampler(FollowsEpisodes, UniformSampler):
             if self._cursor < 0:
                 drawn = torch.randint(len(self._goals), (), generator=generator, device=generator.device)
                 self._cursor = self._goals.slot(int(drawn))
-            predecessor = self.followed.links_on(torch.device("cpu")).predecessor.numpy()
+            predecessor = self.followed.links.predecessor.numpy()
             parts.append(torch.from_numpy(kernels.path_back(predecessor, self._cursor, batch_size)))
             self._cursor = int(predecessor[parts[-1][-1]])
             batch_size -= len(parts[-1])
-        index, device = torch.cat(parts), device_of(storage)
-        return index if device is None else index.to(device), {}
+        return torch.cat(parts), {}
 
     def check_rows(self, rows: TensorDictBase) -> None:
         """Refuses rows ``[N]`` without episode ends or that the condition cannot read; ``Replay`` calls it."""
@@ -203,14 +202,14 @@ class ReverseSweepSampler(FollowsEpisodes, UniformSampler):
 
     def _link(self, index: Tensor, storage: Storage) -> None:
         self._leave(index)
-        index = self.followed.mark_update(index, storage).cpu()
+        index = self.followed.mark_update(index, storage)
         if not len(self._episode):
             self._episode = torch.full((storage.max_size,), -1, dtype=torch.int64, device="cpu")
-        predecessor = self.followed.links_on(index.device).predecessor.numpy()
+        predecessor = self.followed.links.predecessor.numpy()
         kernels.name(predecessor, index.numpy(), self._next_episode, self._episode.numpy())
         self._next_episode += len(index)
         episode = self._episode[index]
-        reached = holds(self.goal, storage.get(index.to(device_of(storage) or "cpu"))).cpu()
+        reached = holds(self.goal, storage.get(index)).cpu()
         if bool(reached.any()):
             self._goals.put(episode[reached], index[reached])
             self._unmet_after = _NEVER

@@ -20,7 +20,7 @@ from lightning_replay.samplers.pairs import FollowsEpisodes, SamplerOver, check_
 from lightning_replay.samplers.prioritized import PrioritizedSampler
 from lightning_replay.saving.spec import recorded
 from lightning_replay.schedules import Schedule
-from lightning_replay.storage.packed import device_of, empty_storage, occupancy_of
+from lightning_replay.storage.packed import empty_storage, occupancy_of
 
 MAX_SHARE = 0.9  # η of R2D2
 
@@ -171,34 +171,28 @@ class SequenceSampler(FollowsEpisodes, SamplerOver):
     def _forget(self) -> None:
         self._position = np.zeros(0, dtype=np.int32)  # how many steps of its episode came before each row
         self._longest_ended = 0  # steps of the longest episode that ended
-        self._has_drawn = False
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
         """Draws ``batch_size`` sequences, int64 ``[B, T]``, with their mask and the columns that ``first`` returns."""
         if not len(storage):
             raise empty_storage()
-        device, length = device_of(storage) or torch.device("cpu"), self.sequence_length
         if not self._is_attached:
-            self._attach_storage(storage, torch.zeros(0, dtype=torch.int64, device=device))
+            self._attach_storage(storage, torch.zeros(0, dtype=torch.int64, device="cpu"))
         if self._starts is not None and self.awaits_rows(storage):
             raise self._nothing_to_draw(self._starts, len(storage))
-        self._has_drawn = True
         index, info = self.first.sample(storage, batch_size)
-        index, links = index.to(device), self.followed.links_on(device)
+        links, length = self.followed.links, self.sequence_length
         check_capacities(links.capacity, storage.max_size)  # of a loaded state: compiled loops check no bounds
         slots, steps = self._around(index, storage) if self._starts is None else links.chain(index, length)
-        columns = {name: column.to(device).unsqueeze(1).repeat(1, length) for name, column in info.items()}
-        return slots, {"mask": torch.arange(length, device=device) < steps.unsqueeze(1), **columns}
+        columns = {name: column.unsqueeze(1).repeat(1, length) for name, column in info.items()}
+        return slots, {"mask": torch.arange(length, device="cpu") < steps.unsqueeze(1), **columns}
 
     def awaits_rows(self, storage: Storage) -> bool:
-        """Returns whether no sequence of the stored rows is complete; of a GPU's rows only before the first draw."""
-        if self._starts is None or not self._is_attached:
-            return False
-        on_gpu = (device_of(storage) or torch.device("cpu")).type != "cpu"  # for which every draw would wait
-        return not (on_gpu and self._has_drawn) and not self._starts._tree.has_mass()
+        """Returns whether no sequence of the stored rows is complete."""
+        return self._starts is not None and self._is_attached and not self._starts._tree.has_mass()
 
     def _around(self, rows: Tensor, storage: Storage) -> tuple[Tensor, Tensor]:
-        links, length = self.followed.links_on(rows.device), self.sequence_length
+        links, length = self.followed.links, self.sequence_length
         _, ahead = links.chain(rows, length - self.burn_in)
         begin, place = links.walk(rows, length - ahead, back=True)
         slots, steps = links.chain(begin, length)
@@ -206,7 +200,7 @@ class SequenceSampler(FollowsEpisodes, SamplerOver):
         if is_held is None:
             return slots, steps
         # Rows before or after that no table refers to any more are left out.
-        step, place = torch.arange(length, device=rows.device), place.unsqueeze(1)
+        step, place = torch.arange(length, device="cpu"), place.unsqueeze(1)
         first = torch.where(~is_held & (step < place), step + 1, 0).amax(1)
         steps = torch.minimum(steps, torch.where(~is_held & (step > place), step, length).amin(1)) - first
         return slots.gather(1, first.unsqueeze(1) + torch.minimum(step, steps.unsqueeze(1) - 1)), steps
@@ -222,25 +216,23 @@ class SequenceSampler(FollowsEpisodes, SamplerOver):
                 f"index is {list(index.shape)} and td_error {given}; sequences of {length} steps take both as "
                 f"[B, {length}], a TD error for each step, also in padding and burn-in. No priority was changed"
             )
-        td_error = td_error.reshape(index.shape).to(index.device)
+        td_error = td_error.reshape(index.shape)
         counts = torch.ones_like(index, dtype=torch.bool)
         counts[:, 1:] = index[:, 1:] != index[:, :-1]  # padding repeats the last row
         counts[:, : self.burn_in] = False
         if self._starts is None:
-            return index[counts], td_error[counts], None if generation is None else generation.to(index.device)[counts]
+            return index[counts], td_error[counts], None if generation is None else generation[counts]
         priority = sequence_priorities(td_error.float(), counts, self.max_share)
         return index[:, 0], priority, None if generation is None else generation[:, 0]
 
     def on_insert(self, index: Tensor, storage: Storage) -> None:
-        index, starts = index.to(device_of(storage) or index.device), self._starts
-        running = self._leave(index)
+        running, starts = self._leave(index), self._starts
         self.followed.mark_update(index, storage)
         if starts is not None:
             if len(self._position) != storage.max_size:
                 self._position = np.zeros(storage.max_size, dtype=np.int32)
                 starts._attach_storage(storage)
-            links, stride = self.followed.links_on(index.device), self.sequence_length - self.overlap
-            new = index.cpu().numpy()
+            links, stride, new = self.followed.links, self.sequence_length - self.overlap, index.numpy()
             is_complete = kernels.number(links.before(index), new, self._position, self.sequence_length, stride)
             ended = links.ended([*running, *new.tolist()])
             if is_complete or ended:  # not after most single rows
@@ -261,11 +253,11 @@ class SequenceSampler(FollowsEpisodes, SamplerOver):
         # Sequences leave with any of their rows; returns the newest rows of running episodes.
         if self._starts is None or self.followed.links is None:
             return []
-        links = self.followed.links_on(index.device)
+        links = self.followed.links
         self._starts.on_evict(index)
         before = links.before(index)
         if before.max(initial=-1) >= 0:  # in a ring, where older rows left earlier, none stays
-            stays, steps = np.setdiff1d(before[before >= 0], index.cpu().numpy()), np.arange(self.sequence_length - 1)
+            stays, steps = np.setdiff1d(before[before >= 0], index.numpy()), np.arange(self.sequence_length - 1)
             self._starts.on_evict(self._back(stays.repeat(len(steps)), np.tile(steps, len(stays))))
         return links.running
 
@@ -285,9 +277,8 @@ class SequenceSampler(FollowsEpisodes, SamplerOver):
     def _back(self, slots: np.ndarray, steps: np.ndarray) -> Tensor:
         # The rows so many steps before others, where these are still stored.
         assert self.followed.links is not None
-        device = self.followed.links.successor.device
-        wanted = torch.from_numpy(steps).to(device)
-        found, gone = self.followed.links.walk(torch.from_numpy(slots).to(device), wanted, back=True)
+        wanted = torch.from_numpy(steps)
+        found, gone = self.followed.links.walk(torch.from_numpy(slots), wanted, back=True)
         return found[gone == wanted]
 
     def _nothing_to_draw(self, starts: SequenceStarts, stored: int) -> Exception:
@@ -314,7 +305,6 @@ class SequenceSampler(FollowsEpisodes, SamplerOver):
             leaves = state_dict["first"]["tree"]["leaves"]
             check_capacities(len(links["successor"]), len(leaves), len(state_dict["position"]))
         super().load_state_dict(state_dict)
-        self._has_drawn = False
 
     def _empty(self) -> None:
         super()._empty()

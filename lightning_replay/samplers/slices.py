@@ -49,13 +49,13 @@ class SliceCheck:
         if not len(before):
             return before
         (ended,) = read_columns(storage, before, [_DONE])
-        joined = ~ended.reshape(len(before), -1).any(1)
+        joined = ~ended.reshape(len(before), -1).any(1).cpu()
         first, second = read_trajectory(storage, before), read_trajectory(storage, after)
         if first is not None and second is not None:
             joined &= first == second
         before, after = before[joined], after[joined]
-        continued = Continuity(storage).of_slots(before.cpu().numpy(), after.cpu().numpy())
-        found = before[torch.from_numpy(~continued).to(before.device)]
+        continued = Continuity(storage).of_slots(before.numpy(), after.numpy())
+        found = before[torch.from_numpy(~continued)]
         if len(found):
             self._written = None  # look again before the next draw
         return found

@@ -158,7 +158,7 @@ class WithinTables(PrioritizedBase):
         # The ratios correct for priorities within a table, this for the choice among tables.
         columns, correction = self.describe(tables, table, slots, shares)
         columns.update(self.weights(table, shares, ratios, correction))
-        return on_device(storage, slots, columns)
+        return as_tensors(slots, columns)
 
     def group_totals(self, storage: Any) -> GroupTotals:
         tables = tables_of(storage, self)
@@ -180,7 +180,7 @@ class WithinTables(PrioritizedBase):
         # A correction counts entries of all replays, although only slots of this one are at hand.
         whole = PartOfTables(tables, part.rows, drawn_among)
         columns, correction = self.describe(whole, table, slots, part.shares)
-        return *on_device(storage, slots, columns), PartDraw(probability, totals, correction)
+        return *as_tensors(slots, columns), PartDraw(probability, totals, correction)
 
     def rows_of_groups(self, batch_size: int, totals: GroupTotals) -> tuple[np.ndarray, np.ndarray]:
         return self.rows_of_tables(SummedTables(totals.names, totals.rows), batch_size)
@@ -319,11 +319,8 @@ class WithinTables(PrioritizedBase):
         self._load_shared_state(state_dict)
 
 
-def on_device(storage: Storage, slots: np.ndarray, columns: dict[str, np.ndarray]) -> tuple[Tensor, dict[str, Tensor]]:
-    index, info = torch.from_numpy(slots), {name: torch.from_numpy(one) for name, one in columns.items()}
-    if storage.device.type == "cpu":
-        return index, info
-    return index.to(storage.device), {name: column.to(storage.device) for name, column in info.items()}
+def as_tensors(slots: np.ndarray, columns: dict[str, np.ndarray]) -> tuple[Tensor, dict[str, Tensor]]:
+    return torch.from_numpy(slots), {name: torch.from_numpy(one) for name, one in columns.items()}
 
 
 @recorded

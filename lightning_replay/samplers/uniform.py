@@ -11,7 +11,7 @@ from torchrl.data.replay_buffers import RandomSampler, Storage
 
 from lightning_replay.parts import DrawPart, GroupTotals, PartDraw, ReplaySampler
 from lightning_replay.saving.spec import recorded
-from lightning_replay.storage.packed import device_of, empty_storage, occupancy_of
+from lightning_replay.storage.packed import empty_storage, occupancy_of
 
 
 @recorded
@@ -41,24 +41,22 @@ class UniformSampler(ReplaySampler, RandomSampler):
         self._seed_generator(seed)
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
-        """Draws ``batch_size`` slots, int64 ``[B]`` on the storage's device; RuntimeError where that is empty."""
-        occupancy, device = occupancy_of(storage), device_of(storage)
+        """Draws ``batch_size`` slots, int64 ``[B]``; RuntimeError where the storage is empty."""
+        occupancy = occupancy_of(storage)
         if not occupancy.count:
             raise empty_storage()
         # 256 rows in 4 microseconds; by group_totals, points, sample_part and weigh they would take 50.
-        index = occupancy.sample(batch_size, self._generator)
-        return index if device is None or device == index.device else index.to(device), {}
+        return occupancy.sample(batch_size, self._generator), {}
 
     def group_totals(self, storage: Storage) -> GroupTotals:
         return GroupTotals.alike(occupancy_of(storage).count)
 
     def sample_part(self, storage: Storage, part: DrawPart) -> tuple[Tensor, dict[str, Any], PartDraw]:
-        occupancy, device = occupancy_of(storage), device_of(storage)
+        occupancy = occupancy_of(storage)
         if occupancy.count == 0:
             raise empty_storage()
-        index = occupancy.slots_at(part.points)
         reply = PartDraw(np.full(len(part), 1.0 / occupancy.count), self.group_totals(storage))
-        return index if device is None else index.to(device), {}, reply
+        return occupancy.slots_at(part.points), {}, reply
 
     def _next_part(self, storage: Storage, part: DrawPart) -> tuple[Tensor, dict[str, Any], PartDraw]:
         """Draws as many rows as the part has, the next of this replay; reads no points."""

@@ -58,10 +58,7 @@ class Snapshots:
     def keep(self, slots: slice | np.ndarray | Tensor) -> None:
         """Copies the rows in these slots for every open snapshot, before they are written; ``int64 [n]`` or a slice."""
         if isinstance(slots, Tensor):
-            if not slots.is_cpu and not self._open:
-                self._all_written = self._next  # which rows these are would wait for the device
-                return
-            slots = slots.cpu().numpy()
+            slots = slots.numpy()
         if isinstance(slots, slice):
             blocks: Any = slice(slots.start >> BLOCK_SHIFT, (slots.stop - 1 >> BLOCK_SHIFT) + 1)
             if blocks.stop > len(self._written):

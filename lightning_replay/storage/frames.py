@@ -203,8 +203,8 @@ class FrameStorage(PackedStorage):
         if self._images is None or self._frames_of is None:
             return
         self.check_writable()
-        index = torch.as_tensor(slots, dtype=torch.int64, device=self._frames_of.device).reshape(-1)
-        index = index[self._images[0].numbers[index, 0] != 0]
+        index = torch.as_tensor(slots, dtype=torch.int64, device="cpu").reshape(-1)
+        index = index[(self._images[0].numbers[index, 0] != 0).cpu()]
         if not len(index):
             return
         with self.snapshots.lock:
@@ -214,7 +214,7 @@ class FrameStorage(PackedStorage):
                 if self._live is None:
                     held = self._images[0].numbers[: self._len, 0].nonzero().flatten()
                     self._live = SlotSet.from_state(self.capacity, held.cpu())
-                self._live.remove(index.cpu().numpy())
+                self._live.remove(index.numpy())
             for images in self._images:
                 images.pool.release(self._numbers_at(images, index))
             self._looked_up = None
@@ -243,7 +243,7 @@ class FrameStorage(PackedStorage):
             frames = numbers[0] if len(numbers) == 1 else np.stack(numbers, 1)
             super().write(slots, [*values[: -2 * len(numbers)], frames], grow=grow)
             if self._live is not None:
-                self._live.add(np.arange(slots.start, slots.stop) if isinstance(slots, slice) else slots.cpu().numpy())
+                self._live.add(np.arange(slots.start, slots.stop) if isinstance(slots, slice) else slots.numpy())
 
     def _find(self, values: Sequence[Column]) -> list[_Stacks]:
         """Returns the stacks of new rows by column, and which of their frames are held."""

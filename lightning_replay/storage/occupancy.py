@@ -13,13 +13,13 @@ __all__ = ["FirstSlots", "Occupancy", "SlotSet"]
 
 
 class Occupancy(ABC):
-    """The slots of a storage that hold a row. Slots are int64; results lie on the device of what is given."""
+    """The slots of a storage that hold a row. Slots are int64, on the CPU."""
 
     count: int  #: Rows that are stored.
 
     @abstractmethod
     def slots(self) -> Tensor:
-        """Returns the slots that hold a row, int64 ``[count]``, ascending, on the CPU."""
+        """Returns the slots that hold a row, int64 ``[count]``, ascending."""
 
     @abstractmethod
     def held(self, index: Tensor) -> Tensor | None:
@@ -34,7 +34,7 @@ class Occupancy(ABC):
         """Draws slots that hold a row, int64 ``[count]``, each equally likely, with replacement."""
 
     def slots_at(self, points: np.ndarray) -> Tensor:
-        """Returns the slot at each point of [0, 1), float64 ``[n]``, on the CPU: all slots cover equal lengths."""
+        """Returns the slot at each point of [0, 1), float64 ``[n]``: all slots cover equal lengths."""
         return self._slots_in_places(np.minimum((points * self.count).astype(np.int64), self.count - 1))
 
     def _slots_in_places(self, places: np.ndarray) -> Tensor:
@@ -56,7 +56,7 @@ class FirstSlots(Occupancy):
         """Returns ``None``: every slot below the length holds a row."""
 
     def sample(self, count: int, generator: torch.Generator) -> Tensor:
-        return torch.randint(self.count, (count,), generator=generator, device=generator.device)
+        return torch.randint(self.count, (count,), generator=generator, device=generator.device).cpu()
 
     def _slots_in_places(self, places: np.ndarray) -> Tensor:
         return torch.from_numpy(places)
@@ -79,7 +79,7 @@ class SlotSet(Occupancy):
         return self.state().sort().values
 
     def held(self, index: Tensor) -> Tensor:
-        return torch.from_numpy(self._place[index.cpu().numpy()] >= 0).to(index.device)
+        return torch.from_numpy(self._place[index.numpy()] >= 0)
 
     def sample(self, count: int, generator: torch.Generator) -> Tensor:
         places = torch.randint(self.count, (count,), generator=generator, device=generator.device)

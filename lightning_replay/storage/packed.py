@@ -112,7 +112,7 @@ class PackedStorage(LazyTensorStorage):
         "_columns_check",
     )
     layout: RowLayout | None  # Places of the columns in a row; ``None`` before the first rows.
-    # Generations of all slots, int64 ``[capacity]``, a view; ``None`` before the first rows and off the CPU.
+    # Generations of all slots, int64 ``[capacity]``, on the CPU a view of the rows; ``None`` before the first rows.
     generations: np.ndarray | None
     # Dtype and shape of the columns of given rows, in the order of :meth:`checked_values`.
     row_columns: Mapping[Key, tuple[torch.dtype, torch.Size]]
@@ -136,6 +136,7 @@ class PackedStorage(LazyTensorStorage):
             raise ValueError(f"memmap keeps rows on disk and needs device='cpu'; got device={device!r}")
         if memmap is not None:
             check_writable("memmap", memmap)  # not only when the first row comes
+        self._there = None if known.type == "cpu" else known  # where slots are moved to, to read rows
         # "Compilable" counters are plain numbers; the others are shared with forked processes, and of 32 bits.
         super().__init__(max_size=self.capacity, device=device, compilable=True)
         self._memmap: str | None = None if memmap is None else str(memmap)
@@ -255,6 +256,8 @@ class PackedStorage(LazyTensorStorage):
         column = self._views.get(key)
         if column is None:
             column = self.readable_rows.get(key, None)  # a branch, or a name as a tuple
+        if column is not None and self._there is not None:
+            index = index.to(self._there, non_blocking=True)
         values = None if column is None else column[index]
         self.check_read()
         return values
@@ -263,8 +266,7 @@ class PackedStorage(LazyTensorStorage):
         """Returns how often each slot has been written, int64 of the shape of ``index``."""
         if self._generation is None:
             return torch.zeros_like(index)
-        slots = index.flatten().to(self._generation.device)
-        return self._generation.index_select(0, slots).view(index.shape)
+        return self._generation.index_select(0, index.flatten()).view(index.shape)
 
     def get(self, index: Any, extra: dict[str, Tensor] | None = None) -> Any:
         """Returns rows, TensorDict of the shape of ``index``; a copy for tensors, views otherwise.
@@ -295,8 +297,8 @@ class PackedStorage(LazyTensorStorage):
     def packed_rows(self, slots: Tensor) -> Tensor:
         """Returns a copy of the rows in these slots, int64 ``[N]``, as they are packed: int64 ``[N, words]``."""
         stored = self.all_packed
-        if slots.device != stored.device:  # TorchRL's samplers draw on the CPU
-            slots = slots.to(stored.device)
+        if self._there is not None:
+            slots = slots.to(self._there, non_blocking=True)
         rows = stored.index_select(0, slots)
         if self._shared_writes is not None:
             self.check_read()
@@ -327,7 +329,7 @@ class PackedStorage(LazyTensorStorage):
         if isinstance(slots, range) and slots.step == 1:
             slots = slice(slots.start, slots.stop)
         else:
-            slots = torch.as_tensor(slots, dtype=torch.int64, device=self.device)
+            slots = torch.as_tensor(slots, dtype=torch.int64, device="cpu")
             if not slots.numel():
                 raise ValueError("cursor is empty; it must be at least one slot. Nothing was written")
             lowest, highest = (int(bound) for bound in slots.aminmax())
@@ -412,7 +414,7 @@ class PackedStorage(LazyTensorStorage):
     def write(self, slots: slice | Tensor, values: Sequence[Column], *, grow: bool = True) -> None:
         """Writes the values of :meth:`checked_values` into a slice or int64 ``[N]`` of slots."""
         assert self._columns is not None
-        places = slots if type(slots) is slice or self.generations is None else slots.numpy()
+        places: Any = slots if type(slots) is slice else slots.numpy()
         snapshots = self.snapshots
         with snapshots.lock:
             snapshots.keep(places)  # as begin_write, without the call
@@ -429,8 +431,9 @@ class PackedStorage(LazyTensorStorage):
             ):
                 highest = places.stop
             else:
+                there = places if self._there is None else self._moved(slots)
                 for column, value in zip(self._columns, values, strict=True):
-                    column.write(places, value)
+                    column.write(there, value)
                 self._next_generation(slots)
                 highest = slots.stop if isinstance(slots, slice) else int(slots.max()) + 1
             # Generations of slots up to here are saved, those of released rows too.
@@ -452,8 +455,6 @@ class PackedStorage(LazyTensorStorage):
             self._own_writes += 1
 
     def slots(self, start: int, stop: int) -> Tensor:
-        if self.generations is None:
-            return torch.arange(start, stop, device=self.device)
         return torch.from_numpy(np.arange(start, stop))  # half the time
 
     def _bump_mutation_revision(self) -> None:
@@ -467,12 +468,15 @@ class PackedStorage(LazyTensorStorage):
         self._last_cursor = cursor
 
     def _next_generation(self, slots: slice | Tensor) -> None:
-        if (generations := self.generations) is not None:
-            places = slots if isinstance(slots, slice) else slots.numpy()
-            generations[places] = np.maximum(generations[places], self._least_generation) + 1
-        else:
-            assert self._generation is not None
-            self._generation[slots] = self._generation[slots].clamp_min(self._least_generation) + 1
+        assert self.generations is not None
+        places = slots if isinstance(slots, slice) else slots.numpy()
+        self.generations[places] = now = np.maximum(self.generations[places], self._least_generation) + 1
+        if self._there is not None:
+            self._views["generation"][self._moved(slots)] = self._moved(torch.from_numpy(now))
+
+    def _moved(self, slots: Any) -> Any:
+        # Without a wait for the device.
+        return slots if isinstance(slots, slice) else slots.to(self._there, non_blocking=True)
 
     def set_flags(self, keys: Sequence[NestedKey], slots: Tensor) -> None:
         """Sets columns of flags to true in stored rows, int64 ``[N]``; their generations stay."""
@@ -497,12 +501,15 @@ class PackedStorage(LazyTensorStorage):
         self._rows = allocate_rows(self.capacity, layout.row_bytes // WORD_BYTES, device, self._memmap, breakdown)
         self.layout = layout
         self._storage = slots = layout.unpack(self._rows, torch.Size([self.capacity]))
-        self._generation = slots.get("generation")
-        self.generations = self._generation.numpy() if device.type == "cpu" else None
+        # Of a GPU's rows they are kept on the CPU as well, so that TD errors are compared without a wait.
+        is_view = device.type == "cpu"
+        column = slots.get("generation")
+        self._generation = column if is_view else torch.zeros_like(column, device="cpu")
+        self.generations = self._generation.numpy()
         self._columns = [StoredColumn(key, slots.get(key)) for key in layout.columns if key != GENERATION]
         self._views = {key if len(key) > 1 else key[0]: slots.get(key) for key in layout.columns}
         self._single = None
-        if device.type == "cpu" and layout.row_bytes <= MOST_SINGLE_BYTES:
+        if is_view and layout.row_bytes <= MOST_SINGLE_BYTES:
             self._single = SingleRow(layout, self._rows, [one.tensor for one in self._columns], self._generation)
         self._expect({key: kind for key, kind in layout.columns.items() if key != GENERATION})
         self.initialized = True
@@ -582,8 +589,12 @@ class PackedStorage(LazyTensorStorage):
                     reached = length = state_dict["length"]
                     self._rows[:length] = state_dict["rows"].to(self._rows.device)
                     reached += len(state_dict["emptied"])
-                    self._generation[length:reached] = state_dict["emptied"].to(self._generation.device)
+                    if self._there is not None:
+                        self._generation[:length] = self._views["generation"][:length]
+                    self._generation[length:reached] = state_dict["emptied"]
                 self._generation[reached : self._reached] += 1  # these rows leave, and none comes in their place
+                if self._there is not None:
+                    self._views["generation"].copy_(self._generation)
                 self._reached = max(self._reached, reached)
             self._least_generation = least
             self._given_device = None
@@ -676,9 +687,9 @@ def device_of(storage: Storage) -> torch.device | None:
 
 
 def stored_before(storage: Storage, new: Tensor) -> Tensor:
-    """Returns the slots stored before those in ``new``, int64 ``[N]``; ascending, on the device of these."""
-    earlier = torch.zeros(storage.max_size, dtype=torch.bool, device=new.device)
-    earlier[occupancy_of(storage).slots().to(new.device)] = True
+    """Returns the slots stored before those in ``new``, int64 ``[N]``; ascending."""
+    earlier = torch.zeros(storage.max_size, dtype=torch.bool, device="cpu")
+    earlier[occupancy_of(storage).slots()] = True
     earlier[new] = False
     return earlier.nonzero().squeeze(1)
 

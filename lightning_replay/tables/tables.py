@@ -113,11 +113,11 @@ class Tables(Occupancy):
         return torch.from_numpy(np.flatnonzero(self.references))
 
     def held(self, index: Tensor) -> Tensor:
-        return torch.from_numpy(self.references[index.cpu().numpy()] > 0).to(index.device)
+        return torch.from_numpy(self.references[index.numpy()] > 0)
 
     def drawable(self, index: Tensor) -> Tensor:
         # Rows of running histories alone are stored and not drawn.
-        return torch.from_numpy((self.position[:, index.cpu().numpy()] >= 0).any(0)).to(index.device)
+        return torch.from_numpy((self.position[:, index.numpy()] >= 0).any(0))
 
     def sample(self, count: int, generator: torch.Generator) -> Tensor:
         held = self.slots()

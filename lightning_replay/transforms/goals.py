@@ -173,7 +173,7 @@ class RelabelGoals(ReplayTransform):
         computed, stored = _computed("reward", self._functions[0], *goals), rows.get(("next", "reward"), None)
         if not isinstance(stored, Tensor) or stored.numel() != len(computed):
             return  # which is refused elsewhere
-        pairs = torch.stack((stored.reshape(-1).double(), computed.double()))
+        pairs = torch.stack((stored.cpu().reshape(-1).double(), computed.double()))
         differ = (~torch.isclose(pairs[0], pairs[1], rtol=1e-3, atol=1e-3)).nonzero().flatten()
         if len(differ):
             stored_one, computed_one = pairs[:, differ[0]].tolist()
@@ -205,7 +205,7 @@ class RelabelGoals(ReplayTransform):
                 "follows episodes from then on, not to replay.transform"
             )
         drawn = torch.rand(2, len(index), generator=self._rng, dtype=torch.float64, device=self._rng.device)
-        relabelled, place = drawn.to(index.device)
+        relabelled, place = drawn.cpu()
         chosen = (relabelled < self.share).nonzero().squeeze(1)
         if not len(chosen):
             return batch
@@ -215,51 +215,61 @@ class RelabelGoals(ReplayTransform):
         # Of the row, or the first one, and those ahead of it, each is as likely; the place is below 1.
         steps = (place[chosen] * (ahead + 1)).long()
         of_goals = newest if self.strategy == "final" else links.walk(first, steps)[0]
-        goal = self._achieved(batch, storage, of_goals)
-        self._set_returns(batch, chosen, slots, goal, storage, episodes)
+        # Along the return of each row, [n, steps]: its rewards and flags are those of the new goal, [n, ...].
+        counts = batch.get("steps_to_next_obs", None)
+        used = torch.ones_like(slots) if counts is None else counts.cpu()[chosen].flatten()
+        along = links.chain(slots, int(used.max()))[0]
+        key, part = self._part(batch, ("next", *self.achieved_key)) or ((), ...)  # there is one, as check_rows found
+        achieved = read_columns(storage, torch.cat((of_goals, along.flatten())), [key])[0][..., part]
+        goal = achieved[: len(slots)]
+        self._set_returns(batch, chosen, achieved.cpu(), used, along, storage, episodes.discount)
         for key in (self.desired_key, ("next", *self.desired_key)):
             part = self._part(batch, key)
             if part is not None:
                 desired = batch.get(part[0])[..., part[1]]
-                desired[chosen] = goal.to(desired.dtype)
+                desired[chosen.to(goal.device, non_blocking=True)] = goal.to(desired.dtype)
         return batch
 
-    def _achieved(self, batch: TensorDictBase, storage: Storage, slots: Tensor) -> Tensor:
-        key, place = self._part(batch, ("next", *self.achieved_key)) or ((), ...)  # there is one, as check_rows found
-        return read_columns(storage, slots, [key])[0][..., place]
-
     def _set_returns(
-        self, batch: TensorDictBase, chosen: Tensor, slots: Tensor, goal: Tensor, storage: Storage, episodes: Any
+        self,
+        batch: TensorDictBase,
+        chosen: Tensor,
+        achieved: Tensor,
+        used: Tensor,
+        along: Tensor,
+        storage: Storage,
+        discount: float,
     ) -> None:
-        # Along the return of each row, [n, steps]: its rewards and flags are those of the new goal, [n, ...].
-        counts, discount = batch.get("steps_to_next_obs", None), episodes.discount
-        used = torch.ones_like(slots) if counts is None else counts[chosen].flatten()
-        along = episodes.links.chain(slots, int(used.max()))[0]
-        goals = self._achieved(batch, storage, along.flatten()), goal.repeat_interleave(along.shape[1], 0)
+        # The functions get arrays: all is computed on the CPU, and written to where the batch is.
+        goals = achieved[len(chosen) :], achieved[: len(chosen)].repeat_interleave(along.shape[1], 0)
         reward, ends = self._functions
-        following = batch.get("next")
+        following, counts = batch.get("next"), batch.get("steps_to_next_obs", None)
         terminated, done = following.get("terminated"), following.get("done")
+        there = chosen.to(done.device, non_blocking=True)
         if ends is not None:
             ended = _computed("terminated", ends, *goals).view(along.shape).bool()
-            step = torch.arange(1, along.shape[1] + 1, device=used.device)
+            step = torch.arange(1, along.shape[1] + 1, device="cpu")
             before, used = used, torch.where(ended, step, along.shape[1]).amin(1).minimum(used)
             is_cut, place = used < before, used.unsqueeze(1) - 1
             if bool(is_cut.any()):
                 following[chosen[is_cut]] = storage.get(along.gather(1, place).flatten()[is_cut]).get("next")
-            terminated[chosen] = ended.gather(1, place).view(terminated[chosen].shape)
+            has_ended = ended.gather(1, place).to(done.device, non_blocking=True)
+            terminated[there] = has_ended.view(terminated[there].shape)
             # An episode that ended at its own goal has not reached the new one: its last step is truncated.
             if following.get("truncated", None) is not None:
-                following.get("truncated")[chosen] |= done[chosen] & ~terminated[chosen]
-            done[chosen] |= terminated[chosen]
+                following.get("truncated")[there] |= done[there] & ~terminated[there]
+            done[there] |= terminated[there]
         summed = n_step_returns(_computed("reward", reward, *goals).view(along.shape), used, discount)
         rewards = following.get("reward")
         rewards = rewards if rewards.is_floating_point() else rewards.float()  # whole numbers as they were stored
-        rewards[chosen] = summed.view(rewards[chosen].shape).to(rewards.dtype)
+        summed = summed.to(rewards.device, rewards.dtype, non_blocking=True)
+        rewards[there] = summed.view(rewards[there].shape)
         following.set("reward", rewards)
         if counts is not None:
-            counts[chosen] = used.view(counts[chosen].shape)
-            remaining = bootstrap_discounts(used, terminated[chosen].flatten(), discount)
-            batch.get("discount")[chosen] = remaining.float().view(counts[chosen].shape)
+            used = used.to(counts.device, non_blocking=True)
+            counts[there] = used.view(counts[there].shape)
+            remaining = bootstrap_discounts(used, terminated[there].flatten(), discount)
+            batch.get("discount")[there] = remaining.float().view(counts[there].shape)
 
 
 def _computed(name: str, function: GoalFunction, achieved: Tensor, desired: Tensor) -> Tensor:
@@ -271,7 +281,7 @@ def _computed(name: str, function: GoalFunction, achieved: Tensor, desired: Tens
             f"finite number for each row, [{len(achieved)}], of all rows at once, such as "
             "numpy.linalg.norm(achieved - desired, axis=-1) < 0.05"
         )
-    return values.to(achieved.device)
+    return values
 
 
 def _row_by_row(function: GoalFunction, achieved: Any, desired: Any, info: dict[str, Any]) -> Any:

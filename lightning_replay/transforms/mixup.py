@@ -325,9 +325,9 @@ class MixPairs(ReplayTransform):
         # Into __dict__, past the __setattr__ of a torch.nn.Module, which takes as long as the draw.
         coefficient, self.__dict__["_ahead"] = self._ahead.split_with_sizes((count, self._ahead.numel() - count))
         if untouched is not None:
-            coefficient = coefficient.to(untouched.device).masked_fill(untouched, 1.0)
+            coefficient = coefficient.to(untouched.device, non_blocking=True).masked_fill(untouched, 1.0)
         if index is not None:
-            coefficient = coefficient.to(index.device).masked_fill(torch.eq(*index.unbind(1)), 1.0)
+            coefficient = coefficient.to(index.device, non_blocking=True).masked_fill(torch.eq(*index.unbind(1)), 1.0)
         return coefficient
 
     def reseed(self, seed: int) -> None:

@@ -51,7 +51,7 @@ class FirstInFirstOutWriter(ReplayWriter, TensorDictRoundRobinWriter):
         if isinstance(self._storage, PackedStorage):
             return super().insert(data)
         index = TensorDictRoundRobinWriter.extend(self, data.copy())  # which writes an index into what it is given
-        return Insertion(index, slice(0, data.shape[0]))
+        return Insertion(index.cpu(), slice(0, data.shape[0]))
 
     def _insert_columns(self, columns: Sequence[Column], rows: Any) -> Insertion:
         # Of more than fit, the last ones are stored: min(N, capacity), or fewer where not even their frames fit.
@@ -90,7 +90,7 @@ class FirstInFirstOutWriter(ReplayWriter, TensorDictRoundRobinWriter):
                 self._release_oldest(storage, part, slots)
             storage.write(slice(self._cursor, stop) if stop <= capacity else slots, part)
             self._cursor = stop % capacity
-        index = torch.arange(start, start + kept, device=storage.device) % capacity
+        index = torch.arange(start, start + kept, device="cpu") % capacity
         return index[-storage.num_held :]  # the first of more than the frames allow left for the last
 
     def _release_oldest(self, storage: FrameStorage, values: Sequence[Column], slots: Tensor) -> None:

@@ -252,7 +252,7 @@ class RetentionWriter(ReplayWriter):
         admits_all = self.always_admit or self.rule.always_admits
         if isinstance(self._storage, FrameStorage) and self._storage.frames_missing(columns):
             decisions, left = self._store_one_by_one(columns, factors, first, admits_all)
-            index = torch.from_numpy(decisions.slots).to(self._storage.device)
+            index = torch.from_numpy(decisions.slots)
         else:
             decisions = self._rows.offer(factors, first, admits_all)
             left = decisions.slots
@@ -291,7 +291,7 @@ class RetentionWriter(ReplayWriter):
                 continue
             slot, victims = decision
             storage.release(victims[victims != slot])
-            storage.write(torch.tensor([slot], device=storage.device), part)
+            storage.write(torch.tensor([slot], device="cpu"), part)
             owner[np.isin(owner, victims)] = -1
             owner[row] = slot
             left.append(victims)

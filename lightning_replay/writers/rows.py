@@ -37,10 +37,8 @@ def chosen(values: Sequence[Column], rows: np.ndarray) -> Sequence[Column]:
 
 
 def write_slots(storage: PackedStorage, slots: np.ndarray, values: Sequence[Column]) -> Tensor:
-    """Writes columns ``[n, ...]`` into different slots, int64 ``[n]``; returns these on the storage's device."""
+    """Writes columns ``[n, ...]`` into different slots, int64 ``[n]``; returns these."""
     index = torch.from_numpy(slots)
-    if storage.device.type != "cpu":
-        index = index.to(storage.device)
     if len(slots):
         # Slots mostly lie side by side, and a slice of them is written at half the cost.
         first = int(slots[0])
@@ -62,7 +60,7 @@ def announce(storage: Storage, index: Tensor, entered: np.ndarray, rows: Any, co
         if len(index):
             buffer.mark_update(index)
         if missing is not None and hooks is not None and len(missing.last_before):
-            hooks.cut(index[missing.last_before.to(index.device)])
+            hooks.cut(index[missing.last_before])
 
 
 def write_rows(storage: Storage, data: TensorDictBase, slots: Tensor, rows: Tensor) -> Insertion:

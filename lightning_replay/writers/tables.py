@@ -222,7 +222,7 @@ class EventTableWriter(TableWriter):
             for part, groups in zip(parts, episodes, strict=True):
                 now = np.ascontiguousarray(fired[:, part])
                 self._write([column[part] for column in columns], now, groups, keys and keys[part])
-            index = torch.from_numpy(self.tables.slots_of(0)[-count:]).to(self._storage.device)
+            index = torch.from_numpy(self.tables.slots_of(0)[-count:])
             kept = slice(count - len(index), count)
         self._running.follow(observations, whole, 0 if breaks is None else len(breaks.begins))
         self._count(fired)  # may warn, and a warning may be made an error
@@ -456,7 +456,7 @@ class TaskTableWriter(TableWriter):
             is_newest = self.tables.arrays.written_at[slots] == written + np.arange(len(slots))
             stayed = is_newest & (self.tables.references[slots] > 0)
             slots, kept = slots[stayed], kept[stayed]
-            index = torch.from_numpy(slots).to(storage.device)
+            index = torch.from_numpy(slots)
             inserted = Insertion(index, torch.from_numpy(kept))
             announce(storage, index, kept, rows, count)
         self._write_count += count

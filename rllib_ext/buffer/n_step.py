@@ -57,7 +57,7 @@ class SampledReturns(Seeded, EpisodeTracker):
             return slots, last, steps_used
         longest, size = self.n_steps, index.shape[:1]
         drawn = torch.randint(self._shortest, longest + 1, size, generator=self._generator, device="cpu")
-        drawn = drawn.to(slots.device).view(-1, *[1] * (index.ndim - 1)).expand(index.shape)
+        drawn = drawn.view(-1, *[1] * (index.ndim - 1)).expand(index.shape)
         steps_used = torch.minimum(steps_used, drawn.flatten())
         return slots, slots.gather(1, steps_used.unsqueeze(1) - 1).squeeze(1), steps_used
 

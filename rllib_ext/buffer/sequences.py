@@ -93,17 +93,17 @@ def draw_sequences(replay: Replay, links: EpisodeLinks, num_steps: int, longest:
 
 def _draw_round(replay: Replay, links: EpisodeLinks, count: int, longest: int, shortest: int) -> Sequences:
     drawn = replay.sample(count)
-    index = drawn.get("index").to(links.successor.device)
+    index = drawn.get("index").cpu()
     before = links.predecessor[index]
-    unknown = (drawn.get("step").flatten() > 0) & (before < 0)
+    unknown = (drawn.get("step").flatten().cpu() > 0) & (before < 0)
     start = torch.where(unknown, links.successor[index], index)
     before = torch.where(unknown, index, before)
     slots, lengths = links.chain(start.clamp(min=0), longest)
     weight = drawn.get("priority_weight", None)
     if weight is None:
-        weight = torch.ones(count, dtype=torch.float32, device=index.device)
+        weight = torch.ones(count, dtype=torch.float32, device="cpu")
     kept = (start >= 0) & (lengths >= shortest)
-    columns = (slots, lengths, before, index, drawn.get("generation"), weight)
+    columns = (slots, lengths, before, index, drawn.get("generation").cpu(), weight.cpu())
     return Sequences(*(column[kept] for column in columns))
 
 

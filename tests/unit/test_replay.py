@@ -320,20 +320,6 @@ def test_torchrls_storages_take_prioritized_and_n_step_draws(storage, n_steps) -
     assert len(replay) == 8
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("name", ROW_RECIPES)
-def test_rows_kept_on_a_gpu_come_from_the_cpu_before_and_after_a_load(name, tmp_path) -> None:
-    replay = built(name, capacity=64, batch_size=8, n_steps=2, device="cuda", seed=0)
-    replay.extend(fitting(replay, numbered_steps(0, 48, done_every=7)))
-    batch = replay.sample()
-    assert batch["observation"].is_cuda and batch["index"].is_cuda
-    replay.update_priority(batch["index"], torch.rand(8), generation=batch["generation"])
-    replay.save(tmp_path)
-    replay.load(tmp_path)
-    replay.extend(fitting(replay, numbered_steps(48, 30, done_every=7)))
-    assert replay.sample()["observation"].is_cuda
-
-
 def test_one_transition_is_added_and_several_are_extended() -> None:
     replay, steps = prioritized(), numbered_steps(0, 4)
     assert replay.add(steps[0]).tolist() == [0]

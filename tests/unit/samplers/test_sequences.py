@@ -311,14 +311,3 @@ def test_links_are_followed_back_as_far_as_rows_are_stored() -> None:
     slots, gone = links.walk(torch.tensor([3, 3, 5, 4]), torch.tensor([2, 9, 0, 3]), back=True)
     assert slots.tolist() == [1, 0, 5, 4] and gone.tolist() == [2, 3, 0, 0]
     assert links.ended([0, 3, 5]) == [3]
-
-
-@pytest.mark.gpu
-def test_on_a_gpu_the_same_sequences_are_drawn() -> None:
-    one, other = (buffer(4, overlap=2, capacity=64, device=device, priority_exponent=0.5) for device in ("cpu", "cuda"))
-    for replay in (one, other):
-        for first in (0, 30, 60):
-            replay.extend(numbered_steps(first, 30, done_every=11))
-        batch = replay.sample()
-        replay.update_priority(batch, torch.ones(8, 4))
-    assert found(one) == found(other) and other.sample()["mask"].is_cuda
