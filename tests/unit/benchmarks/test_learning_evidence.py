@@ -25,6 +25,8 @@ QUOTED = {
     "| DPCER,": "Parallel curriculum",
     "| retention by": "Retention by surprise and on-policyness",
     "| PLR,": "Prioritized level replay",
+    "| learnability,": "Learnability of prompts",
+    "| mixreg,": "mixreg and UCB-DrAC",
     "| HER,": "Hindsight",
     "| RLPD's halves,": "Demonstrations in half of each batch",
     "| sequences, R2D2,": "Recurrent agents on sequences",
