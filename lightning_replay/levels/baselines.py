@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_replay.levels.episodes import ActiveEpisode
@@ -31,9 +30,6 @@ class _Unscored(LevelSelector):
         known = levels if isinstance(levels, LevelSet) else self._ids
         self.fingerprint: str | None = None if known is None else fingerprint(known)
         self.episodes = 0
-
-    def __len__(self) -> int:
-        return 0
 
     def _next(self, actor: Actor) -> int:
         self._play(actor, level_id := self._choose())
@@ -58,11 +54,6 @@ class _Unscored(LevelSelector):
 
     @abstractmethod
     def _choose_many(self, count: int, replace: bool) -> list[int]: ...
-
-    def probabilities(self) -> TensorDict:
-        whole, real = torch.zeros(0, dtype=torch.int64, device="cpu"), torch.zeros(0, dtype=torch.float64, device="cpu")
-        columns = {"level_id": whole, "probability": real, "score": real.clone(), "staleness": whole.clone()}
-        return TensorDict(columns, [0])
 
     def _load(self, state: dict[str, Any]) -> None:
         # a place in the order, and draws by place, are of other levels otherwise

@@ -131,13 +131,19 @@ class LevelBuffer(LevelSelector):
                 raise ValueError(f"capacity is {capacity} for {len(ids)} given levels, all of them kept; leave it out")
             if editor is not None or generate is not None:
                 raise ValueError("editor and generate make other levels than those given; leave levels out for them")
-        for name, function in (("generate", generate), ("editor", editor)):
-            if function is not None:
-                check_kind(name, function, Callable, "a function from a torch.Generator to the id of a level, or None")
+        accepted = "a function from a torch.Generator to the id of a level, or None"
+        check_kind("generate", generate, Callable | None, accepted)
+        check_kind("editor", editor, Callable | None, accepted)
         if replay_probability is not None:
             checked_share("replay_probability", replay_probability)
         score = L1ValueLoss() if score is None else score
-        _check_score(score)
+        if isinstance(score, type) or not (callable(score) or isinstance(score, EpisodeScore)):
+            raise TypeError(
+                f"score is {score!r}; give a function from a segment TensorDict [T] to a number, or an object such as "
+                "L1ValueLoss(discount=0.999, gae_lambda=0.95)"
+            )
+        if inspect.isfunction(score) and score.__module__ == scores.__name__:
+            raise TypeError(f"score is {score!r}, a function of tensors; give one of segments, such as L1ValueLoss()")
         self._of_segments: Any = score
         self.score: Score | EpisodeScore = score
         self.replay_probability = replay_probability
@@ -146,9 +152,8 @@ class LevelBuffer(LevelSelector):
             prioritization = Proportional()
         if score_temperature is None:
             score_temperature = 1.0 if is_spread else 0.1
-        if replay_in_flight is None:
-            replay_in_flight = not is_spread
-        self.replay_in_flight: bool = checked_flag("replay_in_flight", replay_in_flight)
+        is_shared = not is_spread if replay_in_flight is None else replay_in_flight
+        self.replay_in_flight: bool = checked_flag("replay_in_flight", is_shared)
         self.min_fill: float = checked_share("min_fill", min_fill)
         self.score_step_size: float = checked_share("score_step_size", score_step_size, lowest=ABOVE_ZERO)
         self.first_score: str = checked_choice("first_score", first_score, ("replace", "smooth"))
@@ -157,8 +162,7 @@ class LevelBuffer(LevelSelector):
         self.table: LevelTable = LevelTable(prioritization, score_temperature, staleness_weight, seed)
         self.table.weights = None if self.levels is None else self.levels.weights
         self.replayed: int = 0
-        self._generate = generate
-        self._new = UnseenLevels(self.levels or ids, generate)
+        self._new = UnseenLevels(ids, self.levels, generate)
         self._edited: deque[int] = deque(maxlen=self.capacity)  # made by the editor and not played yet
         self._of_episodes: EpisodeScore | None = score if isinstance(score, EpisodeScore) else None
         # of_columns takes the lists that a segment has anyway: an update takes half the time. A subclass may override
@@ -194,7 +198,7 @@ class LevelBuffer(LevelSelector):
             if not self._is_known(level_id):  # it may have been drawn as a new level meanwhile
                 return level_id, True
         # One random number decides between replay and a new level, and only where both are possible.
-        if self._may_replay and (self._new.is_exhausted or uniform(self.table.generator) < self._chance):
+        if self._may_replay and (len(self) == self.count or uniform(self.table.generator) < self._chance):
             self.replayed += 1
             return self.table.level_ids[self.table.draw(self._left_out)], False
         return self._new.choose(self.table.generator, self._is_known), False
@@ -226,7 +230,8 @@ class LevelBuffer(LevelSelector):
             level_ids = self._choose_different(count)
             rows, begun = self.table.rows_of(level_ids), self.table.episodes + 1 + np.arange(count)
             self.table.episodes += count
-            self.table.touch(rows[rows != REFUSED], begun[rows != REFUSED])
+            stored = rows[rows != REFUSED]
+            self.table.put_all(stored, self.table.scores[stored], begun[rows != REFUSED])
             for level_id, episode in zip(level_ids, begun.tolist(), strict=True):
                 self._await(level_id, episode)
         return torch.tensor(level_ids, dtype=torch.int64, device="cpu")
@@ -269,16 +274,15 @@ class LevelBuffer(LevelSelector):
         level_ids = self.checked_ids(level_id)
         if (score is None) == (outcomes is None):
             raise ValueError("record takes one of score and outcomes; give record(level_id, score) or outcomes=...")
-        different, place = np.unique(np.array(level_ids, np.int64), return_inverse=True)
+        different, first, place = np.unique(np.array(level_ids, np.int64), return_index=True, return_inverse=True)
         if outcomes is None:
             given = _finite("score", score, len(level_ids), dims=(1,))
             scores = np.bincount(place, given) / np.bincount(place)
         elif isinstance(self.score, Learnability):
-            given = _finite("outcomes", outcomes, len(level_ids), dims=(1, 2)).reshape(len(level_ids), -1)
-            if not all(0.0 <= bound <= 1.0 for bound in (given.min(initial=0.0), given.max(initial=0.0))):
+            given = _finite("outcomes", outcomes, len(level_ids), dims=(1, 2))
+            if ((given < 0.0) | (given > 1.0)).any():
                 raise ValueError(f"outcomes are from {given.min():g} to {given.max():g}; each must be in [0, 1]")
-            scores = np.zeros(len(different))
-            scores[place] = self.score.of_outcomes(level_ids, given) if given.size else 0.0
+            scores = self.score.of_outcomes(level_ids, given[:, None] if given.ndim == 1 else given)[first]
         else:
             raise ValueError(
                 f"outcomes are scored by Learnability, and score is {type(self.score).__name__}; build the buffer with "
@@ -292,7 +296,7 @@ class LevelBuffer(LevelSelector):
     def forget(self) -> None:
         """Makes all levels new again, for which outcomes are to be measured anew; levels in flight stay so."""
         self.table.clear()
-        self._new = UnseenLevels(self.levels or sorted(self._members or ()), self._generate)
+        self._new.restart()
         self._best_returns.clear()
         for level_id in self.running.played:
             self._new.begin(level_id)
@@ -327,7 +331,7 @@ class LevelBuffer(LevelSelector):
 
     @property
     def _chance(self) -> float:  # of a replay, where levels may be replayed
-        if not self._new.has_idle:
+        if self._new.num_idle == 0:
             return 1.0
         if self.replay_probability is not None:
             return float(self.replay_probability)
@@ -343,7 +347,7 @@ class LevelBuffer(LevelSelector):
         count = len(self.table)
         if count == 0 or count / self.capacity < self.min_fill:
             return False
-        if self.replay_in_flight or not self._new.has_idle:
+        if self.replay_in_flight or self._new.num_idle == 0:
             return True
         # While all levels with a score are being played, a new one goes first, if there is any that is not.
         return sum(level_id in self.table for level_id in self.running.played) < count
@@ -461,10 +465,6 @@ class LevelBuffer(LevelSelector):
             self._best_returns.pop(level_id, None)
 
     def flush(self) -> None:
-        """Turns partial scores into scores, see :meth:`LevelSelector.flush`; an episode over three rollouts gets three.
-
-        A partial score of exactly 0 changes no score, and a level without one remains new; its steps are dropped too.
-        """
         for episode in self.running:
             if episode.mean != 0.0:
                 self._store(episode.level_id, episode.started, episode.mean)
@@ -518,20 +518,10 @@ class LevelBuffer(LevelSelector):
         self._edited = deque(state["edited"], maxlen=self.capacity)
 
 
-def _check_score(score: Any) -> None:
-    if isinstance(score, type) or not (callable(score) or isinstance(score, EpisodeScore)):
-        raise TypeError(
-            f"score is {score!r}; give a function from a segment TensorDict [T] to a number, or an object such as "
-            "L1ValueLoss(discount=0.999, gae_lambda=0.95)"
-        )
-    if inspect.isfunction(score) and score.__module__ == scores.__name__:
-        raise TypeError(f"score is {score!r}, a function of tensors; give one of segments, such as L1ValueLoss()")
-
-
 def _finite(name: str, given: Any, count: int, dims: Collection[int]) -> np.ndarray:
     values = torch.as_tensor(given, dtype=torch.float64, device="cpu").detach().numpy()
-    if values.ndim not in dims or len(values) != count:
-        accepted = f"[{count}]" + (f" or [{count}, k]" if 2 in dims else "")
+    if values.ndim not in dims or len(values) != count or 0 in values.shape[1:]:
+        accepted = f"[{count}]" + (f" or [{count}, k], k at least 1" if 2 in dims else "")
         raise ValueError(f"{name} has shape {list(values.shape)} for {count} levels; give {accepted}")
     if not np.isfinite(values).all():
         raise ValueError(f"{name} has {(~np.isfinite(values)).sum()} numbers that are NaN or infinite; nothing changed")
@@ -546,27 +536,21 @@ def _check_finite(score: float, level_id: int) -> None:
 class UnseenLevels:
     """Draws a level without a score, if possible one that no actor plays; in constant time where none have weights."""
 
-    def __init__(self, levels: list[int] | LevelSet | None, generate: LevelGenerator | None = None) -> None:
-        self._generate = generate
-        self._count = None if not levels else len(levels)
-        self._fingerprint = None if not levels else fingerprint(levels)
-        self._weights = levels.weights if isinstance(levels, LevelSet) else None
-        self._idle, self._played = _Bag(checked_level_ids(levels) if levels else []), _Bag([])
+    def __init__(self, ids: list[int] | None, levels: LevelSet | None, generate: LevelGenerator | None) -> None:
+        self._ids, self._generate = ids, generate
+        self._fingerprint = None if ids is None else fingerprint(levels or ids)
+        self._weights = None if levels is None else levels.weights
+        self.restart()
 
-    @property
-    def is_exhausted(self) -> bool:
-        return self._count is not None and not self._idle.items and not self._played.items
+    def restart(self) -> None:
+        self._idle, self._played = _Bag(self._ids or []), _Bag([])
 
     @property
     def num_idle(self) -> int | None:
-        return None if self._count is None else len(self._idle.items)
-
-    @property
-    def has_idle(self) -> bool:
-        return self._count is None or bool(self._idle.items)
+        return None if self._ids is None else len(self._idle.items)
 
     def choose(self, generator: torch.Generator, is_known: Callable[[int], bool]) -> int:
-        if self._count is not None:
+        if self._ids is not None:
             bag = self._idle.items or self._played.items  # two actors on one level, where each level is played
             if self._weights is not None:
                 return self._first(bag, 1, generator)[0]
@@ -581,7 +565,7 @@ class UnseenLevels:
         return level_id  # after many known levels in a row a known one is played again
 
     def choose_different(self, count: int, generator: torch.Generator, is_known: Callable[[int], bool]) -> list[int]:
-        if self._count is not None:
+        if self._ids is not None:
             idle = self._first(self._idle.items, count, generator)
             return idle + self._first(self._played.items, count - len(idle), generator)
         found: dict[int, None] = {}
@@ -598,10 +582,10 @@ class UnseenLevels:
     def _first(self, bag: list[int], count: int, generator: torch.Generator) -> list[int]:
         count = min(count, len(bag))
         if self._weights is None:
-            return [
-                bag[place] for place in torch.randperm(len(bag), generator=generator, device="cpu")[:count].tolist()
-            ]
-        return [bag[place] for place in draw_different(self._weights[bag], count, generator).tolist()] if count else []
+            places = torch.randperm(len(bag), generator=generator, device="cpu")[:count].tolist()
+        else:
+            places = draw_different(self._weights[bag], count, generator).tolist() if count else []
+        return [bag[place] for place in places]
 
     def begin(self, level_id: int) -> None:
         if self._idle.discard(level_id):
@@ -616,19 +600,19 @@ class UnseenLevels:
         self._played.discard(level_id)
 
     def state_dict(self) -> dict[str, Any]:
-        if self._count is None:
+        if self._ids is None:
             return {}
         # In the order of the bags, from which levels are drawn by position.
         idle, played = (torch.tensor(bag.items, dtype=torch.int64, device="cpu") for bag in (self._idle, self._played))
         return {"fingerprint": self._fingerprint, "idle": idle, "played": played}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if self._count is None:
+        if self._ids is None:
             if state:
                 raise ValueError("the saved levels are a known set; build the buffer with levels=... as it was")
             return
         if state.get("fingerprint") != self._fingerprint:
-            raise ValueError(f"the saved levels are not the {self._count} given ones; give the same in the same order")
+            raise ValueError(f"the saved levels are not the {len(self._ids)} given ones; give the same in the same order")
         self._idle, self._played = _Bag(state["idle"].tolist()), _Bag(state["played"].tolist())
 
 
@@ -724,7 +708,8 @@ class LearningProgress:
             raise ValueError(f"the return of an episode on level {level_id} is {episode_return}; it must be finite")
         returns = self._returns.setdefault(level_id, deque(maxlen=self.window))
         returns.append((episode, episode_return))
-        q = self.step_size * _slope(returns) + (1.0 - self.step_size) * self._q.get(level_id, self.initial_value)
+        slope = 1.0 if len(returns) < 2 else statistics.linear_regression(*zip(*returns, strict=True)).slope
+        q = self.step_size * slope + (1.0 - self.step_size) * self._q.get(level_id, self.initial_value)
         self._q[level_id] = q
         return abs(q)
 
@@ -751,7 +736,3 @@ class LearningProgress:
         }
         self._q = dict(zip(level_ids, state["q"].tolist(), strict=True))
 
-
-def _slope(points: deque[tuple[int, float]]) -> float:
-    # Of fewer than two episodes 1: levels never played come first.
-    return 1.0 if len(points) < 2 else statistics.linear_regression(*zip(*points, strict=True)).slope

@@ -64,7 +64,7 @@ def make_level_vector(
         raise TypeError(f"env is {env!r}; give its id, or a function that makes one, such as lambda: MyEnv(size=5)")
     make = partial(gymnasium.make, env) if isinstance(env, str) else env
     seeds = [None if seed is None else seed + row for row in range(num_envs)]
-    makers = [partial(_make_level_environment, make, own) for own in seeds]
+    makers = [partial(_LevelOfVector, make, own) for own in seeds]
     vector: VectorEnv[Any, Any, Any]
     if asynchronous:
         vector = AsyncVectorEnv(makers, context=context, autoreset_mode=AutoresetMode.DISABLED)
@@ -322,8 +322,7 @@ class LevelWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
             raise ValueError(
                 "nothing chooses a level; give next_level= to LevelWrapper, set_level(level_id) or reset(seed=level_id)"
             )
-        named = self._next_level() if named is None and self._next_level is not None else named
-        level_id = checked_level(named)
+        level_id = checked_level(self._next_level() if named is None and self._next_level else named)
         observation, info = self._play(level_id, others or None)
         self.level_id, self._named = level_id, None
         return observation, info | {"level_id": level_id}
@@ -353,15 +352,14 @@ class LevelWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
 class _LevelOfVector(LevelWrapper):
     """Has its level in the infos of resets and last steps alone: the vector adds the rest, merging costs 4 µs each."""
 
+    def __init__(self, make: Callable[[], gymnasium.Env[Any, Any]], seed: int | None) -> None:
+        super().__init__(make(), seed=seed, check=False)
+
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = checked_step(self.env.step(action), self.env)
         if terminated or truncated:
             info = info | {"level_id": self.level_id}
         return observation, reward, terminated, truncated, info
-
-
-def _make_level_environment(make: Callable[[], gymnasium.Env[Any, Any]], seed: int | None) -> LevelWrapper:
-    return _LevelOfVector(make(), seed=seed, check=False)  # at the top level: other processes import it
 
 
 _ACCEPTED = (
@@ -381,11 +379,8 @@ def _require_level_source(levels: Any) -> None:
     # here, since it imports torch, which processes that only step environments do without
     from lightning_replay.levels.selector import LevelSelector
 
-    if not isinstance(levels, LevelSelector):
-        raise TypeError(
-            f"levels is {levels!r}; accepted are LevelBuffer(...), UniformLevels(...) and SequentialLevels(...) of "
-            "lightning_replay.levels, which choose the level each sub-environment plays next"
-        )
+    accepted = "LevelBuffer(...), UniformLevels(...) or SequentialLevels(...) of lightning_replay.levels"
+    check_kind("levels", levels, LevelSelector, accepted)
 
 
 def checked_probes(check: bool | Sequence[int]) -> tuple[int, ...]:

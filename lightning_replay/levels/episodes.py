@@ -158,7 +158,17 @@ class Segment:
             if len(lists.get(name, lists["done"])) != self.length:
                 shape = list(following[name].shape)
                 raise ValueError(f"of {self.length} steps {name} has shape {shape}; give [T] or [T, 1]")
-        self._check_ends(lists, bool(episode_done))
+        done = lists["done"]
+        for name in ("terminated", "truncated"):
+            for flag, end in zip(lists.get(name, ()), done, strict=False):
+                if flag and not end:
+                    raise ValueError(f"a step is {name} and not done; done is terminated or truncated")
+        if bool(done[-1]) != bool(episode_done):
+            raise ValueError(f"episode_done is {episode_done}, but the last step's done is {bool(done[-1])}")
+        if episode_done and not (lists.get("terminated", done)[-1] or lists.get("truncated", done)[-1]):
+            raise ValueError("the last step is done and neither terminated nor truncated; set the one that it is")
+        if any(done[:-1]):
+            raise ValueError(f"an episode ends at step {done.index(True)} of {len(done)}; cut it or use update_rollout")
         self.reward_sum: float = float(sum(lists["reward"]))
         for name in ("reward", "state_value", "next state_value"):  # one number that is not finite makes the sum so
             if not math.isfinite(sum(lists.get(name, ()))):
@@ -179,17 +189,3 @@ class Segment:
         segment.columns = ValueColumns._make([column[place] for column in lists])
         segment.length, segment.reward_sum = place.stop - place.start, float(sum(segment.columns.reward))
         return segment
-
-    @staticmethod
-    def _check_ends(lists: dict[str, list[Any]], episode_done: bool) -> None:
-        done = lists["done"]
-        for name in ("terminated", "truncated"):
-            for flag, end in zip(lists.get(name, ()), done, strict=False):
-                if flag and not end:
-                    raise ValueError(f"a step is {name} and not done; done is terminated or truncated")
-        if bool(done[-1]) != episode_done:
-            raise ValueError(f"episode_done is {episode_done}, but the last step's done is {bool(done[-1])}")
-        if episode_done and not (lists.get("terminated", done)[-1] or lists.get("truncated", done)[-1]):
-            raise ValueError("the last step is done and neither terminated nor truncated; set the one that it is")
-        if any(done[:-1]):
-            raise ValueError(f"an episode ends at step {done.index(True)} of {len(done)}; cut it or use update_rollout")

@@ -314,7 +314,8 @@ class Learnability:
         added = len(rows) - len(self._rows)
         held = np.concatenate([self._outcomes, np.zeros((added, self.window))]) if added else self._outcomes
         counts = np.concatenate([self._counts, np.zeros(added, np.int64)]) if added else self._counts
-        changed, place = np.unique([rows[level_id] for level_id in level_ids], return_inverse=True)
+        entries = np.array([rows[level_id] for level_id in level_ids], np.int64)
+        changed, place = np.unique(entries, return_inverse=True)
         entry = np.repeat(place, outcomes.shape[1])
         order = np.argsort(entry, kind="stable")
         entry, number = entry[order], np.arange(len(entry))

@@ -49,8 +49,8 @@ class LevelSelector(Seeded, ABC):
         """Number of all levels, with a score or without; ``None`` if the level set is unbounded."""
         return None if self._members is None else len(self._members)
 
-    @abstractmethod
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        return 0  # levels with a score
 
     def __bool__(self) -> bool:
         return True  # also while no level has a score, so that ``levels or others`` keeps ``levels``
@@ -92,7 +92,7 @@ class LevelSelector(Seeded, ABC):
 
     def checked_ids(self, level_id: Any) -> list[int]:
         ids = torch.as_tensor(level_id, device="cpu")
-        if ids.is_floating_point() or ids.dtype in (torch.bool, torch.complex64, torch.complex128):
+        if ids.numel() and (ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool):
             raise TypeError(f"level_id is of {ids.dtype}; give the ids as integers [n]")
         known: list[int] = ids.reshape(-1).tolist()
         unknown = [one for one in known if one < 0 or (self._members is not None and one not in self._members)]
@@ -173,8 +173,9 @@ class LevelSelector(Seeded, ABC):
     def flush(self) -> None:
         """Turns non-zero partial scores of unfinished episodes into scores, and resets them.
 
-        The released code of the paper does so after every policy update; the paper itself joins the pieces of an
-        episode, which is what happens if this is never called.
+        The released code of the paper does so after every policy update, so that an episode over three rollouts gets
+        three; the paper itself joins the pieces, which is what happens if this is never called. A partial score of
+        exactly 0 changes no score, and a level without one remains new; its steps are dropped too.
         """
 
     def trains_on(self, actor: Actor, level_id: int) -> bool:
@@ -199,12 +200,14 @@ class LevelSelector(Seeded, ABC):
             self._end(actor, episode)
         return len(episodes)
 
-    @abstractmethod
     def probabilities(self) -> TensorDict:
         """Returns the replay distribution over the levels with a score, ``[L]``; all others have probability 0.
 
         ``level_id`` int64, ``probability`` float64, ``score`` float64, ``staleness`` int64 in episodes.
         """
+        whole, real = torch.zeros(0, dtype=torch.int64, device="cpu"), torch.zeros(0, dtype=torch.float64, device="cpu")
+        columns = {"level_id": whole, "probability": real, "score": real.clone(), "staleness": whole.clone()}
+        return TensorDict(columns, [0])
 
     def stats(self) -> dict[str, float]:
         """Metrics to log."""
@@ -252,10 +255,6 @@ class LevelSelector(Seeded, ABC):
     def load(self, path: str | Path) -> None:
         """Reads what :meth:`save` wrote; raises ``FileNotFoundError``, ``DamagedFileError`` and ``ValueError``."""
         load_state(path, self.load_state_dict)
-
-
-_NEXT_KEYS = ("reward", "state_value", "terminated", "truncated", "done")
-_KEYS = ("state_value", "logits", *(("next", key) for key in _NEXT_KEYS))
 
 
 def update_rollout(
@@ -310,7 +309,9 @@ def _cut(
     if rollout.ndim != 2 or level_id.shape != rollout.shape or len(names) != rollout.shape[0]:
         shapes = f"the rollout has shape {list(rollout.shape)}, level_id {list(level_id.shape)}"
         raise ValueError(f"{shapes} and there are {len(names)} actors; give [actors, T] for both")
-    steps = rollout.select(*_KEYS, strict=False).cpu().flatten()  # one copy off the device, whatever the pieces
+    following = [("next", key) for key in ("reward", "state_value", "terminated", "truncated", "done")]
+    # one copy off the device, whatever the pieces
+    steps = rollout.select("state_value", "logits", *following, strict=False).cpu().flatten()
     done, length = steps["next", "done"].reshape(rollout.shape).bool(), rollout.shape[1]
     ends = done.clone()
     ends[:, -1:] = True  # the rollout may end within an episode

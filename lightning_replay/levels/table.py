@@ -131,9 +131,8 @@ class LevelTable:
 
     def put_all(self, rows: np.ndarray, scores: np.ndarray, timestamps: np.ndarray) -> None:
         """As :meth:`put` one by one, of different rows, those that are added in their order."""
-        if len(rows) == 1 or (
-            not self._is_behind and 16 * len(rows) <= self._count
-        ):  # in the time of one, 16 are built
+        # in the time of one, 16 are built
+        if len(rows) <= 1 or (not self._is_behind and 16 * len(rows) <= self._count):
             for row, score, timestamp in zip(rows.tolist(), scores.tolist(), timestamps.tolist(), strict=True):
                 self.put(row, score, timestamp)
             return
@@ -155,11 +154,6 @@ class LevelTable:
             self.put(row, float(self._scores[row]), self.episodes)
         return self.episodes
 
-    def touch(self, rows: np.ndarray, started: np.ndarray) -> None:
-        """Begins episodes ``started`` on different rows, which then have their staleness."""
-        if len(rows):
-            self.put_all(rows, self._scores[rows], started)
-
     def clear(self) -> None:
         state = self.state_dict()
         self.load_state_dict(state | {key: state[key][:0] for key in ("score", "timestamp", "generation")})
@@ -171,10 +165,7 @@ class LevelTable:
         return int(least[np.argmin(self.scores[least])])  # among equals the lowest score, then the lowest row
 
     def draw_all(self, count: int, in_flight: Collection[int] = ()) -> np.ndarray:
-        """Draws ``count`` different rows, int64 ``[count]``, as one by one with those drawn before left out.
-
-        Rows of probability 0 follow when there are no others.
-        """
+        """Draws ``count`` different rows, int64 ``[count]``, as one by one, and those of probability 0 last."""
         return draw_different(np.maximum(self.probabilities(in_flight), 1e-300), count, self.generator)
 
     def draw(self, in_flight: Collection[int] = ()) -> int:
