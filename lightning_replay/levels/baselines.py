@@ -14,6 +14,7 @@ from lightning_replay.levels.episodes import ActiveEpisode
 from lightning_replay.levels.level_ids import LEVEL_IDS, Actor, checked_level_ids, fingerprint
 from lightning_replay.levels.level_set import LevelSet
 from lightning_replay.levels.selector import LevelSelector
+from lightning_replay.levels.table import different_places
 
 __all__ = ["SequentialLevels", "UniformLevels"]
 
@@ -43,10 +44,10 @@ class _Unscored(LevelSelector):
     def next_levels(self, count: int, *, replace: bool = False) -> Tensor:
         self.check_draw(count, replace)
         level_ids = self._choose_many(count, replace)
+        batch = self.episodes + 1
         for level_id in level_ids:
             self.episodes += 1
-            if self._ids is not None:  # otherwise they would have no bound where nothing is recorded
-                self.running.await_score(level_id, self.episodes)
+            self._await(level_id, batch, self.episodes)
         return torch.tensor(level_ids, dtype=torch.int64, device="cpu")
 
     @abstractmethod
@@ -86,12 +87,8 @@ class UniformLevels(_Unscored):
         if replace:
             return [self._choose() for _ in range(count)]
         if self._ids is not None:
-            drawn = torch.randperm(len(self._ids), generator=self._generator, device="cpu")[:count]
-            return [self._ids[place] for place in drawn.tolist()]
-        found: dict[int, None] = {}
-        while len(found) < count:
-            found[self._choose()] = None
-        return list(found)
+            return [self._ids[place] for place in different_places(len(self._ids), count, self._generator)]
+        return different_places(LEVEL_IDS, count, self._generator)
 
 
 class SequentialLevels(_Unscored):

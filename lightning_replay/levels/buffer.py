@@ -23,7 +23,7 @@ from lightning_replay.levels.level_set import LevelSet
 from lightning_replay.levels.prioritization import Greedy, Prioritization, Proportional
 from lightning_replay.levels.scores import EpisodeScore, L1ValueLoss, Learnability, Score, SegmentScore, ValueScore
 from lightning_replay.levels.selector import LevelSelector
-from lightning_replay.levels.table import REFUSED, LevelTable, draw_different
+from lightning_replay.levels.table import REFUSED, LevelTable, different_places, draw_different
 from lightning_replay.options import (
     ABOVE_ZERO,
     check_kind,
@@ -175,10 +175,14 @@ class LevelBuffer(LevelSelector):
         if self._of_episodes is not None:
             if ids is None:
                 raise ValueError("a score of whole episodes needs a known set of levels; give levels=...")
-            initial = self._of_episodes.initial_score
-            for level_id in ids if initial is not None else ():  # all can be replayed from the start
-                self.table.place(level_id, checked_number("initial_score", initial), 0, self.capacity)
-                self._new.scored(level_id)
+            self._at_start = self._of_episodes.state_dict()
+        self._place_initial()
+
+    def _place_initial(self) -> None:
+        initial = None if self._of_episodes is None else self._of_episodes.initial_score
+        for level_id in self._new.idle if initial is not None else ():  # all can be replayed from the start
+            self.table.place(level_id, checked_number("initial_score", initial), 0, self.capacity)
+            self._new.scored(level_id)
 
     @property
     def episodes(self) -> int:
@@ -220,45 +224,50 @@ class LevelBuffer(LevelSelector):
                 "next_levels draws levels to learn from; with editor or train_on_new_levels=False some episodes are "
                 "only scored: call next_level(actor) and trains_on(actor, level_id)"
             )
+        batch = self.table.episodes + 1
         if replace:
             level_ids = []
             for _ in range(count):
                 level_ids.append(self._choose()[0])
                 started = self.table.begin_episode(self.table.row_of(level_ids[-1]))
-                self._await(level_ids[-1], started)
+                self._await(level_ids[-1], batch, started)
         else:
             level_ids = self._choose_different(count)
-            rows, begun = self.table.rows_of(level_ids), self.table.episodes + 1 + np.arange(count)
+            rows, begun = self.table.rows_of(level_ids), batch + np.arange(count)
             self.table.episodes += count
             stored = rows[rows != REFUSED]
             self.table.put_all(stored, self.table.scores[stored], begun[rows != REFUSED])
             for level_id, episode in zip(level_ids, begun.tolist(), strict=True):
-                self._await(level_id, episode)
+                self._await(level_id, batch, episode)
         return torch.tensor(level_ids, dtype=torch.int64, device="cpu")
 
     def _choose_different(self, count: int) -> list[int]:
         table, generator = self.table, self.table.generator
-        replays = 0
+        replays, idle = 0, self._new.num_idle
         if self._may_replay:
             chances = torch.rand(count, dtype=torch.float64, generator=generator, device="cpu")
-            replays = min(int((chances < self._chance).sum()), len(table))
-        idle = self._new.num_idle
+            free = len(table) - sum(level_id in table for level_id in self._left_out)
+            replays = min(int((chances < self._chance).sum()), free)
         if idle is not None:  # where new levels do not suffice, more of the others
             replays = max(replays, min(count - idle, len(table)))
         level_ids = self._new.choose_different(count - replays, generator, self._is_known)
+        replays = count - len(level_ids)
+        if replays > len(table):
+            raise ValueError(f"generate made {len(level_ids)} new levels and {len(table)} have a score; draw fewer")
         if replays:
             level_ids += [table.level_ids[row] for row in table.draw_all(replays, self._left_out).tolist()]
             self.replayed += replays
         return [level_ids[place] for place in torch.randperm(count, generator=generator, device="cpu").tolist()]
 
-    def _await(self, level_id: int, started: int) -> None:
+    def _await(self, level_id: int, batch: int, started: int) -> None:
         self._new.begin(level_id)
-        self.running.await_score(level_id, started)
+        super()._await(level_id, batch, started)
 
     def record(self, level_id: Any, score: Any = None, *, outcomes: Any = None) -> Tensor:
         """Scores levels, drawn by :meth:`next_levels` or not; returns their new scores, float64 ``[n]``.
 
-        A level that comes several times gets one score: the mean of those given, or that of all its outcomes.
+        A level that comes several times gets one score: the mean of those given, or that of all its outcomes. Of each
+        level the draws in the oldest batch end, so record batches in the order in which they were drawn.
 
         Args:
             level_id: integers ``[n]``.
@@ -288,16 +297,19 @@ class LevelBuffer(LevelSelector):
                 f"outcomes are scored by Learnability, and score is {type(self.score).__name__}; build the buffer with "
                 "score=scores.Learnability(), or give scores"
             )
-        started = np.zeros(len(different), np.int64)
-        episodes = [self.running.receive_score(one, self.table.episodes) for one in level_ids]
-        np.maximum.at(started, place, episodes)
+        started = np.array(
+            [self.running.receive_score(one, self.table.episodes) for one in different.tolist()], np.int64
+        )
         return torch.from_numpy(self._store_all(different.tolist(), started, scores)[place])
 
     def forget(self) -> None:
-        """Makes all levels new again, for which outcomes are to be measured anew; levels in flight stay so."""
+        """Makes all levels as they were at the start, to be measured anew; levels in flight stay so."""
         self.table.clear()
         self._new.restart()
         self._best_returns.clear()
+        if self._of_episodes is not None:
+            self._of_episodes.load_state_dict(self._at_start)
+        self._place_initial()
         for level_id in self.running.played:
             self._new.begin(level_id)
 
@@ -546,6 +558,10 @@ class UnseenLevels:
         self._idle, self._played = _Bag(self._ids or []), _Bag([])
 
     @property
+    def idle(self) -> list[int]:
+        return [*self._idle.items]
+
+    @property
     def num_idle(self) -> int | None:
         return None if self._ids is None else len(self._idle.items)
 
@@ -571,18 +587,15 @@ class UnseenLevels:
         found: dict[int, None] = {}
         while len(found) < count:
             level_id = self.choose(generator, lambda one: one in found or is_known(one))
-            if level_id in found:
-                raise ValueError(
-                    f"generate made {len(found)} different new levels and {count} are needed; draw fewer, or with "
-                    "replace=True"
-                )
+            if level_id in found or is_known(level_id):
+                break
             found[level_id] = None
         return list(found)
 
     def _first(self, bag: list[int], count: int, generator: torch.Generator) -> list[int]:
         count = min(count, len(bag))
         if self._weights is None:
-            places = torch.randperm(len(bag), generator=generator, device="cpu")[:count].tolist()
+            places = different_places(len(bag), count, generator)
         else:
             places = draw_different(self._weights[bag], count, generator).tolist() if count else []
         return [bag[place] for place in places]
@@ -612,7 +625,9 @@ class UnseenLevels:
                 raise ValueError("the saved levels are a known set; build the buffer with levels=... as it was")
             return
         if state.get("fingerprint") != self._fingerprint:
-            raise ValueError(f"the saved levels are not the {len(self._ids)} given ones; give the same in the same order")
+            raise ValueError(
+                f"the saved levels are not the {len(self._ids)} given ones; give the same in the same order"
+            )
         self._idle, self._played = _Bag(state["idle"].tolist()), _Bag(state["played"].tolist())
 
 
@@ -735,4 +750,3 @@ class LearningProgress:
             for level_id, length in zip(level_ids, lengths, strict=True)
         }
         self._q = dict(zip(level_ids, state["q"].tolist(), strict=True))
-

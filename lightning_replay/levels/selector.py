@@ -12,8 +12,8 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from lightning_replay.levels.episodes import ActiveEpisode, ActiveEpisodes, Segment, checked_lists
-from lightning_replay.levels.level_ids import Actor, checked_actor, checked_level_id
+from lightning_replay.levels.episodes import MOST_AWAITED, ActiveEpisode, ActiveEpisodes, Segment, checked_lists
+from lightning_replay.levels.level_ids import LEVEL_IDS, Actor, checked_actor, checked_level_id
 from lightning_replay.options import checked_count, checked_flag
 from lightning_replay.saving import load_state, write_state
 from lightning_replay.state import Seeded
@@ -83,9 +83,18 @@ class LevelSelector(Seeded, ABC):
 
     def abandon_levels(self, level_id: Any) -> None:
         """Ends draws by :meth:`next_levels` that get no score, as those of a lost batch: of each level the oldest."""
-        for one in self.checked_ids(level_id):
-            self.running.receive_score(one, 0)
-            self._leave(one)
+        for one in dict.fromkeys(self.checked_ids(level_id)):
+            self.end_draw(one)
+
+    def end_draw(self, level_id: int, batch: int | None = None) -> None:
+        self.running.receive_score(level_id, 0, batch)
+        self._leave(level_id)
+
+    def _await(self, level_id: int, batch: int, started: int) -> None:
+        self.running.await_score(level_id, batch, started)
+        if len(self.running.draws) > MOST_AWAITED:
+            oldest, level = next(iter(self.running.draws))
+            self.end_draw(level, oldest)
 
     def _leave(self, level_id: int) -> None:
         """Takes notice that an episode or draw on a level has ended."""
@@ -95,9 +104,9 @@ class LevelSelector(Seeded, ABC):
         if ids.numel() and (ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool):
             raise TypeError(f"level_id is of {ids.dtype}; give the ids as integers [n]")
         known: list[int] = ids.reshape(-1).tolist()
-        unknown = [one for one in known if one < 0 or (self._members is not None and one not in self._members)]
-        if unknown:
-            accepted = "ids must not be negative" if self._members is None else f"none of the {self.count} levels given"
+        among = range(LEVEL_IDS) if self._members is None else self._members
+        if unknown := [one for one in known if one not in among]:
+            accepted = "ids are from 0 to 2**31 - 1" if self._members is None else f"none of the {self.count} levels"
             raise ValueError(f"level_id has {unknown[:5]}; {accepted}. Nothing was recorded")
         return known
 
@@ -240,8 +249,13 @@ class LevelSelector(Seeded, ABC):
             raise ValueError(f"the state lacks or adds {sorted(set(state) ^ set(before))}; give what state_dict() gave")
         try:
             self._load(state)
-        except BaseException:  # a state that fits in part changes nothing
+            self.checked_ids([*self.running.played])
+        except BaseException as error:  # a state that fits in part changes nothing
             self._load(before)
+            if isinstance(error, KeyError):
+                raise ValueError(
+                    f"the state lacks {error}; give what state_dict() of a {kind} like this gave"
+                ) from None
             raise
 
     def _load(self, state: dict[str, Any]) -> None:

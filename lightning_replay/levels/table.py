@@ -166,7 +166,9 @@ class LevelTable:
 
     def draw_all(self, count: int, in_flight: Collection[int] = ()) -> np.ndarray:
         """Draws ``count`` different rows, int64 ``[count]``, as one by one, and those of probability 0 last."""
-        return draw_different(np.maximum(self.probabilities(in_flight), 1e-300), count, self.generator)
+        least = np.full(self._count, 1e-200)
+        least[[self._rows[level_id] for level_id in in_flight if level_id in self._rows]] = 1e-300  # the very last
+        return draw_different(np.maximum(self.probabilities(in_flight), least), count, self.generator)
 
     def draw(self, in_flight: Collection[int] = ()) -> int:
         if self._count == 0:
@@ -269,6 +271,17 @@ class LevelTable:
         self.level_ids = state["level_id"].tolist()
         self._rows = {level_id: row for row, level_id in enumerate(self.level_ids)}
         self.refused, self.replaced = int(state["refused"]), int(state["replaced"])
+
+
+def different_places(count: int, drawn: int, generator: torch.Generator) -> list[int]:
+    """Draws ``drawn`` different numbers below ``count`` uniformly."""
+    if 8 * drawn > count:
+        return torch.randperm(count, generator=generator, device="cpu")[:drawn].tolist()
+    found: dict[int, None] = {}
+    while len(found) < drawn:
+        more = torch.randint(count, (drawn - len(found),), generator=generator, device="cpu").tolist()
+        found.update(dict.fromkeys(more))
+    return list(found)
 
 
 def draw_different(weights: np.ndarray, count: int, generator: torch.Generator) -> np.ndarray:

@@ -5,15 +5,26 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import lightning as L
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from lightning_replay.levels import LevelBatchSampler, LevelBuffer, LevelSet, SequentialLevels, UniformLevels, scores
-from lightning_replay.levels.selector import LevelSelector
+from lightning_replay.levels import (
+    LevelBatchSampler,
+    LevelBuffer,
+    LevelSelector,
+    LevelSet,
+    SequentialLevels,
+    Top,
+    UniformLevels,
+    scores,
+    tscl,
+)
 from tests.unit.lit.toys import make_trainer
 
 PROMPTS = LevelSet([{"question": f"{n} + 1 ="} for n in range(60)])
@@ -167,14 +178,93 @@ def test_without_an_end(num_workers: int) -> None:
         len(run.sampler)
 
 
-def test_levels_that_are_never_recorded_do_not_pile_up() -> None:
-    levels = UniformLevels(3, seed=0)
+@pytest.mark.parametrize("levels", [UniformLevels(3, seed=0), LevelBuffer(None, capacity=9, seed=0)])
+def test_levels_that_are_never_recorded_do_not_pile_up(levels: LevelSelector, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lightning_replay.levels.selector.MOST_AWAITED", 12)
     for _ in range(300):
         levels.next_levels(3)
-    assert levels.stats()["in_flight"] == 3 * 64
-    levels.record(range(3))
-    assert levels.stats()["in_flight"] == 3 * 63
-    assert [episode for episode, _ in levels.running.draws()] == list(range(900 - 3 * 63 + 1, 901))  # the oldest ended
+    assert len(levels.running.draws) == levels.stats()["in_flight"] == 12
+    assert {batch for batch, _ in levels.running.draws} == {889, 892, 895, 898}  # the oldest ended
+
+
+def test_a_level_of_two_batches_is_recorded_once_for_each() -> None:
+    levels = UniformLevels(4, seed=0)
+    for _ in range(2):
+        levels.next_levels(4)
+    levels.record([0, 0, 1])  # as of two answers to one prompt
+    assert sorted(levels.running.draws) == [(1, 2), (1, 3), (5, 0), (5, 1), (5, 2), (5, 3)]
+
+
+def test_made_levels_that_run_out_are_completed_by_replays() -> None:
+    def one_of_ten(generator: torch.Generator) -> int:
+        return int(torch.randint(10, (), generator=generator))
+
+    levels = LevelBuffer(None, capacity=10, generate=one_of_ten, replay_probability=0.1, seed=0)
+    for _ in range(40):
+        drawn = levels.next_levels(5).tolist()
+        assert len({*drawn}) == 5
+        levels.record(drawn, torch.rand(5))
+    with pytest.raises(ValueError, match="generate made .* new levels and .* have a score"):
+        levels.next_levels(11)
+    with pytest.raises(ValueError, match="ids are from 0 to"):
+        levels.record([2**40], [1.0])
+
+
+def test_idle_levels_come_before_those_in_flight() -> None:
+    levels = LevelBuffer(1_000, score=scores.Learnability(), replay_probability=0.5, staleness_weight=0.0, seed=0)
+    levels.record(range(64), outcomes=torch.tensor([0.0, 1.0]).expand(64, 2))
+    batches = [levels.next_levels(100).tolist() for _ in range(5)]
+    assert len({level for batch in batches for level in batch}) == 500
+    top = LevelBuffer(1_000, prioritization=Top(10), replay_in_flight=False, staleness_weight=0.0, seed=0)
+    top.record(range(1_000), torch.arange(1_000.0))
+    assert not {*top.next_levels(200).tolist()} & {*top.next_levels(200).tolist()}
+
+
+def test_forgotten_levels_are_measured_anew() -> None:
+    levels = LevelBuffer(3, score=scores.Learnability(window=8), seed=0)
+    levels.record([0], outcomes=[[1.0] * 8])
+    levels.forget()
+    levels.record([0], outcomes=[[0.0, 0.0, 0.0, 1.0]])
+    assert levels.probabilities()["outcomes"].tolist() == [4.0] and levels.probabilities()["score"].tolist() == [0.1875]
+    progress = tscl(3)
+    before = progress.table.scores.tolist()
+    progress.record([0, 1], [0.5, 0.1])
+    progress.forget()
+    assert progress.table.scores.tolist() == before
+
+
+def test_nothing_and_wrong_states_are_no_errors_of_numpy() -> None:
+    levels = LevelBuffer(3, score=scores.Learnability(), seed=0)
+    assert len(levels.record([], outcomes=torch.zeros(0, 2))) == len(levels.record([], [])) == 0
+    state = levels.state_dict()
+    for change in (
+        {"scoring": {**state["scoring"], "of_episodes": tscl(3).score.state_dict()}},
+        {"running": {**state["running"], "awaited": torch.tensor([[7, 1, 1]])}},
+    ):
+        with pytest.raises(ValueError, match="lacks|none of the 3 levels"):
+            levels.load_state_dict(state | change)
+    nan = {"level_id": torch.tensor([0]), "outcomes": torch.full((1, 8), torch.nan), "counts": torch.tensor([1])}
+    with pytest.raises(ValueError, match=r"not all in \[0, 1\]"):
+        levels.load_state_dict(state | {"scoring": {**state["scoring"], "of_episodes": nan}})
+    sampler = LevelBatchSampler(levels, 2)
+    with pytest.raises(ValueError, match="give what state_dict"):
+        sampler.load_state_dict({})
+    sampler.load_state_dict({"begun": 8})
+    with pytest.raises(ValueError, match="load both"):
+        next(iter(sampler))
+
+
+def test_a_set_of_arrays_and_paths_is_saved(tmp_path: Path) -> None:
+    maps = LevelSet([{"map": np.eye(3), "file": Path("maze.txt"), "size": (3, 3)}, {"map": np.zeros((3, 3))}], key=str)
+    maps.save(tmp_path)
+    again = LevelSet.load(tmp_path)
+    assert torch.equal(again[0]["map"], torch.eye(3, dtype=torch.float64)) and again[0]["file"] == "maze.txt"
+    assert again.digest == LevelSet([maps.level(0), maps.level(1)]).digest != maps.digest
+    for wrong in ({1: "a"}, {"a": {2}}, b"bytes", object()):
+        with pytest.raises(TypeError, match="level 0 is .* give key="):
+            LevelSet([wrong]).save(tmp_path)
+    with pytest.raises(TypeError, match="key is 3"):
+        LevelSet([1], key=3)
 
 
 def test_abandoned_levels_are_new_again() -> None:
