@@ -6,8 +6,8 @@ from __future__ import annotations
 import inspect
 import math
 import statistics
-from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Sequence
 from numbers import Integral
 from typing import Any
 
@@ -289,8 +289,7 @@ class LevelBuffer(LevelSelector):
                 "score=scores.Learnability(), or give scores"
             )
         started = np.zeros(len(different), np.int64)
-        episodes = [self.running.receive_score(one, self.table.episodes) for one in level_ids]
-        np.maximum.at(started, place, episodes)
+        np.maximum.at(started, place, [self.running.receive_score(one, self.table.episodes) for one in level_ids])
         return torch.from_numpy(self._store_all(different.tolist(), started, scores)[place])
 
     def forget(self) -> None:
@@ -379,26 +378,9 @@ class LevelBuffer(LevelSelector):
             self._edited.append(child)
         return score
 
-    def learn_all(self, learned: Iterable[tuple[Actor, ActiveEpisode, Segment, bool]]) -> None:
-        if self.count is None:  # each level competes for its row with those stored before
-            return super().learn_all(learned)
-        ended: list[tuple[Actor, ActiveEpisode]] = []
-        times: Counter[int] = Counter()
-        writes: list[dict[int, tuple[int, float]]] = []  # one, and more for levels that ended several times
-        try:
-            for actor, episode, segment, is_done in learned:
-                score, level_id = self._score(episode, segment, is_done), episode.level_id
-                if score is not None:
-                    writes += [{}] if times[level_id] == len(writes) else []
-                    writes[times[level_id]][level_id] = episode.started, score
-                    times[level_id] += 1
-                    ended.append((actor, episode))
-        finally:  # what was scored before a score function failed is kept, as by updates one by one
-            for write in writes:
-                started, scores = zip(*write.values(), strict=True)
-                self._store_all(list(write), np.array(started), np.array(scores))
-            for actor, episode in ended:
-                self._end(actor, episode)
+    def learn_all(self, learned: Sequence[tuple[Actor, ActiveEpisode, Segment, bool]]) -> None:
+        self.table.defer(sum(is_done for *_, is_done in learned))
+        super().learn_all(learned)
 
     def _score(self, episode: ActiveEpisode, segment: Segment, is_done: bool) -> float | None:
         level_id, episode_return = episode.level_id, episode.episode_return + segment.reward_sum
