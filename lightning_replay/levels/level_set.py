@@ -55,8 +55,7 @@ class LevelSet(Sequence[dict[str, Any]]):
         self._objects = list(levels)
         if not self._objects:
             raise ValueError("levels has no object; give at least one")
-        if key is not None:
-            check_kind("key", key, Callable, "a function from a level to plain values that identify it, or None")
+        check_kind("key", key, Callable | None, "a function from a level to plain values that identify it, or None")
         self._key = key
         named = list(map(groups, self._objects)) if callable(groups) else None if groups is None else list(groups)
         self.groups: list[str] | None = None if named is None else list(map(str, named))

@@ -308,12 +308,12 @@ class Learnability:
 
         A level that comes several times gets all its outcomes, and then one score.
         """
-        rows = dict(self._rows)
-        for level_id in level_ids:
-            rows.setdefault(level_id, len(rows))
-        added = len(rows) - len(self._rows)
-        held = np.concatenate([self._outcomes, np.zeros((added, self.window))]) if added else self._outcomes
-        counts = np.concatenate([self._counts, np.zeros(added, np.int64)]) if added else self._counts
+        rows, held, counts = self._rows, self._outcomes, self._counts
+        new = dict.fromkeys(level_id for level_id in level_ids if level_id not in rows)
+        if new:
+            rows = rows | {level_id: len(rows) + place for place, level_id in enumerate(new)}
+            held = np.concatenate([held, np.zeros((len(new), self.window))])
+            counts = np.concatenate([counts, np.zeros(len(new), np.int64)])
         entries = np.array([rows[level_id] for level_id in level_ids], np.int64)
         changed, place = np.unique(entries, return_inverse=True)
         entry = np.repeat(place, outcomes.shape[1])
