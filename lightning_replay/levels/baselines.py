@@ -43,7 +43,7 @@ class _Unscored(LevelSelector):
 
     def next_levels(self, count: int, *, replace: bool = False) -> Tensor:
         self.check_draw(count, replace)
-        level_ids = self._choose_many(count, replace)
+        level_ids = [self._choose() for _ in range(count)] if replace else self._choose_different(count)
         batch = self.episodes + 1
         for level_id in level_ids:
             self.episodes += 1
@@ -53,8 +53,8 @@ class _Unscored(LevelSelector):
     @abstractmethod
     def _choose(self) -> int: ...
 
-    @abstractmethod
-    def _choose_many(self, count: int, replace: bool) -> list[int]: ...
+    def _choose_different(self, count: int) -> list[int]:
+        return [self._choose() for _ in range(count)]
 
     def _load(self, state: dict[str, Any]) -> None:
         # a place in the order, and draws by place, are of other levels otherwise
@@ -83,9 +83,7 @@ class UniformLevels(_Unscored):
         drawn = int(torch.randint(count, (), generator=self._generator, device="cpu"))
         return drawn if self._ids is None else self._ids[drawn]
 
-    def _choose_many(self, count: int, replace: bool) -> list[int]:
-        if replace:
-            return [self._choose() for _ in range(count)]
+    def _choose_different(self, count: int) -> list[int]:
         if self._ids is not None:
             return [self._ids[place] for place in different_places(len(self._ids), count, self._generator)]
         return different_places(LEVEL_IDS, count, self._generator)
@@ -114,6 +112,3 @@ class SequentialLevels(_Unscored):
         level_id = self._ids[self.place]
         self.place = (self.place + 1) % len(self._ids)
         return level_id
-
-    def _choose_many(self, count: int, replace: bool) -> list[int]:
-        return [self._choose() for _ in range(count)]

@@ -6,8 +6,8 @@ from __future__ import annotations
 import inspect
 import math
 import statistics
-from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Sequence
 from numbers import Integral
 from typing import Any
 
@@ -48,9 +48,8 @@ _UNBOUNDED_REPLAY_PROBABILITY = 0.5  # the paper's for MultiRoom
 class LevelBuffer(LevelSelector):
     """Replays levels of high score or staleness, and otherwise plays new ones.
 
-    Call :meth:`next_level` at the start of every actor's episodes, and :meth:`update` with the steps of each episode
-    and the learner's values of them, before the policy changes. A level is an environment's seed, or anything
-    else that an environment builds from a whole number. Jiang et al. 2021, "Prioritized Level Replay",
+    Call :meth:`update` with the learner's values before the policy changes. A level is an environment's seed, or
+    anything else that an environment builds from a whole number. Jiang et al. 2021, "Prioritized Level Replay",
     https://arxiv.org/abs/2010.03934. Names: ``score_temperature`` is β, ``staleness_weight`` ρ, ``score_step_size`` α,
     ``episodes`` c.
 
@@ -67,10 +66,9 @@ class LevelBuffer(LevelSelector):
         staleness_weight: share of probability given to staleness.
         replay_probability: probability of replaying rather than playing a new level. ``None``: the share of the levels
             that have a score, as in the paper for known levels; without ``levels`` 0.5.
-        replay_in_flight: whether a replay by score may take a level that is being played or awaits the score of its
-            last episode. ``False``, for many actors and a low temperature, gives each actor another level, by the ranks
-            of those that are left, if any. Draws then take time linear in the number of levels with a score. ``True``,
-            for learnability ``False``.
+        replay_in_flight: whether a replay by score may take a level that is being played or awaits its score; ``True``,
+            for learnability ``False``. ``False``, for many actors and a low temperature, gives each actor another one
+            of the levels that are left, if any, by their ranks, in time linear in the number of levels with a score.
         min_fill: share of the levels, or of ``capacity``, that must have a score before any is replayed. (The paper's
             released code has 1, its text 0.)
         score_step_size: ``score <- (1 - step) old + step new``; 1 replaces.
@@ -297,9 +295,8 @@ class LevelBuffer(LevelSelector):
                 f"outcomes are scored by Learnability, and score is {type(self.score).__name__}; build the buffer with "
                 "score=scores.Learnability(), or give scores"
             )
-        started = np.array(
-            [self.running.receive_score(one, self.table.episodes) for one in different.tolist()], np.int64
-        )
+        begun = [self.running.receive_score(one, self.table.episodes) for one in different.tolist()]
+        started = np.array(begun, np.int64)
         return torch.from_numpy(self._store_all(different.tolist(), started, scores)[place])
 
     def forget(self) -> None:
@@ -391,39 +388,17 @@ class LevelBuffer(LevelSelector):
             self._edited.append(child)
         return score
 
-    def learn_all(self, learned: Iterable[tuple[Actor, ActiveEpisode, Segment, bool]]) -> None:
-        if self.count is None:  # each level competes for its row with those stored before
-            return super().learn_all(learned)
-        ended: list[tuple[Actor, ActiveEpisode]] = []
-        times: Counter[int] = Counter()
-        writes: list[dict[int, tuple[int, float]]] = []  # one, and more for levels that ended several times
-        try:
-            for actor, episode, segment, is_done in learned:
-                score, level_id = self._score(episode, segment, is_done), episode.level_id
-                if score is not None:
-                    writes += [{}] if times[level_id] == len(writes) else []
-                    writes[times[level_id]][level_id] = episode.started, score
-                    times[level_id] += 1
-                    ended.append((actor, episode))
-        finally:  # what was scored before a score function failed is kept, as by updates one by one
-            for write in writes:
-                started, scores = zip(*write.values(), strict=True)
-                self._store_all(list(write), np.array(started), np.array(scores))
-            for actor, episode in ended:
-                self._end(actor, episode)
+    def learn_all(self, learned: Sequence[tuple[Actor, ActiveEpisode, Segment, bool]]) -> None:
+        self.table.defer(sum(is_done for *_, is_done in learned))
+        super().learn_all(learned)
 
     def _score(self, episode: ActiveEpisode, segment: Segment, is_done: bool) -> float | None:
         level_id, episode_return = episode.level_id, episode.episode_return + segment.reward_sum
-        if self._of_episodes is not None:  # scored once, by the return of the whole episode
-            score = None
-            if is_done:
-                score = float(self._of_episodes.of_episode(level_id, episode.started, episode_return))
-                _check_finite(score, level_id)
-            episode.episode_return = episode_return
-            return score
         best = self._best_returns.get(level_id, episode_return)
         best = max(best, episode_return) if is_done else best  # a running episode's return is not final
-        if self._of_columns is not None and segment.columns is not None:
+        if self._of_episodes is not None:  # scored once, by the return of the whole episode
+            mean = float(self._of_episodes.of_episode(level_id, episode.started, episode_return)) if is_done else 0.0
+        elif self._of_columns is not None and segment.columns is not None:
             mean = float(self._of_columns(segment.columns))
         else:
             steps = segment.read()
@@ -431,9 +406,12 @@ class LevelBuffer(LevelSelector):
                 returns = torch.full((segment.length,), best, dtype=torch.float64, device="cpu")
                 steps = steps.copy().set("best_return", returns)
             mean = float(self._of_segments(steps))
-        _check_finite(mean, level_id)
+        if not math.isfinite(mean):
+            raise ValueError(f"the score of level {level_id} is {mean}; the score function must give a finite number")
         # Everything that may raise is done: an episode is changed as a whole or not at all.
         episode.episode_return = episode_return
+        if self._of_episodes is not None:
+            return mean if is_done else None
         # the pieces of an episode are joined by their lengths (paper, appendix C)
         count = episode.steps + segment.length
         episode.mean = (mean * segment.length + episode.mean * episode.steps) / count
@@ -540,11 +518,6 @@ def _finite(name: str, given: Any, count: int, dims: Collection[int]) -> np.ndar
     return values
 
 
-def _check_finite(score: float, level_id: int) -> None:
-    if not math.isfinite(score):
-        raise ValueError(f"the score of level {level_id} is {score}; the score function must give a finite number")
-
-
 class UnseenLevels:
     """Draws a level without a score, if possible one that no actor plays; in constant time where none have weights."""
 
@@ -625,9 +598,7 @@ class UnseenLevels:
                 raise ValueError("the saved levels are a known set; build the buffer with levels=... as it was")
             return
         if state.get("fingerprint") != self._fingerprint:
-            raise ValueError(
-                f"the saved levels are not the {len(self._ids)} given ones; give the same in the same order"
-            )
+            raise ValueError(f"the saved levels are not the {len(self._ids)} given; give the same in the same order")
         self._idle, self._played = _Bag(state["idle"].tolist()), _Bag(state["played"].tolist())
 
 

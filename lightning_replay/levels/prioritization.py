@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import math
+import operator
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -325,27 +326,22 @@ class ReplayConcentration:
 
     def __init__(self, prioritization: Prioritization) -> None:
         self._prioritization = prioritization
-        self._is_counting = prioritization.uses_temperature
-        self._last: tuple[int, int] | None = None
-        self._replays = 0
-        self._repeats = 0
+        self._drawn = [(-1, -1)] if prioritization.uses_temperature else None
 
     def add(self, level: tuple[int, int], scored: int) -> None:
-        if not self._is_counting or scored < _FEWEST_SCORED:  # few levels repeat without being narrow
+        if self._drawn is None or scored < _FEWEST_SCORED:  # few levels repeat without being narrow
             return
-        self._replays += 1  # not by probabilities: levels of equal scores that alternate do not repeat
-        self._repeats += level == self._last  # by row and generation: a row may get another level
-        self._last = level
-        if self._replays < _WINDOW:
+        self._drawn.append(level)  # by row and generation: a row may get another level
+        if len(self._drawn) <= _WINDOW:
             return
-        replays, repeats = self._replays, self._repeats
-        self._replays = self._repeats = 0
-        if replays >= _FEWEST_EFFECTIVE * repeats:
+        # not by probabilities: levels of equal scores that alternate do not repeat
+        repeats, self._drawn = sum(map(operator.eq, self._drawn, self._drawn[1:])), [level]
+        if _FEWEST_EFFECTIVE * repeats <= _WINDOW:
             return
-        self._is_counting = False  # warns once
+        self._drawn = None  # warns once
         warnings.warn(
-            f"of the last {replays:,} replays {repeats:,} took the same level as the replay before, as if only "
-            f"{replays / repeats:.1f} levels were replayed, although {scored:,} have a score: "
+            f"of the last {_WINDOW:,} replays {repeats:,} took the same level as the replay before, as if only "
+            f"{_WINDOW / repeats:.1f} levels were replayed, although {scored:,} have a score: "
             f"{type(self._prioritization).__name__}() at score_temperature="
             f"{self._prioritization.score_temperature:g} gives nearly all replays for the score to one level until "
             "its score changes. With many episodes per update that level takes most of a batch. Give a higher "

@@ -168,7 +168,7 @@ class LevelSelector(Seeded, ABC):
     def _learn(self, episode: ActiveEpisode, segment: Segment, is_done: bool) -> float | None:
         return None  # scores nothing by default; an override raises before anything is changed
 
-    def learn_all(self, learned: Iterable[tuple[Actor, ActiveEpisode, Segment, bool]]) -> None:
+    def learn_all(self, learned: Sequence[tuple[Actor, ActiveEpisode, Segment, bool]]) -> None:
         """As :meth:`update` one by one, of checked segments, and of each whether its episode is done."""
         for actor, episode, segment, is_done in learned:
             self._learn(episode, segment, is_done)
@@ -295,11 +295,11 @@ def update_rollout(
         if done:
             remaining[actor].remove(episodes[-1])
     lists = checked_lists(steps)
-    if lists is None:  # the segment that is wrong raises
-        each = iter([Segment(steps[place], done) for _, _, place, done in cut])
-    else:
-        each = (Segment.of_lists(lists, steps, place) for _, _, place, _ in cut)
-    levels.learn_all((cut[k][0], episode, next(each), cut[k][-1]) for k, episode in enumerate(episodes))
+    learned = []
+    for (actor, _, place, done), episode in zip(cut, episodes, strict=True):  # without lists the wrong segment raises
+        segment = Segment(steps[place], done) if lists is None else Segment.of_lists(lists, steps, place)
+        learned.append((actor, episode, segment, done))
+    levels.learn_all(learned)
 
 
 def segments(

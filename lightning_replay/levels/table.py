@@ -129,14 +129,17 @@ class LevelTable:
         timestamps[~is_new] = np.maximum(timestamps[~is_new], self._timestamps[rows[~is_new]])
         self.put_all(rows, scores, timestamps)
 
+    def defer(self, changes: int) -> None:
+        """Has trees and sorted lists built anew before the next draw, if that is quicker than to change them."""
+        self._is_behind |= changes > 1 and 16 * changes > self._count  # in the time of one, 16 are built
+
     def put_all(self, rows: np.ndarray, scores: np.ndarray, timestamps: np.ndarray) -> None:
         """As :meth:`put` one by one, of different rows, those that are added in their order."""
-        # in the time of one, 16 are built
-        if len(rows) <= 1 or (not self._is_behind and 16 * len(rows) <= self._count):
+        self.defer(len(rows))
+        if len(rows) <= 1 or not self._is_behind:
             for row, score, timestamp in zip(rows.tolist(), scores.tolist(), timestamps.tolist(), strict=True):
                 self.put(row, score, timestamp)
             return
-        self._is_behind = True
         count = max(self._count, int(rows.max()) + 1)
         if count > len(self._scores):
             self._reserve(2 * count)

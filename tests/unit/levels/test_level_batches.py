@@ -278,6 +278,32 @@ def test_abandoned_levels_are_new_again() -> None:
         levels.abandon_levels([7])
 
 
+@pytest.mark.parametrize("scored", [0, 50])
+def test_an_empty_batch_changes_nothing(scored: int) -> None:
+    levels = LevelBuffer(100, score=scores.Learnability(), seed=0)
+    levels.record(range(scored), torch.rand(scored))
+    none = torch.zeros(0, dtype=torch.int64)
+    for given in ({"score": []}, {"outcomes": []}, {"outcomes": torch.zeros(0, 3)}):
+        assert levels.record([], **given).shape == levels.record(none, **given).shape == (0,)
+    levels.abandon_levels([])
+    assert len(levels) == scored
+
+
+def test_levels_without_an_outcome_get_no_score() -> None:
+    levels = LevelBuffer(4, score=scores.Learnability(), seed=0)
+    with pytest.raises(ValueError, match=r"outcomes has shape \[2, 0\] for 2 levels; give \[2\] or \[2, k\]"):
+        levels.record([0, 1], outcomes=torch.zeros(2, 0))
+    assert len(levels) == 0
+
+
+def test_forgetting_keeps_the_order_in_which_ids_were_given() -> None:
+    levels, again = (LevelBuffer([5, 3, 1], score=scores.Learnability(), seed=seed) for seed in range(2))
+    levels.record([3], [0.1])
+    levels.forget()
+    again.load_state_dict(levels.state_dict())
+    assert torch.equal(levels.next_levels(3), again.next_levels(3))
+
+
 class Counting(L.LightningModule):
     """Records outcomes of the batches of a loader that the trainer is given, and saves levels and sampler."""
 
