@@ -79,10 +79,11 @@ class LevelBatchSampler(Sampler[list[int]]):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the place in the iteration; the batches that await their scores are in the state of ``levels``."""
-        return {"begun": self.levels.episodes - self._drawn * self.batch_size if self._loaded is None else self._loaded}
+        begun = self.levels.episodes - self._drawn * self.batch_size if self._loaded is None else self._loaded
+        return {"begun": begun, "batch_size": self.batch_size}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores :meth:`state_dict`; load the levels, too. ``ValueError`` for the state of another object."""
-        if "begun" not in state:
-            raise ValueError(f"the state has {list(state)}; give what state_dict() of a LevelBatchSampler gave")
+        if state.get("batch_size") != self.batch_size or "begun" not in state:
+            raise ValueError(f"the state is {state}; give that of a LevelBatchSampler of batch_size {self.batch_size}")
         self._loaded = int(state["begun"])

@@ -269,7 +269,7 @@ class LevelBuffer(LevelSelector):
 
         Args:
             level_id: integers ``[n]``.
-            score: finite ``[n]``; smoothed by ``score_step_size`` as those of episodes.
+            score: finite ``[n]``, for a learnability in [0, 1]; smoothed by ``score_step_size`` as those of episodes.
             outcomes: instead of scores, for a :class:`~lightning_replay.levels.scores.Learnability`: ``[n]`` or
                 ``[n, k]``, each from 0 (failure) to 1 (success).
 
@@ -277,6 +277,9 @@ class LevelBuffer(LevelSelector):
             TypeError: ids that are no integers.
             ValueError: unknown ids; both of ``score`` and ``outcomes`` or none; another number of them than of ids, or
                 a NaN or infinite one; outcomes outside [0, 1]. Nothing is changed.
+
+        Warns:
+            UserWarning: once, where a level gets more outcomes at a time than the window of the score keeps.
         """
         level_ids = self.checked_ids(level_id)
         if (score is None) == (outcomes is None):
@@ -284,11 +287,12 @@ class LevelBuffer(LevelSelector):
         different, first, place = np.unique(np.array(level_ids, np.int64), return_index=True, return_inverse=True)
         if outcomes is None:
             given = _finite("score", score, len(level_ids), dims=(1,))
+            if isinstance(self.score, Learnability):
+                _check_rates("score", given, level_ids)
             scores = np.bincount(place, given) / np.bincount(place)
         elif isinstance(self.score, Learnability):
             given = _finite("outcomes", outcomes, len(level_ids), dims=(1, 2))
-            if ((given < 0.0) | (given > 1.0)).any():
-                raise ValueError(f"outcomes are from {given.min():g} to {given.max():g}; each must be in [0, 1]")
+            _check_rates("outcomes", given, level_ids)
             scores = self.score.of_outcomes(level_ids, given[:, None] if given.ndim == 1 else given)[first]
         else:
             raise ValueError(
@@ -516,6 +520,13 @@ def _finite(name: str, given: Any, count: int, dims: Collection[int]) -> np.ndar
     if not np.isfinite(values).all():
         raise ValueError(f"{name} has {(~np.isfinite(values)).sum()} numbers that are NaN or infinite; nothing changed")
     return values
+
+
+def _check_rates(name: str, given: np.ndarray, level_ids: list[int]) -> None:
+    wrong = ((given < 0.0) | (given > 1.0)).any(tuple(range(1, given.ndim)))
+    if wrong.any():
+        place = int(wrong.argmax())
+        raise ValueError(f"{name} of level {level_ids[place]} is {given[place].tolist()}; it must be in [0, 1]")
 
 
 class UnseenLevels:

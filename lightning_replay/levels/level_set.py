@@ -58,6 +58,10 @@ class LevelSet(Sequence[dict[str, Any]]):
         if key is not None and not callable(key):
             raise TypeError(f"key is {key!r}; it must be a function from a level to plain values that identify it")
         self._key = key
+        if any(isinstance(level, Mapping) and "level_id" in level for level in self._objects):
+            raise ValueError("a level has an entry 'level_id', which is the place of the level; give it another name")
+        if isinstance(groups, str):
+            raise TypeError(f"groups is {groups!r}; give one name for each level, or a function from a level to one")
         named = list(map(groups, self._objects)) if callable(groups) else None if groups is None else list(groups)
         self.groups: list[str] | None = None if named is None else list(map(str, named))
         self.weights: np.ndarray | None = None

@@ -142,39 +142,43 @@ class Greedy(_Ordered):
         self.epsilon = epsilon
 
     def draw(self, generator: torch.Generator) -> int:
-        if self.epsilon > 0.0 and uniform(generator) < self.epsilon:
-            equals = len(self._order)
-        else:
-            equals = self._order.bisect_left((self._order[0][0], math.inf))
-        return int(self._order[int(torch.randint(equals, (), generator=generator, device="cpu"))][2])
+        takes_any = self.epsilon > 0.0 and uniform(generator) < self.epsilon
+        among = len(self._order) if takes_any else self._num_best()
+        return int(self._order[int(torch.randint(among, (), generator=generator, device="cpu"))][2])
+
+    def _num_best(self) -> int:
+        return self._order.bisect_left((self._order[0][0], math.inf))
+
+    def _is_best(self, scores: np.ndarray, timestamps: np.ndarray) -> np.ndarray:
+        return scores == scores.max()
 
     def probabilities(self, scores: np.ndarray, timestamps: np.ndarray) -> np.ndarray:
-        best = scores == scores.max()
+        best = self._is_best(scores, timestamps)
         return (1.0 - self.epsilon) * best / best.sum() + self.epsilon / len(scores)
 
 
-class Top(_Ordered):
+class Top(Greedy):
     """Draws the ``count`` highest scores with equal probability; the temperature has no effect.
 
-    The buffer of the most learnable levels in Rutherford et al. 2024, algorithm 1, https://arxiv.org/abs/2408.15099.
+    The buffer of the most learnable levels in Rutherford et al. 2024, algorithm 1, https://arxiv.org/abs/2408.15099,
+    which changes only where all is measured anew; here also with every score that is recorded meanwhile.
 
     Args:
         count: K, levels that are drawn; all where fewer have a score.
+        epsilon: share of draws that take any level with a score.
     """
 
-    uses_temperature = False
-
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, epsilon: float = 0.0) -> None:
+        super().__init__(epsilon)
         self.count: int = checked_count("count", count, of="levels")
 
-    def draw(self, generator: torch.Generator) -> int:
-        drawn = min(self.count, len(self._order))
-        return int(self._order[int(torch.randint(drawn, (), generator=generator, device="cpu"))][2])
+    def _num_best(self) -> int:
+        return min(self.count, len(self._order))
 
-    def probabilities(self, scores: np.ndarray, timestamps: np.ndarray) -> np.ndarray:
-        best, probability = by_rank(scores, timestamps)[: self.count], np.zeros(len(scores))
-        probability[best] = 1.0 / len(best)
-        return probability
+    def _is_best(self, scores: np.ndarray, timestamps: np.ndarray) -> np.ndarray:
+        best = np.zeros(len(scores), np.bool_)
+        best[by_rank(scores, timestamps)[: self.count]] = True
+        return best
 
 
 class _Weighted(Prioritization):

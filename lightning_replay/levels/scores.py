@@ -10,6 +10,7 @@ Jiang et al. 2021, "Replay-Guided Adversarial Environment Design", https://arxiv
 from __future__ import annotations
 
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol, Self, runtime_checkable
@@ -298,6 +299,7 @@ class Learnability:
     def __init__(self, window: int = 8, success: float | None = None) -> None:
         self.window: int = checked_count("window", window, of="outcomes")
         self.success: float | None = None if success is None else checked_number("success", success)
+        self._has_warned = False
         self._rows: dict[int, int] = {}
         self._outcomes = np.zeros((0, self.window))  # of each level; outcome n is at n modulo the window
         self._counts = np.zeros(0, np.int64)  # outcomes ever given
@@ -324,6 +326,14 @@ class Learnability:
         order = np.argsort(entry, kind="stable")
         entry, number = entry[order], np.arange(len(entry))
         number -= np.searchsorted(entry, entry)  # among the outcomes of its level
+        most = int(np.bincount(entry, minlength=1).max())
+        if most > self.window and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"a level got {most} outcomes at a time, of which the last {self.window} count: give "
+                f"Learnability(window={most}) to count them all",
+                stacklevel=3,
+            )
         before, window = counts[changed], held[changed]
         window[entry, (before[entry] + number) % self.window] = outcomes.reshape(-1)[order]  # the last one stays
         after = before + np.bincount(entry, minlength=len(changed))

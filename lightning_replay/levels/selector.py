@@ -100,14 +100,17 @@ class LevelSelector(Seeded, ABC):
         """Takes notice that an episode or draw on a level has ended."""
 
     def checked_ids(self, level_id: Any) -> list[int]:
-        ids = torch.as_tensor(level_id, device="cpu")
+        try:
+            ids = torch.as_tensor(level_id, device="cpu")
+        except (TypeError, ValueError):
+            raise TypeError(f"level_id is {level_id!r}; give the ids as integers [n]") from None
         if ids.numel() and (ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool):
             raise TypeError(f"level_id is of {ids.dtype}; give the ids as integers [n]")
         known: list[int] = ids.reshape(-1).tolist()
         among = range(LEVEL_IDS) if self._members is None else self._members
         if unknown := [one for one in known if one not in among]:
             accepted = "ids are from 0 to 2**31 - 1" if self._members is None else f"none of the {self.count} levels"
-            raise ValueError(f"level_id has {unknown[:5]}; {accepted}. Nothing was recorded")
+            raise ValueError(f"level_id has {unknown[:5]}; {accepted}. Nothing was changed")
         return known
 
     @property

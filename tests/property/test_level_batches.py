@@ -81,6 +81,7 @@ call = st.one_of(
 
 
 @settings(max_examples=50)
+@pytest.mark.filterwarnings("ignore:a level got:UserWarning")
 @given(
     size=st.integers(1, 6),
     window=st.sampled_from([None, 1, 3]),

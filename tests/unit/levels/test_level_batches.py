@@ -247,9 +247,10 @@ def test_nothing_and_wrong_states_are_no_errors_of_numpy() -> None:
     with pytest.raises(ValueError, match=r"not all in \[0, 1\]"):
         levels.load_state_dict(state | {"scoring": {**state["scoring"], "of_episodes": nan}})
     sampler = LevelBatchSampler(levels, 2)
-    with pytest.raises(ValueError, match="give what state_dict"):
-        sampler.load_state_dict({})
-    sampler.load_state_dict({"begun": 8})
+    for state in ({}, LevelBatchSampler(levels, 3).state_dict()):
+        with pytest.raises(ValueError, match="give that of a LevelBatchSampler of batch_size 2"):
+            sampler.load_state_dict(state)
+    sampler.load_state_dict({"begun": 8, "batch_size": 2})
     with pytest.raises(ValueError, match="load both"):
         next(iter(sampler))
 
@@ -263,8 +264,31 @@ def test_a_set_of_arrays_and_paths_is_saved(tmp_path: Path) -> None:
     for wrong in ({1: "a"}, {"a": {2}}, b"bytes", object()):
         with pytest.raises(TypeError, match="level 0 is .* give key="):
             LevelSet([wrong]).save(tmp_path)
-    with pytest.raises(TypeError, match="key is 3"):
-        LevelSet([1], key=3)
+    for given, options in (([1], {"key": 3}), (["a", "b"], {"groups": "ab"}), ([{"level_id": 77}], {})):
+        with pytest.raises((TypeError, ValueError), match="key is 3|groups is 'ab'|an entry 'level_id'"):
+            LevelSet(given, **options)
+    with pytest.raises(TypeError, match="put objects into LevelSet"):
+        LevelBuffer(["a", "b"])
+
+
+def test_scores_and_outcomes_that_cannot_be_rates() -> None:
+    levels = LevelBuffer(9, score=scores.Learnability(window=2), seed=0)
+    for give in (lambda: levels.record([3, 4], [0.5, -3.0]), lambda: levels.record([3, 4], outcomes=[1.0, 1.5])):
+        with pytest.raises(ValueError, match="of level 4 is .*; it must be in"):
+            give()
+    with pytest.raises(TypeError, match="level_id is .'x1'.; give the ids as integers"):
+        levels.record(["x1"], [0.5])
+    with pytest.warns(UserWarning, match=r"a level got 3 outcomes .* Learnability\(window=3\)"):
+        levels.record([1], outcomes=[[0.0, 1.0, 1.0]])
+    levels.record([1], outcomes=[[0.0, 1.0, 1.0]])  # once
+
+
+def test_the_top_and_any_other() -> None:
+    levels = LevelBuffer(100, prioritization=Top(10, epsilon=0.5), staleness_weight=0.0, seed=0)
+    levels.record(range(100), torch.arange(100.0))
+    assert levels.probabilities()["probability"][90:].sum().item() == pytest.approx(0.5 + 0.05)
+    drawn = levels.next_levels(4_000, replace=True)
+    assert abs((drawn >= 90).float().mean().item() - 0.55) < 0.04 and len(drawn.unique()) == 100
 
 
 def test_abandoned_levels_are_new_again() -> None:
