@@ -46,10 +46,8 @@ _MODULES = ("prioritization", "scores", "selector", "table", "buffer", "baseline
 
 
 def __getattr__(name: str) -> Any:
-    if name == "scores":
-        return importlib.import_module(f"{__name__}.scores")
     for module in _MODULES if name in __all__ else ():
         exported = importlib.import_module(f"{__name__}.{module}")
-        if name in exported.__all__:
-            return getattr(exported, name)
+        if name in (module, *exported.__all__):
+            return exported if name == module else getattr(exported, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,13 +8,13 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_replay.levels.episodes import ActiveEpisode
 from lightning_replay.levels.level_ids import LEVEL_IDS, Actor, checked_level_ids, fingerprint
 from lightning_replay.levels.level_set import LevelSet
 from lightning_replay.levels.selector import LevelSelector
+from lightning_replay.levels.table import different_places
 
 __all__ = ["SequentialLevels", "UniformLevels"]
 
@@ -32,9 +32,6 @@ class _Unscored(LevelSelector):
         self.fingerprint: str | None = None if known is None else fingerprint(known)
         self.episodes = 0
 
-    def __len__(self) -> int:
-        return 0
-
     def _next(self, actor: Actor) -> int:
         self._play(actor, level_id := self._choose())
         return level_id
@@ -46,23 +43,18 @@ class _Unscored(LevelSelector):
 
     def next_levels(self, count: int, *, replace: bool = False) -> Tensor:
         self.check_draw(count, replace)
-        level_ids = self._choose_many(count, replace)
+        level_ids = [self._choose() for _ in range(count)] if replace else self._choose_different(count)
+        batch = self.episodes + 1
         for level_id in level_ids:
             self.episodes += 1
-            if self._ids is not None:  # otherwise they would have no bound where nothing is recorded
-                self.running.await_score(level_id, self.episodes)
+            self._await(level_id, batch, self.episodes)
         return torch.tensor(level_ids, dtype=torch.int64, device="cpu")
 
     @abstractmethod
     def _choose(self) -> int: ...
 
-    @abstractmethod
-    def _choose_many(self, count: int, replace: bool) -> list[int]: ...
-
-    def probabilities(self) -> TensorDict:
-        whole, real = torch.zeros(0, dtype=torch.int64, device="cpu"), torch.zeros(0, dtype=torch.float64, device="cpu")
-        columns = {"level_id": whole, "probability": real, "score": real.clone(), "staleness": whole.clone()}
-        return TensorDict(columns, [0])
+    def _choose_different(self, count: int) -> list[int]:
+        return [self._choose() for _ in range(count)]
 
     def _load(self, state: dict[str, Any]) -> None:
         # a place in the order, and draws by place, are of other levels otherwise
@@ -91,16 +83,10 @@ class UniformLevels(_Unscored):
         drawn = int(torch.randint(count, (), generator=self._generator, device="cpu"))
         return drawn if self._ids is None else self._ids[drawn]
 
-    def _choose_many(self, count: int, replace: bool) -> list[int]:
-        if replace:
-            return [self._choose() for _ in range(count)]
+    def _choose_different(self, count: int) -> list[int]:
         if self._ids is not None:
-            drawn = torch.randperm(len(self._ids), generator=self._generator, device="cpu")[:count]
-            return [self._ids[place] for place in drawn.tolist()]
-        found: dict[int, None] = {}
-        while len(found) < count:
-            found[self._choose()] = None
-        return list(found)
+            return [self._ids[place] for place in different_places(len(self._ids), count, self._generator)]
+        return different_places(LEVEL_IDS, count, self._generator)
 
 
 class SequentialLevels(_Unscored):
@@ -126,6 +112,3 @@ class SequentialLevels(_Unscored):
         level_id = self._ids[self.place]
         self.place = (self.place + 1) % len(self._ids)
         return level_id
-
-    def _choose_many(self, count: int, replace: bool) -> list[int]:
-        return [self._choose() for _ in range(count)]

@@ -23,12 +23,16 @@ class LevelBatchSampler(Sampler[list[int]]):
 
     Save ``levels`` and this sampler, or torchdata's ``StatefulDataLoader`` of it, at the same time. After both are
     loaded, the batches without a score come first, then those of a run without a break; of a batch recorded in part the
-    rest is given up. After the last batch a new iteration follows.
+    rest is given up. After the last batch a new iteration follows. Levels are not shared between processes: with
+    several of them each draws from, and records for, levels of its own, which need different seeds.
 
     Args:
         levels: a :class:`~lightning_replay.levels.LevelBuffer` or a baseline.
         batch_size: levels of a batch, all different.
         num_batches: of one iteration; ``None`` for no end.
+
+    Raises:
+        TypeError, ValueError: ``levels`` is no level selector, or has fewer levels than a batch.
     """
 
     def __init__(self, levels: LevelSelector, batch_size: int, num_batches: int | None = None) -> None:
@@ -52,15 +56,18 @@ class LevelBatchSampler(Sampler[list[int]]):
 
     def _batches(self) -> Iterator[list[int]]:
         begun, self._loaded = self._loaded, None
-        waiting: dict[int, list[int]] = {}  # by the number of their batch
-        for started, level_id in self.levels.running.draws():
-            waiting.setdefault((started - 1 - (begun or 0)) // self.batch_size, []).append(level_id)
+        waiting: dict[int, list[int]] = {}  # by the first episode of their batch
+        for first, level_id in self.levels.running.draws:
+            waiting.setdefault(first, []).append(level_id)
         again, drawn = [], 0
         if begun is not None:  # also those that workers have drawn since the state
-            again = [waiting.pop(n) for n in list(waiting) if n >= 0 and len(waiting[n]) == self.batch_size]
-            drawn = (self.levels.episodes - begun) // self.batch_size
-        for rest in waiting.values():
-            self.levels.abandon_levels(rest)
+            if begun > self.levels.episodes:
+                raise ValueError("the state of the sampler is loaded and that of its levels is not; load both")
+            whole = [first for first, ids in waiting.items() if first > begun and len(ids) == self.batch_size]
+            again, drawn = list(map(waiting.pop, whole)), (self.levels.episodes - begun) // self.batch_size
+        for first, rest in waiting.items():
+            for level_id in rest:
+                self.levels.end_draw(level_id, first)
         if not again and drawn == self.num_batches:
             drawn = 0
         self._drawn = drawn
@@ -72,8 +79,11 @@ class LevelBatchSampler(Sampler[list[int]]):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the place in the iteration; the batches that await their scores are in the state of ``levels``."""
-        return {"begun": self.levels.episodes - self._drawn * self.batch_size if self._loaded is None else self._loaded}
+        begun = self.levels.episodes - self._drawn * self.batch_size if self._loaded is None else self._loaded
+        return {"begun": begun, "batch_size": self.batch_size}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores :meth:`state_dict`; load the levels, too."""
+        """Restores :meth:`state_dict`; load the levels, too. ``ValueError`` for the state of another object."""
+        if state.get("batch_size") != self.batch_size or "begun" not in state:
+            raise ValueError(f"the state is {state}; give that of a LevelBatchSampler of batch_size {self.batch_size}")
         self._loaded = int(state["begun"])

@@ -6,8 +6,8 @@ from __future__ import annotations
 import inspect
 import math
 import statistics
-from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Sequence
 from numbers import Integral
 from typing import Any
 
@@ -23,7 +23,7 @@ from lightning_replay.levels.level_set import LevelSet
 from lightning_replay.levels.prioritization import Greedy, Prioritization, Proportional
 from lightning_replay.levels.scores import EpisodeScore, L1ValueLoss, Learnability, Score, SegmentScore, ValueScore
 from lightning_replay.levels.selector import LevelSelector
-from lightning_replay.levels.table import REFUSED, LevelTable, draw_different
+from lightning_replay.levels.table import REFUSED, LevelTable, different_places, draw_different
 from lightning_replay.options import (
     ABOVE_ZERO,
     check_kind,
@@ -48,9 +48,8 @@ _UNBOUNDED_REPLAY_PROBABILITY = 0.5  # the paper's for MultiRoom
 class LevelBuffer(LevelSelector):
     """Replays levels of high score or staleness, and otherwise plays new ones.
 
-    Call :meth:`next_level` at the start of every actor's episodes, and :meth:`update` with the steps of each episode
-    and the learner's values of them, before the policy changes. A level is an environment's seed, or anything
-    else that an environment builds from a whole number. Jiang et al. 2021, "Prioritized Level Replay",
+    Call :meth:`update` with the learner's values before the policy changes. A level is an environment's seed, or
+    anything else that an environment builds from a whole number. Jiang et al. 2021, "Prioritized Level Replay",
     https://arxiv.org/abs/2010.03934. Names: ``score_temperature`` is β, ``staleness_weight`` ρ, ``score_step_size`` α,
     ``episodes`` c.
 
@@ -67,10 +66,9 @@ class LevelBuffer(LevelSelector):
         staleness_weight: share of probability given to staleness.
         replay_probability: probability of replaying rather than playing a new level. ``None``: the share of the levels
             that have a score, as in the paper for known levels; without ``levels`` 0.5.
-        replay_in_flight: whether a replay by score may take a level that is being played or awaits the score of its
-            last episode. ``False``, for many actors and a low temperature, gives each actor another level, by the ranks
-            of those that are left, if any. Draws then take time linear in the number of levels with a score. ``True``,
-            for learnability ``False``.
+        replay_in_flight: whether a replay by score may take a level that is being played or awaits its score; ``True``,
+            for learnability ``False``. ``False``, for many actors and a low temperature, gives each actor another one
+            of the levels that are left, if any, by their ranks, in time linear in the number of levels with a score.
         min_fill: share of the levels, or of ``capacity``, that must have a score before any is replayed. (The paper's
             released code has 1, its text 0.)
         score_step_size: ``score <- (1 - step) old + step new``; 1 replaces.
@@ -131,13 +129,19 @@ class LevelBuffer(LevelSelector):
                 raise ValueError(f"capacity is {capacity} for {len(ids)} given levels, all of them kept; leave it out")
             if editor is not None or generate is not None:
                 raise ValueError("editor and generate make other levels than those given; leave levels out for them")
-        for name, function in (("generate", generate), ("editor", editor)):
-            if function is not None:
-                check_kind(name, function, Callable, "a function from a torch.Generator to the id of a level, or None")
+        accepted = "a function from a torch.Generator to the id of a level, or None"
+        check_kind("generate", generate, Callable | None, accepted)
+        check_kind("editor", editor, Callable | None, accepted)
         if replay_probability is not None:
             checked_share("replay_probability", replay_probability)
         score = L1ValueLoss() if score is None else score
-        _check_score(score)
+        if isinstance(score, type) or not (callable(score) or isinstance(score, EpisodeScore)):
+            raise TypeError(
+                f"score is {score!r}; give a function from a segment TensorDict [T] to a number, or an object such as "
+                "L1ValueLoss(discount=0.999, gae_lambda=0.95)"
+            )
+        if inspect.isfunction(score) and score.__module__ == scores.__name__:
+            raise TypeError(f"score is {score!r}, a function of tensors; give one of segments, such as L1ValueLoss()")
         self._of_segments: Any = score
         self.score: Score | EpisodeScore = score
         self.replay_probability = replay_probability
@@ -146,9 +150,8 @@ class LevelBuffer(LevelSelector):
             prioritization = Proportional()
         if score_temperature is None:
             score_temperature = 1.0 if is_spread else 0.1
-        if replay_in_flight is None:
-            replay_in_flight = not is_spread
-        self.replay_in_flight: bool = checked_flag("replay_in_flight", replay_in_flight)
+        is_shared = not is_spread if replay_in_flight is None else replay_in_flight
+        self.replay_in_flight: bool = checked_flag("replay_in_flight", is_shared)
         self.min_fill: float = checked_share("min_fill", min_fill)
         self.score_step_size: float = checked_share("score_step_size", score_step_size, lowest=ABOVE_ZERO)
         self.first_score: str = checked_choice("first_score", first_score, ("replace", "smooth"))
@@ -157,8 +160,7 @@ class LevelBuffer(LevelSelector):
         self.table: LevelTable = LevelTable(prioritization, score_temperature, staleness_weight, seed)
         self.table.weights = None if self.levels is None else self.levels.weights
         self.replayed: int = 0
-        self._generate = generate
-        self._new = UnseenLevels(self.levels or ids, generate)
+        self._new = UnseenLevels(ids, self.levels, generate)
         self._edited: deque[int] = deque(maxlen=self.capacity)  # made by the editor and not played yet
         self._of_episodes: EpisodeScore | None = score if isinstance(score, EpisodeScore) else None
         # of_columns takes the lists that a segment has anyway: an update takes half the time. A subclass may override
@@ -171,10 +173,14 @@ class LevelBuffer(LevelSelector):
         if self._of_episodes is not None:
             if ids is None:
                 raise ValueError("a score of whole episodes needs a known set of levels; give levels=...")
-            initial = self._of_episodes.initial_score
-            for level_id in ids if initial is not None else ():  # all can be replayed from the start
-                self.table.place(level_id, checked_number("initial_score", initial), 0, self.capacity)
-                self._new.scored(level_id)
+            self._at_start = self._of_episodes.state_dict()
+        self._place_initial()
+
+    def _place_initial(self) -> None:
+        initial = None if self._of_episodes is None else self._of_episodes.initial_score
+        for level_id in self._new.idle if initial is not None else ():  # all can be replayed from the start
+            self.table.place(level_id, checked_number("initial_score", initial), 0, self.capacity)
+            self._new.scored(level_id)
 
     @property
     def episodes(self) -> int:
@@ -194,7 +200,7 @@ class LevelBuffer(LevelSelector):
             if not self._is_known(level_id):  # it may have been drawn as a new level meanwhile
                 return level_id, True
         # One random number decides between replay and a new level, and only where both are possible.
-        if self._may_replay and (self._new.is_exhausted or uniform(self.table.generator) < self._chance):
+        if self._may_replay and (len(self) == self.count or uniform(self.table.generator) < self._chance):
             self.replayed += 1
             return self.table.level_ids[self.table.draw(self._left_out)], False
         return self._new.choose(self.table.generator, self._is_known), False
@@ -216,48 +222,54 @@ class LevelBuffer(LevelSelector):
                 "next_levels draws levels to learn from; with editor or train_on_new_levels=False some episodes are "
                 "only scored: call next_level(actor) and trains_on(actor, level_id)"
             )
+        batch = self.table.episodes + 1
         if replace:
             level_ids = []
             for _ in range(count):
                 level_ids.append(self._choose()[0])
                 started = self.table.begin_episode(self.table.row_of(level_ids[-1]))
-                self._await(level_ids[-1], started)
+                self._await(level_ids[-1], batch, started)
         else:
             level_ids = self._choose_different(count)
-            rows, begun = self.table.rows_of(level_ids), self.table.episodes + 1 + np.arange(count)
+            rows, begun = self.table.rows_of(level_ids), batch + np.arange(count)
             self.table.episodes += count
-            self.table.touch(rows[rows != REFUSED], begun[rows != REFUSED])
+            stored = rows[rows != REFUSED]
+            self.table.put_all(stored, self.table.scores[stored], begun[rows != REFUSED])
             for level_id, episode in zip(level_ids, begun.tolist(), strict=True):
-                self._await(level_id, episode)
+                self._await(level_id, batch, episode)
         return torch.tensor(level_ids, dtype=torch.int64, device="cpu")
 
     def _choose_different(self, count: int) -> list[int]:
         table, generator = self.table, self.table.generator
-        replays = 0
+        replays, idle = 0, self._new.num_idle
         if self._may_replay:
             chances = torch.rand(count, dtype=torch.float64, generator=generator, device="cpu")
-            replays = min(int((chances < self._chance).sum()), len(table))
-        idle = self._new.num_idle
+            free = len(table) - sum(level_id in table for level_id in self._left_out)
+            replays = min(int((chances < self._chance).sum()), free)
         if idle is not None:  # where new levels do not suffice, more of the others
             replays = max(replays, min(count - idle, len(table)))
         level_ids = self._new.choose_different(count - replays, generator, self._is_known)
+        replays = count - len(level_ids)
+        if replays > len(table):
+            raise ValueError(f"generate made {len(level_ids)} new levels and {len(table)} have a score; draw fewer")
         if replays:
             level_ids += [table.level_ids[row] for row in table.draw_all(replays, self._left_out).tolist()]
             self.replayed += replays
         return [level_ids[place] for place in torch.randperm(count, generator=generator, device="cpu").tolist()]
 
-    def _await(self, level_id: int, started: int) -> None:
+    def _await(self, level_id: int, batch: int, started: int) -> None:
         self._new.begin(level_id)
-        self.running.await_score(level_id, started)
+        super()._await(level_id, batch, started)
 
     def record(self, level_id: Any, score: Any = None, *, outcomes: Any = None) -> Tensor:
         """Scores levels, drawn by :meth:`next_levels` or not; returns their new scores, float64 ``[n]``.
 
-        A level that comes several times gets one score: the mean of those given, or that of all its outcomes.
+        A level that comes several times gets one score: the mean of those given, or that of all its outcomes. Of each
+        level the draws in the oldest batch end, so record batches in the order in which they were drawn.
 
         Args:
             level_id: integers ``[n]``.
-            score: finite ``[n]``; smoothed by ``score_step_size`` as those of episodes.
+            score: finite ``[n]``, for a learnability in [0, 1]; smoothed by ``score_step_size`` as those of episodes.
             outcomes: instead of scores, for a :class:`~lightning_replay.levels.scores.Learnability`: ``[n]`` or
                 ``[n, k]``, each from 0 (failure) to 1 (success).
 
@@ -265,35 +277,40 @@ class LevelBuffer(LevelSelector):
             TypeError: ids that are no integers.
             ValueError: unknown ids; both of ``score`` and ``outcomes`` or none; another number of them than of ids, or
                 a NaN or infinite one; outcomes outside [0, 1]. Nothing is changed.
+
+        Warns:
+            UserWarning: once, where a level gets more outcomes at a time than the window of the score keeps.
         """
         level_ids = self.checked_ids(level_id)
         if (score is None) == (outcomes is None):
             raise ValueError("record takes one of score and outcomes; give record(level_id, score) or outcomes=...")
-        different, place = np.unique(np.array(level_ids, np.int64), return_inverse=True)
+        different, first, place = np.unique(np.array(level_ids, np.int64), return_index=True, return_inverse=True)
         if outcomes is None:
             given = _finite("score", score, len(level_ids), dims=(1,))
+            if isinstance(self.score, Learnability):
+                _check_rates("score", given, level_ids)
             scores = np.bincount(place, given) / np.bincount(place)
         elif isinstance(self.score, Learnability):
-            given = _finite("outcomes", outcomes, len(level_ids), dims=(1, 2)).reshape(len(level_ids), -1)
-            if not all(0.0 <= bound <= 1.0 for bound in (given.min(initial=0.0), given.max(initial=0.0))):
-                raise ValueError(f"outcomes are from {given.min():g} to {given.max():g}; each must be in [0, 1]")
-            scores = np.zeros(len(different))
-            scores[place] = self.score.of_outcomes(level_ids, given) if given.size else 0.0
+            given = _finite("outcomes", outcomes, len(level_ids), dims=(1, 2))
+            _check_rates("outcomes", given, level_ids)
+            scores = self.score.of_outcomes(level_ids, given[:, None] if given.ndim == 1 else given)[first]
         else:
             raise ValueError(
                 f"outcomes are scored by Learnability, and score is {type(self.score).__name__}; build the buffer with "
                 "score=scores.Learnability(), or give scores"
             )
-        started = np.zeros(len(different), np.int64)
-        episodes = [self.running.receive_score(one, self.table.episodes) for one in level_ids]
-        np.maximum.at(started, place, episodes)
+        begun = [self.running.receive_score(one, self.table.episodes) for one in different.tolist()]
+        started = np.array(begun, np.int64)
         return torch.from_numpy(self._store_all(different.tolist(), started, scores)[place])
 
     def forget(self) -> None:
-        """Makes all levels new again, for which outcomes are to be measured anew; levels in flight stay so."""
+        """Makes all levels as they were at the start, to be measured anew; levels in flight stay so."""
         self.table.clear()
-        self._new = UnseenLevels(self.levels or sorted(self._members or ()), self._generate)
+        self._new.restart()
         self._best_returns.clear()
+        if self._of_episodes is not None:
+            self._of_episodes.load_state_dict(self._at_start)
+        self._place_initial()
         for level_id in self.running.played:
             self._new.begin(level_id)
 
@@ -327,7 +344,7 @@ class LevelBuffer(LevelSelector):
 
     @property
     def _chance(self) -> float:  # of a replay, where levels may be replayed
-        if not self._new.has_idle:
+        if self._new.num_idle == 0:
             return 1.0
         if self.replay_probability is not None:
             return float(self.replay_probability)
@@ -343,7 +360,7 @@ class LevelBuffer(LevelSelector):
         count = len(self.table)
         if count == 0 or count / self.capacity < self.min_fill:
             return False
-        if self.replay_in_flight or not self._new.has_idle:
+        if self.replay_in_flight or self._new.num_idle == 0:
             return True
         # While all levels with a score are being played, a new one goes first, if there is any that is not.
         return sum(level_id in self.table for level_id in self.running.played) < count
@@ -375,39 +392,17 @@ class LevelBuffer(LevelSelector):
             self._edited.append(child)
         return score
 
-    def learn_all(self, learned: Iterable[tuple[Actor, ActiveEpisode, Segment, bool]]) -> None:
-        if self.count is None:  # each level competes for its row with those stored before
-            return super().learn_all(learned)
-        ended: list[tuple[Actor, ActiveEpisode]] = []
-        times: Counter[int] = Counter()
-        writes: list[dict[int, tuple[int, float]]] = []  # one, and more for levels that ended several times
-        try:
-            for actor, episode, segment, is_done in learned:
-                score, level_id = self._score(episode, segment, is_done), episode.level_id
-                if score is not None:
-                    writes += [{}] if times[level_id] == len(writes) else []
-                    writes[times[level_id]][level_id] = episode.started, score
-                    times[level_id] += 1
-                    ended.append((actor, episode))
-        finally:  # what was scored before a score function failed is kept, as by updates one by one
-            for write in writes:
-                started, scores = zip(*write.values(), strict=True)
-                self._store_all(list(write), np.array(started), np.array(scores))
-            for actor, episode in ended:
-                self._end(actor, episode)
+    def learn_all(self, learned: Sequence[tuple[Actor, ActiveEpisode, Segment, bool]]) -> None:
+        self.table.defer(sum(is_done for *_, is_done in learned))
+        super().learn_all(learned)
 
     def _score(self, episode: ActiveEpisode, segment: Segment, is_done: bool) -> float | None:
         level_id, episode_return = episode.level_id, episode.episode_return + segment.reward_sum
-        if self._of_episodes is not None:  # scored once, by the return of the whole episode
-            score = None
-            if is_done:
-                score = float(self._of_episodes.of_episode(level_id, episode.started, episode_return))
-                _check_finite(score, level_id)
-            episode.episode_return = episode_return
-            return score
         best = self._best_returns.get(level_id, episode_return)
         best = max(best, episode_return) if is_done else best  # a running episode's return is not final
-        if self._of_columns is not None and segment.columns is not None:
+        if self._of_episodes is not None:  # scored once, by the return of the whole episode
+            mean = float(self._of_episodes.of_episode(level_id, episode.started, episode_return)) if is_done else 0.0
+        elif self._of_columns is not None and segment.columns is not None:
             mean = float(self._of_columns(segment.columns))
         else:
             steps = segment.read()
@@ -415,9 +410,12 @@ class LevelBuffer(LevelSelector):
                 returns = torch.full((segment.length,), best, dtype=torch.float64, device="cpu")
                 steps = steps.copy().set("best_return", returns)
             mean = float(self._of_segments(steps))
-        _check_finite(mean, level_id)
+        if not math.isfinite(mean):
+            raise ValueError(f"the score of level {level_id} is {mean}; the score function must give a finite number")
         # Everything that may raise is done: an episode is changed as a whole or not at all.
         episode.episode_return = episode_return
+        if self._of_episodes is not None:
+            return mean if is_done else None
         # the pieces of an episode are joined by their lengths (paper, appendix C)
         count = episode.steps + segment.length
         episode.mean = (mean * segment.length + episode.mean * episode.steps) / count
@@ -461,10 +459,6 @@ class LevelBuffer(LevelSelector):
             self._best_returns.pop(level_id, None)
 
     def flush(self) -> None:
-        """Turns partial scores into scores, see :meth:`LevelSelector.flush`; an episode over three rollouts gets three.
-
-        A partial score of exactly 0 changes no score, and a level without one remains new; its steps are dropped too.
-        """
         for episode in self.running:
             if episode.mean != 0.0:
                 self._store(episode.level_id, episode.started, episode.mean)
@@ -518,55 +512,45 @@ class LevelBuffer(LevelSelector):
         self._edited = deque(state["edited"], maxlen=self.capacity)
 
 
-def _check_score(score: Any) -> None:
-    if isinstance(score, type) or not (callable(score) or isinstance(score, EpisodeScore)):
-        raise TypeError(
-            f"score is {score!r}; give a function from a segment TensorDict [T] to a number, or an object such as "
-            "L1ValueLoss(discount=0.999, gae_lambda=0.95)"
-        )
-    if inspect.isfunction(score) and score.__module__ == scores.__name__:
-        raise TypeError(f"score is {score!r}, a function of tensors; give one of segments, such as L1ValueLoss()")
-
-
 def _finite(name: str, given: Any, count: int, dims: Collection[int]) -> np.ndarray:
     values = torch.as_tensor(given, dtype=torch.float64, device="cpu").detach().numpy()
-    if values.ndim not in dims or len(values) != count:
-        accepted = f"[{count}]" + (f" or [{count}, k]" if 2 in dims else "")
+    if values.ndim not in dims or len(values) != count or 0 in values.shape[1:]:
+        accepted = f"[{count}]" + (f" or [{count}, k], k at least 1" if 2 in dims else "")
         raise ValueError(f"{name} has shape {list(values.shape)} for {count} levels; give {accepted}")
     if not np.isfinite(values).all():
         raise ValueError(f"{name} has {(~np.isfinite(values)).sum()} numbers that are NaN or infinite; nothing changed")
     return values
 
 
-def _check_finite(score: float, level_id: int) -> None:
-    if not math.isfinite(score):
-        raise ValueError(f"the score of level {level_id} is {score}; the score function must give a finite number")
+def _check_rates(name: str, given: np.ndarray, level_ids: list[int]) -> None:
+    wrong = ((given < 0.0) | (given > 1.0)).any(tuple(range(1, given.ndim)))
+    if wrong.any():
+        place = int(wrong.argmax())
+        raise ValueError(f"{name} of level {level_ids[place]} is {given[place].tolist()}; it must be in [0, 1]")
 
 
 class UnseenLevels:
     """Draws a level without a score, if possible one that no actor plays; in constant time where none have weights."""
 
-    def __init__(self, levels: list[int] | LevelSet | None, generate: LevelGenerator | None = None) -> None:
-        self._generate = generate
-        self._count = None if not levels else len(levels)
-        self._fingerprint = None if not levels else fingerprint(levels)
-        self._weights = levels.weights if isinstance(levels, LevelSet) else None
-        self._idle, self._played = _Bag(checked_level_ids(levels) if levels else []), _Bag([])
+    def __init__(self, ids: list[int] | None, levels: LevelSet | None, generate: LevelGenerator | None) -> None:
+        self._ids, self._generate = ids, generate
+        self._fingerprint = None if ids is None else fingerprint(levels or ids)
+        self._weights = None if levels is None else levels.weights
+        self.restart()
+
+    def restart(self) -> None:
+        self._idle, self._played = _Bag(self._ids or []), _Bag([])
 
     @property
-    def is_exhausted(self) -> bool:
-        return self._count is not None and not self._idle.items and not self._played.items
+    def idle(self) -> list[int]:
+        return [*self._idle.items]
 
     @property
     def num_idle(self) -> int | None:
-        return None if self._count is None else len(self._idle.items)
-
-    @property
-    def has_idle(self) -> bool:
-        return self._count is None or bool(self._idle.items)
+        return None if self._ids is None else len(self._idle.items)
 
     def choose(self, generator: torch.Generator, is_known: Callable[[int], bool]) -> int:
-        if self._count is not None:
+        if self._ids is not None:
             bag = self._idle.items or self._played.items  # two actors on one level, where each level is played
             if self._weights is not None:
                 return self._first(bag, 1, generator)[0]
@@ -581,27 +565,24 @@ class UnseenLevels:
         return level_id  # after many known levels in a row a known one is played again
 
     def choose_different(self, count: int, generator: torch.Generator, is_known: Callable[[int], bool]) -> list[int]:
-        if self._count is not None:
+        if self._ids is not None:
             idle = self._first(self._idle.items, count, generator)
             return idle + self._first(self._played.items, count - len(idle), generator)
         found: dict[int, None] = {}
         while len(found) < count:
             level_id = self.choose(generator, lambda one: one in found or is_known(one))
-            if level_id in found:
-                raise ValueError(
-                    f"generate made {len(found)} different new levels and {count} are needed; draw fewer, or with "
-                    "replace=True"
-                )
+            if level_id in found or is_known(level_id):
+                break
             found[level_id] = None
         return list(found)
 
     def _first(self, bag: list[int], count: int, generator: torch.Generator) -> list[int]:
         count = min(count, len(bag))
         if self._weights is None:
-            return [
-                bag[place] for place in torch.randperm(len(bag), generator=generator, device="cpu")[:count].tolist()
-            ]
-        return [bag[place] for place in draw_different(self._weights[bag], count, generator).tolist()] if count else []
+            places = different_places(len(bag), count, generator)
+        else:
+            places = draw_different(self._weights[bag], count, generator).tolist() if count else []
+        return [bag[place] for place in places]
 
     def begin(self, level_id: int) -> None:
         if self._idle.discard(level_id):
@@ -616,19 +597,19 @@ class UnseenLevels:
         self._played.discard(level_id)
 
     def state_dict(self) -> dict[str, Any]:
-        if self._count is None:
+        if self._ids is None:
             return {}
         # In the order of the bags, from which levels are drawn by position.
         idle, played = (torch.tensor(bag.items, dtype=torch.int64, device="cpu") for bag in (self._idle, self._played))
         return {"fingerprint": self._fingerprint, "idle": idle, "played": played}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if self._count is None:
+        if self._ids is None:
             if state:
                 raise ValueError("the saved levels are a known set; build the buffer with levels=... as it was")
             return
         if state.get("fingerprint") != self._fingerprint:
-            raise ValueError(f"the saved levels are not the {self._count} given ones; give the same in the same order")
+            raise ValueError(f"the saved levels are not the {len(self._ids)} given; give the same in the same order")
         self._idle, self._played = _Bag(state["idle"].tolist()), _Bag(state["played"].tolist())
 
 
@@ -724,7 +705,8 @@ class LearningProgress:
             raise ValueError(f"the return of an episode on level {level_id} is {episode_return}; it must be finite")
         returns = self._returns.setdefault(level_id, deque(maxlen=self.window))
         returns.append((episode, episode_return))
-        q = self.step_size * _slope(returns) + (1.0 - self.step_size) * self._q.get(level_id, self.initial_value)
+        slope = 1.0 if len(returns) < 2 else statistics.linear_regression(*zip(*returns, strict=True)).slope
+        q = self.step_size * slope + (1.0 - self.step_size) * self._q.get(level_id, self.initial_value)
         self._q[level_id] = q
         return abs(q)
 
@@ -750,8 +732,3 @@ class LearningProgress:
             for level_id, length in zip(level_ids, lengths, strict=True)
         }
         self._q = dict(zip(level_ids, state["q"].tolist(), strict=True))
-
-
-def _slope(points: deque[tuple[int, float]]) -> float:
-    # Of fewer than two episodes 1: levels never played come first.
-    return 1.0 if len(points) < 2 else statistics.linear_regression(*zip(*points, strict=True)).slope

@@ -64,7 +64,7 @@ def make_level_vector(
         raise TypeError(f"env is {env!r}; give its id, or a function that makes one, such as lambda: MyEnv(size=5)")
     make = partial(gymnasium.make, env) if isinstance(env, str) else env
     seeds = [None if seed is None else seed + row for row in range(num_envs)]
-    makers = [partial(_make_level_environment, make, own) for own in seeds]
+    makers = [partial(_LevelOfVector, make, own) for own in seeds]
     vector: VectorEnv[Any, Any, Any]
     if asynchronous:
         vector = AsyncVectorEnv(makers, context=context, autoreset_mode=AutoresetMode.DISABLED)
@@ -78,11 +78,10 @@ class LevelVectorWrapper(VectorWrapper):
 
     It resets sub-environments itself, so the vector environment must not (``AutoresetMode.DISABLED``;
     :func:`~lightning_replay.levels.environments.make_level_vector` builds it). Steps have the layout of
-    ``AutoresetMode.SAME_STEP``: where an episode ended, the observation is the next one's first, and
-    ``infos["final_obs"]`` and ``infos["final_info"]`` hold those of the last step. Sub-environments get their level by
-    ``reset(seed=level_id)``; those with a ``set_level`` method need a
-    :class:`~lightning_replay.levels.environments.LevelWrapper` each, and those whose returns are
-    recorded Gymnasium's ``RecordEpisodeStatistics``.
+    ``AutoresetMode.SAME_STEP``: where an episode ended, the observation is the next one's first. Sub-environments get
+    their level by ``reset(seed=level_id)``; those with a ``set_level`` method need a
+    :class:`~lightning_replay.levels.environments.LevelWrapper` each, and those whose returns are recorded Gymnasium's
+    ``RecordEpisodeStatistics``.
 
     :meth:`reset` draws a level for every sub-environment and abandons the older active episodes of these actors.
     Therefore call it also after a level buffer was loaded; before a reset in between, update the levels with the steps
@@ -99,7 +98,7 @@ class LevelVectorWrapper(VectorWrapper):
         level_id: int64 ``[num_envs]``, the level that the returned observation belongs to.
         step_level_id: int64 ``[num_envs]``, in :meth:`step` only: the level that the step, its reward and its end
             belong to, which was ``level_id`` together with the observation acted on.
-        final_obs, final_info: in :meth:`step` only, where an episode ended; ``_final_obs`` is bool ``[num_envs]``.
+        final_obs, final_info: of the last step, where an episode ended; ``_final_obs`` is bool ``[num_envs]``.
 
     Raises:
         ValueError: a vector environment that resets itself or has ``set_level`` but gets levels by seed; another
@@ -285,6 +284,7 @@ class LevelWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
     """
 
     plays_level_ids = True  # _require_level_vector looks it up through all wrappers
+    _names_each_step = True
 
     def __init__(
         self,
@@ -322,15 +322,16 @@ class LevelWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
             raise ValueError(
                 "nothing chooses a level; give next_level= to LevelWrapper, set_level(level_id) or reset(seed=level_id)"
             )
-        named = self._next_level() if named is None and self._next_level is not None else named
-        level_id = checked_level(named)
+        level_id = checked_level(self._next_level() if named is None and self._next_level else named)
         observation, info = self._play(level_id, others or None)
         self.level_id, self._named = level_id, None
         return observation, info | {"level_id": level_id}
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = checked_step(self.env.step(action), self.env)
-        return observation, reward, terminated, truncated, info | {"level_id": self.level_id}
+        if self._names_each_step or terminated or truncated:
+            info = info | {"level_id": self.level_id}
+        return observation, reward, terminated, truncated, info
 
     def _first_observations(self, level_ids: list[int]) -> list[Any]:
         return [deepcopy(self._play(level_id, None)[0]) for level_id in level_ids]
@@ -353,15 +354,10 @@ class LevelWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
 class _LevelOfVector(LevelWrapper):
     """Has its level in the infos of resets and last steps alone: the vector adds the rest, merging costs 4 µs each."""
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        observation, reward, terminated, truncated, info = checked_step(self.env.step(action), self.env)
-        if terminated or truncated:
-            info = info | {"level_id": self.level_id}
-        return observation, reward, terminated, truncated, info
+    _names_each_step = False
 
-
-def _make_level_environment(make: Callable[[], gymnasium.Env[Any, Any]], seed: int | None) -> LevelWrapper:
-    return _LevelOfVector(make(), seed=seed, check=False)  # at the top level: other processes import it
+    def __init__(self, make: Callable[[], gymnasium.Env[Any, Any]], seed: int | None) -> None:
+        super().__init__(make(), seed=seed, check=False)
 
 
 _ACCEPTED = (
@@ -381,11 +377,8 @@ def _require_level_source(levels: Any) -> None:
     # here, since it imports torch, which processes that only step environments do without
     from lightning_replay.levels.selector import LevelSelector
 
-    if not isinstance(levels, LevelSelector):
-        raise TypeError(
-            f"levels is {levels!r}; accepted are LevelBuffer(...), UniformLevels(...) and SequentialLevels(...) of "
-            "lightning_replay.levels, which choose the level each sub-environment plays next"
-        )
+    accepted = "LevelBuffer(...), UniformLevels(...) or SequentialLevels(...) of lightning_replay.levels"
+    check_kind("levels", levels, LevelSelector, accepted)
 
 
 def checked_probes(check: bool | Sequence[int]) -> tuple[int, ...]:

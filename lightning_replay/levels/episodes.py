@@ -15,7 +15,7 @@ from tensordict import TensorDictBase
 from lightning_replay.levels.level_ids import Actor
 from lightning_replay.levels.scores import ValueColumns
 
-_MOST_AWAITED = 64  # draws of a level: a loop that never records does not collect them without end
+MOST_AWAITED = 1 << 18  # draws: a loop that never records does not collect them without end
 
 
 @dataclass(eq=False)  # two episodes on one level are two
@@ -37,7 +37,8 @@ class ActiveEpisodes:
     def __init__(self) -> None:
         self._of: dict[Actor, list[ActiveEpisode]] = {}
         self.played: dict[int, int] = {}  # number of active episodes by level, and of draws that await a score
-        self.awaited: dict[int, list[int]] = {}  # by level the episodes drawn for no actor, oldest first
+        self.awaited: dict[int, dict[int, int]] = {}  # by level and batch the newest episode drawn for no actor
+        self.draws: dict[tuple[int, int], None] = {}  # batches and levels of these, oldest first
 
     def __len__(self) -> int:
         return sum(self.played.values())
@@ -77,24 +78,21 @@ class ActiveEpisodes:
         if not self.played[level_id]:  # played has only levels of active episodes
             del self.played[level_id]
 
-    def await_score(self, level_id: int, started: int) -> None:
-        draws = self.awaited.setdefault(level_id, [])
-        if len(draws) < _MOST_AWAITED:
+    def await_score(self, level_id: int, batch: int, started: int) -> None:
+        draws = self.awaited.setdefault(level_id, {})
+        if batch not in draws:
             self.played[level_id] = self.played.get(level_id, 0) + 1
-        else:
-            del draws[0]
-        draws.append(started)
+        draws[batch] = started
+        self.draws[batch, level_id] = None
 
-    def draws(self) -> list[tuple[int, int]]:
-        """Returns episode and level of the draws that await a score, oldest first."""
-        return sorted((one, level_id) for level_id, draws in self.awaited.items() for one in draws)
-
-    def receive_score(self, level_id: int, otherwise: int) -> int:
-        """Ends the level's oldest draw for no actor; returns the number of its episode, or ``otherwise``."""
+    def receive_score(self, level_id: int, otherwise: int, batch: int | None = None) -> int:
+        """Ends the level's draws in its oldest batch; returns the newest episode of these, or ``otherwise``."""
         draws = self.awaited.get(level_id)
         if not draws:
             return otherwise
-        started = draws.pop(0)
+        batch = next(iter(draws)) if batch is None else batch
+        started = draws.pop(batch)
+        del self.draws[batch, level_id]
         if not draws:
             del self.awaited[level_id]
         self._leave(level_id)
@@ -102,15 +100,14 @@ class ActiveEpisodes:
 
     def state_dict(self) -> dict[str, Any]:
         episodes = [[list(astuple(episode)) for episode in episodes] for episodes in self._of.values()]
-        awaited = torch.tensor(
-            [(level_id, started) for level_id, draws in self.awaited.items() for started in draws], device="cpu"
-        )
-        return {"actors": list(self._of), "episodes": episodes, "awaited": awaited.reshape(-1, 2).long()}
+        draws = [(level_id, batch, self.awaited[level_id][batch]) for batch, level_id in self.draws]
+        awaited = torch.tensor(draws, dtype=torch.int64, device="cpu").reshape(-1, 3)
+        return {"actors": list(self._of), "episodes": episodes, "awaited": awaited}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._of, self.played, self.awaited = {}, {}, {}
-        for level_id, started in state["awaited"].tolist() if "awaited" in state else ():  # of an earlier version
-            self.await_score(level_id, started)
+        self._of, self.played, self.awaited, self.draws = {}, {}, {}, {}
+        for draw in state["awaited"].tolist() if "awaited" in state else ():  # of an earlier version
+            self.await_score(*draw)
         for actor, episodes in zip(state["actors"], state["episodes"], strict=True):
             for episode in episodes:
                 self.begin(actor, ActiveEpisode(*episode))
@@ -118,6 +115,8 @@ class ActiveEpisodes:
 
 def checked_lists(steps: TensorDictBase) -> list[list[Any]] | None:
     """Reads :class:`ValueColumns` of many segments; ``None`` if a column is missing or wrong in one of them."""
+    if not len(steps):
+        return None
     names = ("reward", "state_value", "terminated", "done", "truncated")
     given = [steps.get("state_value", None), *(steps["next"].get(name, None) for name in names)]
     given[-1] = given[-2] if given[-1] is None else given[-1]
@@ -126,7 +125,7 @@ def checked_lists(steps: TensorDictBase) -> list[list[Any]] | None:
     value, reward, following, terminated, done, truncated = (leaf.reshape(-1) for leaf in given)
     largest = [leaf.abs().max() for leaf in (reward, value, following)]
     largest += [steps["logits"].max()] if "logits" in steps else []
-    if not all(one < math.inf for one in largest) or not torch.equal((terminated | truncated).bool(), done.bool()):
+    if not all(one < math.inf for one in largest) or not torch.equal(terminated.bool() | truncated.bool(), done.bool()):
         return None
     return [leaf.tolist() for leaf in (reward, value, following, terminated, done)]
 
@@ -158,7 +157,17 @@ class Segment:
             if len(lists.get(name, lists["done"])) != self.length:
                 shape = list(following[name].shape)
                 raise ValueError(f"of {self.length} steps {name} has shape {shape}; give [T] or [T, 1]")
-        self._check_ends(lists, bool(episode_done))
+        done = lists["done"]
+        for name in ("terminated", "truncated"):
+            for flag, end in zip(lists.get(name, ()), done, strict=False):
+                if flag and not end:
+                    raise ValueError(f"a step is {name} and not done; done is terminated or truncated")
+        if bool(done[-1]) != bool(episode_done):
+            raise ValueError(f"episode_done is {episode_done}, but the last step's done is {bool(done[-1])}")
+        if episode_done and not (lists.get("terminated", done)[-1] or lists.get("truncated", done)[-1]):
+            raise ValueError("the last step is done and neither terminated nor truncated; set the one that it is")
+        if any(done[:-1]):
+            raise ValueError(f"an episode ends at step {done.index(True)} of {len(done)}; cut it or use update_rollout")
         self.reward_sum: float = float(sum(lists["reward"]))
         for name in ("reward", "state_value", "next state_value"):  # one number that is not finite makes the sum so
             if not math.isfinite(sum(lists.get(name, ()))):
@@ -179,17 +188,3 @@ class Segment:
         segment.columns = ValueColumns._make([column[place] for column in lists])
         segment.length, segment.reward_sum = place.stop - place.start, float(sum(segment.columns.reward))
         return segment
-
-    @staticmethod
-    def _check_ends(lists: dict[str, list[Any]], episode_done: bool) -> None:
-        done = lists["done"]
-        for name in ("terminated", "truncated"):
-            for flag, end in zip(lists.get(name, ()), done, strict=False):
-                if flag and not end:
-                    raise ValueError(f"a step is {name} and not done; done is terminated or truncated")
-        if bool(done[-1]) != episode_done:
-            raise ValueError(f"episode_done is {episode_done}, but the last step's done is {bool(done[-1])}")
-        if episode_done and not (lists.get("terminated", done)[-1] or lists.get("truncated", done)[-1]):
-            raise ValueError("the last step is done and neither terminated nor truncated; set the one that it is")
-        if any(done[:-1]):
-            raise ValueError(f"an episode ends at step {done.index(True)} of {len(done)}; cut it or use update_rollout")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import operator
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
@@ -25,7 +25,10 @@ def checked_level_ids(levels: int | Iterable[int] | LevelSet) -> list[int]:
     if isinstance(levels, LevelSet):
         return list(range(len(levels)))
     if isinstance(levels, Iterable):
-        ids = [checked_level_id(level) for level in levels]
+        ids = list(levels)
+        if any(isinstance(level, str | Mapping) for level in ids):
+            raise TypeError(f"levels has {ids[0]!r}; put objects into LevelSet(levels), or give whole numbers")
+        ids = [checked_level_id(level) for level in ids]
     else:
         accepted = f"distinct whole numbers, or their number, at most {LARGEST_COUNT}, for 0, 1, 2, ..."
         check_option("levels", levels, Integral, accepted, highest=LARGEST_COUNT)

@@ -7,7 +7,7 @@ import hashlib
 import json
 import operator
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -55,9 +55,13 @@ class LevelSet(Sequence[dict[str, Any]]):
         self._objects = list(levels)
         if not self._objects:
             raise ValueError("levels has no object; give at least one")
-        if key is not None:
-            check_kind("key", key, Callable, "a function from a level to plain values that identify it, or None")
+        if key is not None and not callable(key):
+            raise TypeError(f"key is {key!r}; it must be a function from a level to plain values that identify it")
         self._key = key
+        if any(isinstance(level, Mapping) and "level_id" in level for level in self._objects):
+            raise ValueError("a level has an entry 'level_id', which is the place of the level; give it another name")
+        if isinstance(groups, str):
+            raise TypeError(f"groups is {groups!r}; give one name for each level, or a function from a level to one")
         named = list(map(groups, self._objects)) if callable(groups) else None if groups is None else list(groups)
         self.groups: list[str] | None = None if named is None else list(map(str, named))
         self.weights: np.ndarray | None = None
@@ -81,7 +85,7 @@ class LevelSet(Sequence[dict[str, Any]]):
 
     def __getitem__(self, level_id: Any) -> Any:
         level = self.level(level_id)
-        return {**(level if isinstance(level, dict) else {"level": level}), "level_id": operator.index(level_id)}
+        return {**(level if isinstance(level, Mapping) else {"level": level}), "level_id": operator.index(level_id)}
 
     def __repr__(self) -> str:
         return f"LevelSet({len(self)} levels)"
@@ -90,23 +94,31 @@ class LevelSet(Sequence[dict[str, Any]]):
     def digest(self) -> str:
         """SHA-256 of the objects, or of what ``key`` returns for them, in hexadecimal."""
         found = hashlib.sha256()
-        for place, level in enumerate(self._objects):
-            try:
-                plain = json.dumps(level if self._key is None else self._key(level), sort_keys=True, default=_plain)
-            except (TypeError, ValueError) as error:
-                raise TypeError(
-                    f"level {place} is {level!r}, which cannot be identified in a save ({error}); give key=, a "
-                    "function from a level to text, numbers, arrays, or lists and dictionaries of them"
-                ) from None
-            found.update(plain.encode() + b"\n")
+        for plain in self._plain(self._key):
+            found.update(json.dumps(plain, sort_keys=True, default=_digest).encode() + b"\n")
         return found.hexdigest()
 
+    def _plain(self, key: Callable[[Any], Any] | None = None) -> Iterator[Any]:
+        for place, level in enumerate(self._objects):
+            try:
+                yield _plain(level if key is None else key(level))
+            except TypeError as error:
+                raise TypeError(
+                    f"level {place} is {level!r}, of which {error}: a save takes text, numbers, arrays, paths, and "
+                    "lists and dictionaries by text of them; give key=, a function from a level to such values"
+                ) from None
+
     def save(self, path: str | Path) -> None:
-        """Writes the objects, groups and weights into the directory ``path``; ``TypeError`` for what has no value."""
+        """Writes the objects, groups and weights into the directory ``path``; arrays as tensors, and paths as text.
+
+        Raises:
+            TypeError: an object has other values.
+        """
         from lightning_replay.saving import write_state
 
         weights = None if self.weights is None else self.weights.tolist()
-        write_state(path, {"levels": self._objects, "groups": self.groups, "weights": weights}, of="LevelSet")
+        levels = list(self._plain())
+        write_state(path, {"levels": levels, "groups": self.groups, "weights": weights}, of="LevelSet")
 
     @classmethod
     def load(cls, path: str | Path, key: Callable[[Any], Any] | None = None) -> Self:
@@ -118,9 +130,23 @@ class LevelSet(Sequence[dict[str, Any]]):
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        if not all(isinstance(name, str) for name in value):
+            raise TypeError(f"the names {list(value)[:3]} of a dictionary are not all text")
+        return {name: _plain(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return list(map(_plain, value))
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     array = np.asarray(value)
-    if array.dtype.hasobject:
+    if array.dtype.kind not in "biufc":
         raise TypeError(f"a {type(value).__name__} is no plain value")
-    return [str(array.dtype), array.shape, hashlib.sha256(array.tobytes()).hexdigest()]
+    import torch  # here, since processes that only step environments do without
+
+    return torch.from_numpy(array.copy())
+
+
+def _digest(tensor: Any) -> Any:
+    return [str(tensor.dtype), list(tensor.shape), hashlib.sha256(tensor.numpy().tobytes()).hexdigest()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import math
+import operator
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -141,39 +142,43 @@ class Greedy(_Ordered):
         self.epsilon = epsilon
 
     def draw(self, generator: torch.Generator) -> int:
-        if self.epsilon > 0.0 and uniform(generator) < self.epsilon:
-            equals = len(self._order)
-        else:
-            equals = self._order.bisect_left((self._order[0][0], math.inf))
-        return int(self._order[int(torch.randint(equals, (), generator=generator, device="cpu"))][2])
+        takes_any = self.epsilon > 0.0 and uniform(generator) < self.epsilon
+        among = len(self._order) if takes_any else self._num_best()
+        return int(self._order[int(torch.randint(among, (), generator=generator, device="cpu"))][2])
+
+    def _num_best(self) -> int:
+        return self._order.bisect_left((self._order[0][0], math.inf))
+
+    def _is_best(self, scores: np.ndarray, timestamps: np.ndarray) -> np.ndarray:
+        return scores == scores.max()
 
     def probabilities(self, scores: np.ndarray, timestamps: np.ndarray) -> np.ndarray:
-        best = scores == scores.max()
+        best = self._is_best(scores, timestamps)
         return (1.0 - self.epsilon) * best / best.sum() + self.epsilon / len(scores)
 
 
-class Top(_Ordered):
+class Top(Greedy):
     """Draws the ``count`` highest scores with equal probability; the temperature has no effect.
 
-    The buffer of the most learnable levels in Rutherford et al. 2024, algorithm 1, https://arxiv.org/abs/2408.15099.
+    The buffer of the most learnable levels in Rutherford et al. 2024, algorithm 1, https://arxiv.org/abs/2408.15099,
+    which changes only where all is measured anew; here also with every score that is recorded meanwhile.
 
     Args:
         count: K, levels that are drawn; all where fewer have a score.
+        epsilon: share of draws that take any level with a score.
     """
 
-    uses_temperature = False
-
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, epsilon: float = 0.0) -> None:
+        super().__init__(epsilon)
         self.count: int = checked_count("count", count, of="levels")
 
-    def draw(self, generator: torch.Generator) -> int:
-        drawn = min(self.count, len(self._order))
-        return int(self._order[int(torch.randint(drawn, (), generator=generator, device="cpu"))][2])
+    def _num_best(self) -> int:
+        return min(self.count, len(self._order))
 
-    def probabilities(self, scores: np.ndarray, timestamps: np.ndarray) -> np.ndarray:
-        best, probability = by_rank(scores, timestamps)[: self.count], np.zeros(len(scores))
-        probability[best] = 1.0 / len(best)
-        return probability
+    def _is_best(self, scores: np.ndarray, timestamps: np.ndarray) -> np.ndarray:
+        best = np.zeros(len(scores), np.bool_)
+        best[by_rank(scores, timestamps)[: self.count]] = True
+        return best
 
 
 class _Weighted(Prioritization):
@@ -325,27 +330,22 @@ class ReplayConcentration:
 
     def __init__(self, prioritization: Prioritization) -> None:
         self._prioritization = prioritization
-        self._is_counting = prioritization.uses_temperature
-        self._last: tuple[int, int] | None = None
-        self._replays = 0
-        self._repeats = 0
+        self._drawn = [(-1, -1)] if prioritization.uses_temperature else None
 
     def add(self, level: tuple[int, int], scored: int) -> None:
-        if not self._is_counting or scored < _FEWEST_SCORED:  # few levels repeat without being narrow
+        if self._drawn is None or scored < _FEWEST_SCORED:  # few levels repeat without being narrow
             return
-        self._replays += 1  # not by probabilities: levels of equal scores that alternate do not repeat
-        self._repeats += level == self._last  # by row and generation: a row may get another level
-        self._last = level
-        if self._replays < _WINDOW:
+        self._drawn.append(level)  # by row and generation: a row may get another level
+        if len(self._drawn) <= _WINDOW:
             return
-        replays, repeats = self._replays, self._repeats
-        self._replays = self._repeats = 0
-        if replays >= _FEWEST_EFFECTIVE * repeats:
+        # not by probabilities: levels of equal scores that alternate do not repeat
+        repeats, self._drawn = sum(map(operator.eq, self._drawn, self._drawn[1:])), [level]
+        if _FEWEST_EFFECTIVE * repeats <= _WINDOW:
             return
-        self._is_counting = False  # warns once
+        self._drawn = None  # warns once
         warnings.warn(
-            f"of the last {replays:,} replays {repeats:,} took the same level as the replay before, as if only "
-            f"{replays / repeats:.1f} levels were replayed, although {scored:,} have a score: "
+            f"of the last {_WINDOW:,} replays {repeats:,} took the same level as the replay before, as if only "
+            f"{_WINDOW / repeats:.1f} levels were replayed, although {scored:,} have a score: "
             f"{type(self._prioritization).__name__}() at score_temperature="
             f"{self._prioritization.score_temperature:g} gives nearly all replays for the score to one level until "
             "its score changes. With many episodes per update that level takes most of a batch. Give a higher "

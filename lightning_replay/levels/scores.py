@@ -10,6 +10,7 @@ Jiang et al. 2021, "Replay-Guided Adversarial Environment Design", https://arxiv
 from __future__ import annotations
 
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol, Self, runtime_checkable
@@ -285,6 +286,9 @@ class Learnability:
         window: outcomes kept of each level.
         success: return from which an episode is a success; ``None`` takes the return, in [0, 1], as the outcome.
 
+    Raises:
+        ValueError: later, a return that is no outcome; a score of a subclass's ``of_rate`` that is not finite.
+
     Example:
         >>> Learnability(window=4).of_outcomes([7], np.array([[0.0, 1.0, 1.0, 1.0]])).tolist()
         [0.1875]
@@ -295,6 +299,7 @@ class Learnability:
     def __init__(self, window: int = 8, success: float | None = None) -> None:
         self.window: int = checked_count("window", window, of="outcomes")
         self.success: float | None = None if success is None else checked_number("success", success)
+        self._has_warned = False
         self._rows: dict[int, int] = {}
         self._outcomes = np.zeros((0, self.window))  # of each level; outcome n is at n modulo the window
         self._counts = np.zeros(0, np.int64)  # outcomes ever given
@@ -308,17 +313,27 @@ class Learnability:
 
         A level that comes several times gets all its outcomes, and then one score.
         """
-        rows = dict(self._rows)
-        for level_id in level_ids:
-            rows.setdefault(level_id, len(rows))
-        added = len(rows) - len(self._rows)
-        held = np.concatenate([self._outcomes, np.zeros((added, self.window))]) if added else self._outcomes
-        counts = np.concatenate([self._counts, np.zeros(added, np.int64)]) if added else self._counts
-        changed, place = np.unique([rows[level_id] for level_id in level_ids], return_inverse=True)
+        others = dict.fromkeys(level_id for level_id in level_ids if level_id not in self._rows)
+        new = {level_id: row for row, level_id in enumerate(others, len(self._rows))}
+        if len(self._rows) + len(new) > len(self._counts):
+            more = len(self._rows) + 2 * len(new)
+            self._outcomes = np.append(self._outcomes, np.zeros((more, self.window)), 0)
+            self._counts = np.append(self._counts, np.zeros(more, np.int64))
+        held, counts, known = self._outcomes, self._counts, self._rows
+        entries = np.array([known[one] if one in known else new[one] for one in level_ids], np.int64)
+        changed, place = np.unique(entries, return_inverse=True)
         entry = np.repeat(place, outcomes.shape[1])
         order = np.argsort(entry, kind="stable")
         entry, number = entry[order], np.arange(len(entry))
         number -= np.searchsorted(entry, entry)  # among the outcomes of its level
+        most = int(np.bincount(entry, minlength=1).max())
+        if most > self.window and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"a level got {most} outcomes at a time, of which the last {self.window} count: give "
+                f"Learnability(window={most}) to count them all",
+                stacklevel=3,
+            )
         before, window = counts[changed], held[changed]
         window[entry, (before[entry] + number) % self.window] = outcomes.reshape(-1)[order]  # the last one stays
         after = before + np.bincount(entry, minlength=len(changed))
@@ -327,7 +342,7 @@ class Learnability:
         if scores.shape != kept.shape or not np.isfinite(scores).all():
             raise ValueError(f"of_rate returned {scores}; it must return one finite score for each level")
         held[changed], counts[changed] = window, after
-        self._rows, self._outcomes, self._counts = rows, held, counts
+        known.update(new)
         return scores[place]
 
     def of_episode(self, level_id: int, episode: int, episode_return: float) -> float:
@@ -353,21 +368,23 @@ class Learnability:
         return {name: torch.from_numpy(column) for name, column in columns.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        rows = torch.tensor(list(self._rows), dtype=torch.int64, device="cpu")
+        rows = len(self._rows)
         return {
-            "level_id": rows,
-            "outcomes": torch.from_numpy(self._outcomes.copy()),
-            "counts": torch.from_numpy(self._counts.copy()),
+            "level_id": torch.tensor(list(self._rows), dtype=torch.int64, device="cpu"),
+            "outcomes": torch.from_numpy(self._outcomes[:rows].copy()),
+            "counts": torch.from_numpy(self._counts[:rows].copy()),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores :meth:`state_dict`; ``ValueError`` for another window."""
+        """Restores :meth:`state_dict`; ``ValueError`` for another window, and for what are no outcomes."""
         outcomes, counts = state["outcomes"].cpu().numpy().copy(), state["counts"].cpu().numpy().copy()
         if outcomes.shape != (len(counts), self.window) or len(state["level_id"]) != len(counts):
             raise ValueError(
                 f"the saved outcomes are of windows of {outcomes.shape[-1]}, and this one is of {self.window}; build "
                 "Learnability with the window it was saved with"
             )
+        if not ((outcomes >= 0.0) & (outcomes <= 1.0)).all() or (counts < 0).any():
+            raise ValueError("the saved outcomes are not all in [0, 1], or their numbers are negative")
         self._rows = {level_id: row for row, level_id in enumerate(state["level_id"].tolist())}
         self._outcomes, self._counts = outcomes, counts
 

@@ -12,8 +12,8 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from lightning_replay.levels.episodes import ActiveEpisode, ActiveEpisodes, Segment, checked_lists
-from lightning_replay.levels.level_ids import Actor, checked_actor, checked_level_id
+from lightning_replay.levels.episodes import MOST_AWAITED, ActiveEpisode, ActiveEpisodes, Segment, checked_lists
+from lightning_replay.levels.level_ids import LEVEL_IDS, Actor, checked_actor, checked_level_id
 from lightning_replay.options import checked_count, checked_flag
 from lightning_replay.saving import load_state, write_state
 from lightning_replay.state import Seeded
@@ -49,8 +49,8 @@ class LevelSelector(Seeded, ABC):
         """Number of all levels, with a score or without; ``None`` if the level set is unbounded."""
         return None if self._members is None else len(self._members)
 
-    @abstractmethod
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        return 0  # levels with a score
 
     def __bool__(self) -> bool:
         return True  # also while no level has a score, so that ``levels or others`` keeps ``levels``
@@ -83,22 +83,34 @@ class LevelSelector(Seeded, ABC):
 
     def abandon_levels(self, level_id: Any) -> None:
         """Ends draws by :meth:`next_levels` that get no score, as those of a lost batch: of each level the oldest."""
-        for one in self.checked_ids(level_id):
-            self.running.receive_score(one, 0)
-            self._leave(one)
+        for one in dict.fromkeys(self.checked_ids(level_id)):
+            self.end_draw(one)
+
+    def end_draw(self, level_id: int, batch: int | None = None) -> None:
+        self.running.receive_score(level_id, 0, batch)
+        self._leave(level_id)
+
+    def _await(self, level_id: int, batch: int, started: int) -> None:
+        self.running.await_score(level_id, batch, started)
+        if len(self.running.draws) > MOST_AWAITED:
+            oldest, level = next(iter(self.running.draws))
+            self.end_draw(level, oldest)
 
     def _leave(self, level_id: int) -> None:
         """Takes notice that an episode or draw on a level has ended."""
 
     def checked_ids(self, level_id: Any) -> list[int]:
-        ids = torch.as_tensor(level_id, device="cpu")
-        if ids.is_floating_point() or ids.dtype in (torch.bool, torch.complex64, torch.complex128):
+        try:
+            ids = torch.as_tensor(level_id, device="cpu")
+        except (TypeError, ValueError):
+            raise TypeError(f"level_id is {level_id!r}; give the ids as integers [n]") from None
+        if ids.numel() and (ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool):
             raise TypeError(f"level_id is of {ids.dtype}; give the ids as integers [n]")
         known: list[int] = ids.reshape(-1).tolist()
-        unknown = [one for one in known if one < 0 or (self._members is not None and one not in self._members)]
-        if unknown:
-            accepted = "ids must not be negative" if self._members is None else f"none of the {self.count} levels given"
-            raise ValueError(f"level_id has {unknown[:5]}; {accepted}. Nothing was recorded")
+        among = range(LEVEL_IDS) if self._members is None else self._members
+        if unknown := [one for one in known if one not in among]:
+            accepted = "ids are from 0 to 2**31 - 1" if self._members is None else f"none of the {self.count} levels"
+            raise ValueError(f"level_id has {unknown[:5]}; {accepted}. Nothing was changed")
         return known
 
     @property
@@ -159,7 +171,7 @@ class LevelSelector(Seeded, ABC):
     def _learn(self, episode: ActiveEpisode, segment: Segment, is_done: bool) -> float | None:
         return None  # scores nothing by default; an override raises before anything is changed
 
-    def learn_all(self, learned: Iterable[tuple[Actor, ActiveEpisode, Segment, bool]]) -> None:
+    def learn_all(self, learned: Sequence[tuple[Actor, ActiveEpisode, Segment, bool]]) -> None:
         """As :meth:`update` one by one, of checked segments, and of each whether its episode is done."""
         for actor, episode, segment, is_done in learned:
             self._learn(episode, segment, is_done)
@@ -173,8 +185,9 @@ class LevelSelector(Seeded, ABC):
     def flush(self) -> None:
         """Turns non-zero partial scores of unfinished episodes into scores, and resets them.
 
-        The released code of the paper does so after every policy update; the paper itself joins the pieces of an
-        episode, which is what happens if this is never called.
+        The released code of the paper does so after every policy update, so that an episode over three rollouts gets
+        three; the paper itself joins the pieces, which is what happens if this is never called. A partial score of
+        exactly 0 changes no score, and a level without one remains new; its steps are dropped too.
         """
 
     def trains_on(self, actor: Actor, level_id: int) -> bool:
@@ -199,12 +212,14 @@ class LevelSelector(Seeded, ABC):
             self._end(actor, episode)
         return len(episodes)
 
-    @abstractmethod
     def probabilities(self) -> TensorDict:
         """Returns the replay distribution over the levels with a score, ``[L]``; all others have probability 0.
 
         ``level_id`` int64, ``probability`` float64, ``score`` float64, ``staleness`` int64 in episodes.
         """
+        whole, real = torch.zeros(0, dtype=torch.int64, device="cpu"), torch.zeros(0, dtype=torch.float64, device="cpu")
+        columns = {"level_id": whole, "probability": real, "score": real.clone(), "staleness": whole.clone()}
+        return TensorDict(columns, [0])
 
     def stats(self) -> dict[str, float]:
         """Metrics to log."""
@@ -237,8 +252,13 @@ class LevelSelector(Seeded, ABC):
             raise ValueError(f"the state lacks or adds {sorted(set(state) ^ set(before))}; give what state_dict() gave")
         try:
             self._load(state)
-        except BaseException:  # a state that fits in part changes nothing
+            self.checked_ids([*self.running.played])
+        except BaseException as error:  # a state that fits in part changes nothing
             self._load(before)
+            if isinstance(error, KeyError):
+                raise ValueError(
+                    f"the state lacks {error}; give what state_dict() of a {kind} like this gave"
+                ) from None
             raise
 
     def _load(self, state: dict[str, Any]) -> None:
@@ -252,10 +272,6 @@ class LevelSelector(Seeded, ABC):
     def load(self, path: str | Path) -> None:
         """Reads what :meth:`save` wrote; raises ``FileNotFoundError``, ``DamagedFileError`` and ``ValueError``."""
         load_state(path, self.load_state_dict)
-
-
-_NEXT_KEYS = ("reward", "state_value", "terminated", "truncated", "done")
-_KEYS = ("state_value", "logits", *(("next", key) for key in _NEXT_KEYS))
 
 
 def update_rollout(
@@ -282,11 +298,11 @@ def update_rollout(
         if done:
             remaining[actor].remove(episodes[-1])
     lists = checked_lists(steps)
-    if lists is None:  # the segment that is wrong raises
-        each = iter([Segment(steps[place], done) for _, _, place, done in cut])
-    else:
-        each = (Segment.of_lists(lists, steps, place) for _, _, place, _ in cut)
-    levels.learn_all((cut[k][0], episode, next(each), cut[k][-1]) for k, episode in enumerate(episodes))
+    learned = []
+    for (actor, _, place, done), episode in zip(cut, episodes, strict=True):  # without lists the wrong segment raises
+        segment = Segment(steps[place], done) if lists is None else Segment.of_lists(lists, steps, place)
+        learned.append((actor, episode, segment, done))
+    levels.learn_all(learned)
 
 
 def segments(
@@ -310,7 +326,9 @@ def _cut(
     if rollout.ndim != 2 or level_id.shape != rollout.shape or len(names) != rollout.shape[0]:
         shapes = f"the rollout has shape {list(rollout.shape)}, level_id {list(level_id.shape)}"
         raise ValueError(f"{shapes} and there are {len(names)} actors; give [actors, T] for both")
-    steps = rollout.select(*_KEYS, strict=False).cpu().flatten()  # one copy off the device, whatever the pieces
+    following = [("next", key) for key in ("reward", "state_value", "terminated", "truncated", "done")]
+    # one copy off the device, whatever the pieces
+    steps = rollout.select("state_value", "logits", *following, strict=False).cpu().flatten()
     done, length = steps["next", "done"].reshape(rollout.shape).bool(), rollout.shape[1]
     ends = done.clone()
     ends[:, -1:] = True  # the rollout may end within an episode

@@ -129,15 +129,17 @@ class LevelTable:
         timestamps[~is_new] = np.maximum(timestamps[~is_new], self._timestamps[rows[~is_new]])
         self.put_all(rows, scores, timestamps)
 
+    def defer(self, changes: int) -> None:
+        """Has trees and sorted lists built anew before the next draw, if that is quicker than to change them."""
+        self._is_behind |= changes > 1 and 16 * changes > self._count  # in the time of one, 16 are built
+
     def put_all(self, rows: np.ndarray, scores: np.ndarray, timestamps: np.ndarray) -> None:
         """As :meth:`put` one by one, of different rows, those that are added in their order."""
-        if len(rows) == 1 or (
-            not self._is_behind and 16 * len(rows) <= self._count
-        ):  # in the time of one, 16 are built
+        self.defer(len(rows))
+        if len(rows) <= 1 or not self._is_behind:
             for row, score, timestamp in zip(rows.tolist(), scores.tolist(), timestamps.tolist(), strict=True):
                 self.put(row, score, timestamp)
             return
-        self._is_behind = True
         count = max(self._count, int(rows.max()) + 1)
         if count > len(self._scores):
             self._reserve(2 * count)
@@ -155,11 +157,6 @@ class LevelTable:
             self.put(row, float(self._scores[row]), self.episodes)
         return self.episodes
 
-    def touch(self, rows: np.ndarray, started: np.ndarray) -> None:
-        """Begins episodes ``started`` on different rows, which then have their staleness."""
-        if len(rows):
-            self.put_all(rows, self._scores[rows], started)
-
     def clear(self) -> None:
         state = self.state_dict()
         self.load_state_dict(state | {key: state[key][:0] for key in ("score", "timestamp", "generation")})
@@ -171,11 +168,10 @@ class LevelTable:
         return int(least[np.argmin(self.scores[least])])  # among equals the lowest score, then the lowest row
 
     def draw_all(self, count: int, in_flight: Collection[int] = ()) -> np.ndarray:
-        """Draws ``count`` different rows, int64 ``[count]``, as one by one with those drawn before left out.
-
-        Rows of probability 0 follow when there are no others.
-        """
-        return draw_different(np.maximum(self.probabilities(in_flight), 1e-300), count, self.generator)
+        """Draws ``count`` different rows, int64 ``[count]``, as one by one, and those of probability 0 last."""
+        least = np.full(self._count, 1e-200)
+        least[[self._rows[level_id] for level_id in in_flight if level_id in self._rows]] = 1e-300  # the very last
+        return draw_different(np.maximum(self.probabilities(in_flight), least), count, self.generator)
 
     def draw(self, in_flight: Collection[int] = ()) -> int:
         if self._count == 0:
@@ -278,6 +274,17 @@ class LevelTable:
         self.level_ids = state["level_id"].tolist()
         self._rows = {level_id: row for row, level_id in enumerate(self.level_ids)}
         self.refused, self.replaced = int(state["refused"]), int(state["replaced"])
+
+
+def different_places(count: int, drawn: int, generator: torch.Generator) -> list[int]:
+    """Draws ``drawn`` different numbers below ``count`` uniformly."""
+    if 8 * drawn > count:
+        return torch.randperm(count, generator=generator, device="cpu")[:drawn].tolist()
+    found: dict[int, None] = {}
+    while len(found) < drawn:
+        more = torch.randint(count, (drawn - len(found),), generator=generator, device="cpu").tolist()
+        found.update(dict.fromkeys(more))
+    return list(found)
 
 
 def draw_different(weights: np.ndarray, count: int, generator: torch.Generator) -> np.ndarray:

@@ -31,22 +31,26 @@ class Oracle:
     scores: dict[int, float] = field(default_factory=dict)
     timestamps: dict[int, int] = field(default_factory=dict)
     outcomes: dict[int, list[float]] = field(default_factory=dict)
-    awaited: dict[int, list[int]] = field(default_factory=dict)
+    awaited: dict[int, list[list[int]]] = field(default_factory=dict)  # the draws of each batch
 
     def draw(self, drawn: list[int]) -> None:
+        batch: dict[int, list[int]] = {}
         for level in drawn:
             self.clock += 1
-            self.awaited.setdefault(level, []).append(self.clock)
+            batch.setdefault(level, []).append(self.clock)
             if level in self.scores:
                 self.timestamps[level] = self.clock
+        for level, draws in batch.items():
+            self.awaited.setdefault(level, []).append(draws)
 
     def record(self, ids: list[int], rows: list[Any]) -> list[float]:
         given: dict[int, list[Any]] = {}
         started: dict[int, int] = {}
         for level, row in zip(ids, rows, strict=True):
             given.setdefault(level, []).append(row)
-            draws = self.awaited.get(level, [])
-            started[level] = max(started.get(level, 0), draws.pop(0) if draws else self.clock)
+            if level not in started:
+                draws = self.awaited.get(level, [])
+                started[level] = draws.pop(0)[-1] if draws else self.clock
         for level, rows_of_level in given.items():
             if self.window is None:
                 score = sum(rows_of_level) / len(rows_of_level)
@@ -65,6 +69,7 @@ class Oracle:
     def forget(self) -> None:
         self.scores.clear()
         self.timestamps.clear()
+        self.outcomes.clear()
 
 
 eighths = st.integers(0, 8).map(lambda one: one / 8)
@@ -76,6 +81,7 @@ call = st.one_of(
 
 
 @settings(max_examples=50)
+@pytest.mark.filterwarnings("ignore:a level got:UserWarning")
 @given(
     size=st.integers(1, 6),
     window=st.sampled_from([None, 1, 3]),

@@ -53,12 +53,12 @@ class Table:
 
     def draw(self, count: int, replace: bool, out: tuple[int, ...] = ()) -> tuple[int, ...]:
         for row in out:  # in flight before
-            self.levels.running.await_score(self.levels.table.level_ids[row], 0)
+            self.levels.running.await_score(self.levels.table.level_ids[row], 0, 0)
         drawn = tuple(self.row[level_id] for level_id in self.levels.next_levels(count, replace=replace).tolist())
         table = self.levels.table
         started = np.arange(1, count + 1) + self.clock
         assert table.timestamps[drawn[-1]] == started[-1] and self.levels.episodes == self.clock + count
-        assert Counter(self.levels.running.played) == Counter(table.level_ids[row] for row in (*out, *drawn))
+        assert {*self.levels.running.played} == {table.level_ids[row] for row in (*out, *drawn)}
         table.timestamps[:], table.episodes, table._is_behind = self.timestamps, self.clock, True
         self.levels.running.__init__()
         return drawn

@@ -15,14 +15,16 @@ from tensordict import TensorDict, TensorDictBase
 from timing import Burst, Table, Work, burst_of, microseconds
 
 from lightning_replay.levels import Greedy, LevelBuffer, Proportional, Rank
-from lightning_replay.levels.scores import L1ValueLoss, Score
+from lightning_replay.levels.scores import L1ValueLoss, Learnability, Score
 
 ACTORS, STEPS = 64, 16
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
 CAPACITY = 4_000
 TARGET_SIZE = 100_000
 UNBOUNDED, FREE = f"unbounded, {CAPACITY:,} levels", ", free score"
-FINITE_LIMIT, UNBOUNDED_LIMIT = 100.0, 300.0
+FINITE_LIMIT, UNBOUNDED_LIMIT, BATCH_LIMIT = 100.0, 300.0, 5.0
+BATCH, OUTCOMES = 4_096, 8
+IN_BATCHES = f"{TARGET_SIZE:,} levels in batches of {BATCH:,}"
 PRIORITIZATIONS = {"rank": Rank, "proportional": Proportional, "greedy": Greedy}
 
 
@@ -138,6 +140,17 @@ def mean_of(work: Work) -> Burst:
     return burst
 
 
+def in_batches() -> dict[str, Burst]:
+    """A level of a batch that is drawn and recorded, and an episode with the same score; all levels have a score."""
+    made = []
+    for _ in range(2):
+        made.append(LevelBuffer(TARGET_SIZE, score=Learnability(OUTCOMES, success=0.5 * STEPS), seed=0))
+        made[-1].record(torch.arange(TARGET_SIZE), torch.rand(TARGET_SIZE, generator=torch.Generator().manual_seed(0)))
+    levels, outcomes = made[0], torch.rand(BATCH, OUTCOMES, generator=torch.Generator().manual_seed(0)).round()
+    batch = mean_of(lambda: levels.record(levels.next_levels(BATCH), outcomes=outcomes))
+    return {"batch": lambda calls: batch(-(-calls // BATCH)) / BATCH, "one by one": mean_of(Actors(made[1]).episode)}
+
+
 def bursts(levels: Mapping[str, LevelBuffer | NumpyLevels]) -> dict[str, Burst]:
     """An episode of each."""
     return {name: mean_of(Actors(buffer).episode) for name, buffer in levels.items()}
@@ -160,6 +173,7 @@ def main() -> None:
         table.measure(work, bursts({**made, "numpy": NumpyLevels(levels)}), rounds=options.rounds)
         times = table.times[work]
         print(f"        numpy over rank with a free score: {times['numpy'] / times['rank' + FREE]:.2f}")
+    table.measure(IN_BATCHES, in_batches(), rounds=options.rounds)
     score, played = L1ValueLoss(discount=0.999, gae_lambda=0.95), cycle(segments())
     table.measure("the score alone", {"L1 value loss": burst_of(lambda: score(next(played)))}, rounds=options.rounds)
     for state, capacity, free in (("filling", 25 * CAPACITY, free_score), ("full", CAPACITY, rising_score)):
@@ -175,6 +189,8 @@ def judge(table: Table, sizes: list[int]) -> None:
     """Compares with the targets."""
     small, large = min(sizes), max(sizes)
     logarithms = math.log(large) / math.log(small)
+    taken = table.times[IN_BATCHES]["batch"]
+    table.at_most(f"T11 {IN_BATCHES}: microseconds for each level on this machine", taken, BATCH_LIMIT)
     for name in PRIORITIZATIONS:
         if TARGET_SIZE in sizes:
             taken = table.times[work_of(TARGET_SIZE)][name]

@@ -5,15 +5,26 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import lightning as L
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from lightning_replay.levels import LevelBatchSampler, LevelBuffer, LevelSet, SequentialLevels, UniformLevels, scores
-from lightning_replay.levels.selector import LevelSelector
+from lightning_replay.levels import (
+    LevelBatchSampler,
+    LevelBuffer,
+    LevelSelector,
+    LevelSet,
+    SequentialLevels,
+    Top,
+    UniformLevels,
+    scores,
+    tscl,
+)
 from tests.unit.lit.toys import make_trainer
 
 PROMPTS = LevelSet([{"question": f"{n} + 1 ="} for n in range(60)])
@@ -167,14 +178,117 @@ def test_without_an_end(num_workers: int) -> None:
         len(run.sampler)
 
 
-def test_levels_that_are_never_recorded_do_not_pile_up() -> None:
-    levels = UniformLevels(3, seed=0)
+@pytest.mark.parametrize("levels", [UniformLevels(3, seed=0), LevelBuffer(None, capacity=9, seed=0)])
+def test_levels_that_are_never_recorded_do_not_pile_up(levels: LevelSelector, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lightning_replay.levels.selector.MOST_AWAITED", 12)
     for _ in range(300):
         levels.next_levels(3)
-    assert levels.stats()["in_flight"] == 3 * 64
-    levels.record(range(3))
-    assert levels.stats()["in_flight"] == 3 * 63
-    assert [episode for episode, _ in levels.running.draws()] == list(range(900 - 3 * 63 + 1, 901))  # the oldest ended
+    assert len(levels.running.draws) == levels.stats()["in_flight"] == 12
+    assert {batch for batch, _ in levels.running.draws} == {889, 892, 895, 898}  # the oldest ended
+
+
+def test_a_level_of_two_batches_is_recorded_once_for_each() -> None:
+    levels = UniformLevels(4, seed=0)
+    for _ in range(2):
+        levels.next_levels(4)
+    levels.record([0, 0, 1])  # as of two answers to one prompt
+    assert sorted(levels.running.draws) == [(1, 2), (1, 3), (5, 0), (5, 1), (5, 2), (5, 3)]
+
+
+def test_made_levels_that_run_out_are_completed_by_replays() -> None:
+    def one_of_ten(generator: torch.Generator) -> int:
+        return int(torch.randint(10, (), generator=generator))
+
+    levels = LevelBuffer(None, capacity=10, generate=one_of_ten, replay_probability=0.1, seed=0)
+    for _ in range(40):
+        drawn = levels.next_levels(5).tolist()
+        assert len({*drawn}) == 5
+        levels.record(drawn, torch.rand(5))
+    with pytest.raises(ValueError, match="generate made .* new levels and .* have a score"):
+        levels.next_levels(11)
+    with pytest.raises(ValueError, match="ids are from 0 to"):
+        levels.record([2**40], [1.0])
+
+
+def test_idle_levels_come_before_those_in_flight() -> None:
+    levels = LevelBuffer(1_000, score=scores.Learnability(), replay_probability=0.5, staleness_weight=0.0, seed=0)
+    levels.record(range(64), outcomes=torch.tensor([0.0, 1.0]).expand(64, 2))
+    batches = [levels.next_levels(100).tolist() for _ in range(5)]
+    assert len({level for batch in batches for level in batch}) == 500
+    top = LevelBuffer(1_000, prioritization=Top(10), replay_in_flight=False, staleness_weight=0.0, seed=0)
+    top.record(range(1_000), torch.arange(1_000.0))
+    assert not {*top.next_levels(200).tolist()} & {*top.next_levels(200).tolist()}
+
+
+def test_forgotten_levels_are_measured_anew() -> None:
+    levels = LevelBuffer(3, score=scores.Learnability(window=8), seed=0)
+    levels.record([0], outcomes=[[1.0] * 8])
+    levels.forget()
+    levels.record([0], outcomes=[[0.0, 0.0, 0.0, 1.0]])
+    assert levels.probabilities()["outcomes"].tolist() == [4.0] and levels.probabilities()["score"].tolist() == [0.1875]
+    progress = tscl(3)
+    before = progress.table.scores.tolist()
+    progress.record([0, 1], [0.5, 0.1])
+    progress.forget()
+    assert progress.table.scores.tolist() == before
+
+
+def test_nothing_and_wrong_states_are_no_errors_of_numpy() -> None:
+    levels = LevelBuffer(3, score=scores.Learnability(), seed=0)
+    assert len(levels.record([], outcomes=torch.zeros(0, 2))) == len(levels.record([], [])) == 0
+    state = levels.state_dict()
+    for change in (
+        {"scoring": {**state["scoring"], "of_episodes": tscl(3).score.state_dict()}},
+        {"running": {**state["running"], "awaited": torch.tensor([[7, 1, 1]])}},
+    ):
+        with pytest.raises(ValueError, match="lacks|none of the 3 levels"):
+            levels.load_state_dict(state | change)
+    nan = {"level_id": torch.tensor([0]), "outcomes": torch.full((1, 8), torch.nan), "counts": torch.tensor([1])}
+    with pytest.raises(ValueError, match=r"not all in \[0, 1\]"):
+        levels.load_state_dict(state | {"scoring": {**state["scoring"], "of_episodes": nan}})
+    sampler = LevelBatchSampler(levels, 2)
+    for state in ({}, LevelBatchSampler(levels, 3).state_dict()):
+        with pytest.raises(ValueError, match="give that of a LevelBatchSampler of batch_size 2"):
+            sampler.load_state_dict(state)
+    sampler.load_state_dict({"begun": 8, "batch_size": 2})
+    with pytest.raises(ValueError, match="load both"):
+        next(iter(sampler))
+
+
+def test_a_set_of_arrays_and_paths_is_saved(tmp_path: Path) -> None:
+    maps = LevelSet([{"map": np.eye(3), "file": Path("maze.txt"), "size": (3, 3)}, {"map": np.zeros((3, 3))}], key=str)
+    maps.save(tmp_path)
+    again = LevelSet.load(tmp_path)
+    assert torch.equal(again[0]["map"], torch.eye(3, dtype=torch.float64)) and again[0]["file"] == "maze.txt"
+    assert again.digest == LevelSet([maps.level(0), maps.level(1)]).digest != maps.digest
+    for wrong in ({1: "a"}, {"a": {2}}, b"bytes", object()):
+        with pytest.raises(TypeError, match="level 0 is .* give key="):
+            LevelSet([wrong]).save(tmp_path)
+    for given, options in (([1], {"key": 3}), (["a", "b"], {"groups": "ab"}), ([{"level_id": 77}], {})):
+        with pytest.raises((TypeError, ValueError), match="key is 3|groups is 'ab'|an entry 'level_id'"):
+            LevelSet(given, **options)
+    with pytest.raises(TypeError, match="put objects into LevelSet"):
+        LevelBuffer(["a", "b"])
+
+
+def test_scores_and_outcomes_that_cannot_be_rates() -> None:
+    levels = LevelBuffer(9, score=scores.Learnability(window=2), seed=0)
+    for give in (lambda: levels.record([3, 4], [0.5, -3.0]), lambda: levels.record([3, 4], outcomes=[1.0, 1.5])):
+        with pytest.raises(ValueError, match="of level 4 is .*; it must be in"):
+            give()
+    with pytest.raises(TypeError, match="level_id is .'x1'.; give the ids as integers"):
+        levels.record(["x1"], [0.5])
+    with pytest.warns(UserWarning, match=r"a level got 3 outcomes .* Learnability\(window=3\)"):
+        levels.record([1], outcomes=[[0.0, 1.0, 1.0]])
+    levels.record([1], outcomes=[[0.0, 1.0, 1.0]])  # once
+
+
+def test_the_top_and_any_other() -> None:
+    levels = LevelBuffer(100, prioritization=Top(10, epsilon=0.5), staleness_weight=0.0, seed=0)
+    levels.record(range(100), torch.arange(100.0))
+    assert levels.probabilities()["probability"][90:].sum().item() == pytest.approx(0.5 + 0.05)
+    drawn = levels.next_levels(4_000, replace=True)
+    assert abs((drawn >= 90).float().mean().item() - 0.55) < 0.04 and len(drawn.unique()) == 100
 
 
 def test_abandoned_levels_are_new_again() -> None:
@@ -186,6 +300,32 @@ def test_abandoned_levels_are_new_again() -> None:
     assert set(levels.next_levels(2).tolist()) <= set(range(4))
     with pytest.raises(ValueError, match="none of the 4 levels"):
         levels.abandon_levels([7])
+
+
+@pytest.mark.parametrize("scored", [0, 50])
+def test_an_empty_batch_changes_nothing(scored: int) -> None:
+    levels = LevelBuffer(100, score=scores.Learnability(), seed=0)
+    levels.record(range(scored), torch.rand(scored))
+    none = torch.zeros(0, dtype=torch.int64)
+    for given in ({"score": []}, {"outcomes": []}, {"outcomes": torch.zeros(0, 3)}):
+        assert levels.record([], **given).shape == levels.record(none, **given).shape == (0,)
+    levels.abandon_levels([])
+    assert len(levels) == scored
+
+
+def test_levels_without_an_outcome_get_no_score() -> None:
+    levels = LevelBuffer(4, score=scores.Learnability(), seed=0)
+    with pytest.raises(ValueError, match=r"outcomes has shape \[2, 0\] for 2 levels; give \[2\] or \[2, k\]"):
+        levels.record([0, 1], outcomes=torch.zeros(2, 0))
+    assert len(levels) == 0
+
+
+def test_forgetting_keeps_the_order_in_which_ids_were_given() -> None:
+    levels, again = (LevelBuffer([5, 3, 1], score=scores.Learnability(), seed=seed) for seed in range(2))
+    levels.record([3], [0.1])
+    levels.forget()
+    again.load_state_dict(levels.state_dict())
+    assert torch.equal(levels.next_levels(3), again.next_levels(3))
 
 
 class Counting(L.LightningModule):

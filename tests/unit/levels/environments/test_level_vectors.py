@@ -162,12 +162,12 @@ def test_set_level_that_a_seed_does_not_reach_and_what_chooses_no_levels_are_ref
     with pytest.raises(ValueError, match=r"set_level, which a seed does not reach.*make_level_vector.*LevelWrapper"):
         LevelVectorWrapper(vector, SequentialLevels(9))
     vector = SyncVectorEnv([Corridor], autoreset_mode=AutoresetMode.DISABLED)
-    with pytest.raises(TypeError, match="levels is None; accepted are LevelBuffer"):
+    with pytest.raises(TypeError, match="levels is None; it must be LevelBuffer"):
         LevelVectorWrapper(vector, None)
 
 
 def test_arguments_in_the_wrong_place_are_refused_by_name() -> None:
-    with pytest.raises(TypeError, match=r"levels is \[1, 2, 3\]; accepted are LevelBuffer\(...\), UniformLevels"):
+    with pytest.raises(TypeError, match=r"levels is \[1, 2, 3\]; it must be LevelBuffer\(...\), UniformLevels"):
         make_level_vector(Corridor, 2, [1, 2, 3])
     with pytest.raises(TypeError, match="env is <.*Corridor object.*; give its id, or a function"):
         make_level_vector(Corridor(), 2, SequentialLevels(9))
