@@ -42,7 +42,6 @@ __all__ = ["LearningProgress", "LevelBuffer", "LevelEditor", "LevelGenerator", "
 LevelGenerator = Callable[[torch.Generator], int]
 LevelEditor = Callable[[int, torch.Generator], int]
 _DRAWS = 1_000  # a generator that repeats known levels this often is taken to have no others
-_UNBOUNDED_REPLAY_PROBABILITY = 0.5  # the paper's for MultiRoom
 
 
 class LevelBuffer(LevelSelector):
@@ -349,7 +348,7 @@ class LevelBuffer(LevelSelector):
         if self.replay_probability is not None:
             return float(self.replay_probability)
         count = self.count
-        return _UNBOUNDED_REPLAY_PROBABILITY if count is None else len(self.table) / count
+        return 0.5 if count is None else len(self.table) / count  # the paper's for MultiRoom, and for known levels
 
     @property
     def _left_out(self) -> Collection[int]:  # by a replay for the score
@@ -448,9 +447,8 @@ class LevelBuffer(LevelSelector):
         old = np.where(is_new, 0.0, self.table.scores[rows * ~is_new] if len(self) else 0.0)
         smoothed = (1.0 - self.score_step_size) * old + self.score_step_size * scores
         scores = np.where(is_new & (self.first_score == "replace"), scores, smoothed)
-        self.table.place_all(level_ids, scores, started)
-        for place in np.flatnonzero(is_new).tolist():
-            self._new.scored(level_ids[place])
+        for level_id in self.table.place_all(level_ids, rows, scores, started):
+            self._new.scored(level_id)
         return scores
 
     def _leave(self, level_id: int) -> None:

@@ -117,17 +117,16 @@ class LevelTable:
     def rows_of(self, level_ids: Iterable[int]) -> np.ndarray:
         return np.fromiter((self._rows.get(level_id, REFUSED) for level_id in level_ids), np.int64)
 
-    def place_all(self, level_ids: Sequence[int], scores: np.ndarray, timestamps: np.ndarray) -> None:
-        """Sets scores ``[n]`` of different levels, for all of which there are rows, as :meth:`place` one by one."""
-        rows = self.rows_of(level_ids)
+    def place_all(self, level_ids: list[int], rows: np.ndarray, scores: np.ndarray, started: np.ndarray) -> list[int]:
+        """Sets scores ``[n]`` of different levels, in further rows where ``rows`` is -1; returns those levels."""
         is_new, count = rows == REFUSED, self._count
         new = [level_id for level_id, added in zip(level_ids, is_new.tolist(), strict=True) if added]
         rows[is_new] = np.arange(count, count + len(new))
         self.level_ids += new
         self._rows.update(zip(new, range(count, count + len(new)), strict=True))
-        timestamps = timestamps.copy()
-        timestamps[~is_new] = np.maximum(timestamps[~is_new], self._timestamps[rows[~is_new]])
-        self.put_all(rows, scores, timestamps)
+        started[~is_new] = np.maximum(started[~is_new], self._timestamps[rows[~is_new]])
+        self.put_all(rows, scores, started)
+        return new
 
     def defer(self, changes: int) -> None:
         """Has trees and sorted lists built anew before the next draw, if that is quicker than to change them."""
