@@ -98,15 +98,15 @@ class LevelTest:
         turns = self.turns = _Turns(levels)
         try:
             # Environments without a level left repeat some until the others are done, which are not counted.
-            returns, is_first = None, True
-            while returns is None:
+            is_first = True
+            while not turns.returns.keys() >= set(range(len(levels))):
                 env_runner.sample(num_timesteps=_STEPS * env_runner.num_envs, force_reset=is_first)
-                returns, is_first = turns.first_returns(len(levels)), False
+                is_first = False
         finally:
             self.turns = self._held_out
             env_runner._needs_initial_reset = True  # no episode on these levels continues
         env_runner.get_metrics()  # which would count as returns on held-out levels
-        return returns
+        return [turns.returns[turn] for turn in range(len(levels))]
 
     def finish(self, env_runner: Any) -> list[float]:
         """Returns the returns on as many held-out levels, in turn, as episodes ended since the last call."""
@@ -124,7 +124,7 @@ class _Turns:
         self._levels, self._first, self._stride = levels, first, stride
         self._start = self._following = 0  # turns, counted from 0
         self.given: dict[int, int] = {}  # turn by environment
-        self._returns: dict[int, float] = {}  # by turn
+        self.returns: dict[int, float] = {}  # by turn
 
     def begin(self, env_index: int) -> int:
         if env_index not in self.given:  # otherwise the level again of an episode that did not end
@@ -134,19 +134,15 @@ class _Turns:
     def end(self, env_index: int, value: float) -> None:
         turn = self.given.pop(env_index, None)
         if turn is not None:
-            self._returns[turn] = value
-
-    def first_returns(self, count: int) -> list[float] | None:
-        # In the order of the turns; None before all of them have ended.
-        return [self._returns[turn] for turn in range(count)] if self._returns.keys() >= set(range(count)) else None
+            self.returns[turn] = value
 
     def close(self) -> tuple[list[float], list[int]]:
         """Ends as many turns as episodes ended; returns their returns, and the levels without. Later ones repeat."""
-        turns = range(self._start, self._start + len(self._returns))
-        returns = [self._returns[turn] for turn in turns if turn in self._returns]
-        late = [self._level(turn) for turn in turns if turn not in self._returns]
+        turns = range(self._start, self._start + len(self.returns))
+        returns = [self.returns[turn] for turn in turns if turn in self.returns]
+        late = [self._level(turn) for turn in turns if turn not in self.returns]
         self._start = self._following = turns.stop
-        self.given, self._returns = {}, {}
+        self.given, self.returns = {}, {}
         return returns, late
 
     def _level(self, turn: int) -> int:
