@@ -50,10 +50,9 @@ _limit = partial(checked_number, lowest=ABOVE_ZERO, accepted="a finite number ab
 _RANGES: tuple[tuple[Callable[[str, Any], Any], str], ...] = (
     (
         partial(checked_number, lowest=0.0),
-        "actor_learning_rate actor_regularization augmentation_weight conservative_weight "
-        "critic_learning_rate entropy_coefficient "
-        "entropy_learning_rate exploration_noise inverse_temperature learning_rate noise_deviation "
-        "parameter_learning_rate target_noise target_noise_clip value_coefficient value_learning_rate",
+        "actor_learning_rate actor_regularization augmentation_weight conservative_weight critic_learning_rate "
+        "entropy_coefficient entropy_learning_rate exploration_noise inverse_temperature learning_rate "
+        "noise_deviation parameter_learning_rate target_noise target_noise_clip value_coefficient value_learning_rate",
     ),
     (
         partial(checked_number, lowest=ABOVE_ZERO),

@@ -177,7 +177,12 @@ class PPO(SizedAgent):
             for minibatch in zip(*shuffled, strict=True):
                 # Lightning counts the steps of the optimizer that it wraps: one for each rollout
                 optimizer = counted if len(numbers) == steps - 1 else raw
-                numbers.append(self._step(dict(zip(columns, minibatch, strict=True)), optimizer))
+                drawn: Any = dict(zip(columns, minibatch, strict=True))
+                if self.mixture is not None:
+                    drawn = self.mixture(TensorDict(drawn, minibatch[0].shape[:1]))
+                loss, measured = self.losses(drawn)
+                self.descend(optimizer, loss)
+                numbers.append(measured)
         self.step_schedulers("step")
         return dict(zip(_NUMBERS, torch.stack(numbers).mean(0).unbind(0), strict=True))
 
@@ -227,13 +232,6 @@ class PPO(SizedAgent):
         with torch.no_grad():
             measures = entropy, (clipped != ratio).to(value.dtype).mean(), -log_ratio.mean()
             return total, torch.stack([total, policy_loss, value_loss, entropy_loss, *measures, invariance])
-
-    def _step(self, rows: Mapping[str, Tensor], optimizer: Any) -> Tensor:
-        if self.mixture is not None:
-            rows = self.mixture(TensorDict(rows, rows["advantage"].shape[:1]))
-        loss, numbers = self.losses(rows)
-        self.descend(optimizer, loss)
-        return numbers
 
     def on_fit_start(self) -> None:
         super().on_fit_start()

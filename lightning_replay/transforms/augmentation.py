@@ -122,9 +122,7 @@ class UCBAugmentation(ReplayTransform):
     def augment(self, images: Tensor) -> Tensor:
         """Returns float images ``[..., C, H, W]`` with the chosen augmentation, each with draws of its own."""
         if not images.is_floating_point() or images.ndim < 3:
-            raise TypeError(
-                f"images are {images.dtype} {list(images.shape)}; give floats in [0, 1], [..., channels, height, width]"
-            )
+            raise TypeError(f"images are {images.dtype} {list(images.shape)}; give floats in [0, 1], [..., C, H, W]")
         self._is_applied = True
         return AUGMENTATIONS[self.chosen](images.reshape(-1, *images.shape[-3:]), self._rng).view_as(images)
 

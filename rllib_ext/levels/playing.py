@@ -101,7 +101,7 @@ def begin_episode(
         env_runner._ongoing_episodes[env_index].custom_data[LEVEL_ID] = drawn[1]()
         return drawn[1]()
 
-    played.set_next(drawn, choose)
+    played.drawn, played.choose, played.is_waiting, played.is_running = drawn, choose, True, False
 
 
 _ROWS = [np.eye(count, dtype=np.float32) for count in (11, 6, 4)]  # kinds, colours and states of MiniGrid's cells
