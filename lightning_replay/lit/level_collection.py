@@ -81,6 +81,8 @@ _PLAYED_LEVELS = 10_000
 class LevelCollection(Collector):
     """Clock and state of collecting rollouts, in environments that are built when they are needed."""
 
+    env_steps: int
+
     def __init__(
         self,
         levels: LevelSelector,

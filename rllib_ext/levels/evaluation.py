@@ -129,9 +129,8 @@ class _Turns:
         return self._levels[self.given[env_index] % len(self._levels)]
 
     def end(self, env_index: int, value: float) -> None:
-        turn = self.given.pop(env_index, None)
-        if turn is not None:
-            self.returns[turn] = value
+        if env_index in self.given:
+            self.returns[self.given.pop(env_index)] = value
 
     def close(self) -> tuple[list[float], list[int]]:
         """Ends as many turns as episodes ended; returns their returns, and the levels without. Later ones repeat."""

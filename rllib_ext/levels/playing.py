@@ -55,7 +55,7 @@ class LevelSupply:
             answer = self._server.draw.remote(self._runner, self._process, names, self._broken_off)
             self._broken_off = []
             levels = functools.cache(lambda: ray.get(answer))
-            self._ahead.extend((name, lambda place=place: levels()[place]) for place, name in enumerate(names))
+            self._ahead.extend((one, functools.partial(lambda at: levels()[at], n)) for n, one in enumerate(names))
 
 
 def attach_player(env_runner: Any, server: Any) -> None:
@@ -105,7 +105,6 @@ def begin_episode(
 
 
 _ROWS = [np.eye(count, dtype=np.float32) for count in (11, 6, 4)]  # kinds, colours and states of MiniGrid's cells
-_MAZES = [f"ObstructedMazeGamut-{difficulty}" for difficulty in ("Easy", "Medium", "Hard")]
 
 
 def one_hot(cells: np.ndarray) -> np.ndarray:
@@ -122,6 +121,6 @@ def make(name: str, **options: Any) -> gymnasium.Env[Any, Any]:
     return gymnasium.wrappers.TransformObservation(grid, one_hot, space)
 
 
-for _name in ("MultiRoom-N4-Random", *_MAZES):
+for _name in ("MultiRoom-N4-Random", *(f"ObstructedMazeGamut-{size}" for size in ("Easy", "Medium", "Hard"))):
     if f"{_name}-OneHot-v0" not in registry:
         register(f"{_name}-OneHot-v0", entry_point=functools.partial(make, _name))
