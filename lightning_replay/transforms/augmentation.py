@@ -150,6 +150,8 @@ class MixMinibatch(ReplayTransform):
         tensor([1., 1.])
     """
 
+    takes_sequences = False
+
     def __init__(self, mixup_concentration: float = 0.2, seed: int | None = None) -> None:
         super().__init__()
         self._seed_generator(seed)
