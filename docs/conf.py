@@ -51,6 +51,7 @@ include_patterns = [
     "tests/benchmarks/results/*.md",
     "tests/benchmarks/learning/experiment.py",
     "tests/benchmarks/learning/experiments/locks.py",
+    "tests/benchmarks/learning/experiments/prompts.py",
     "tests/integration/test_write_your_own.py",
 ]
 exclude_patterns = [".*", "build", "dist", "runs", "lightning_logs", "lightning_replay", "rllib_ext"]

@@ -84,11 +84,13 @@ def checked_entries(name: str, values: Any, accepted: str = "a sequence of numbe
     return list(entries)
 
 
-def checked_names(name: str, values: Any, of: str) -> list[str]:
-    """Returns names of objects, ``of`` what kind, at least one and each once."""
+def checked_names(name: str, values: Any, of: str, known: Iterable[str] | None = None) -> list[str]:
+    """Returns names of objects, ``of`` what kind, at least one and each once; only ``known`` ones if given."""
     names = checked_entries(name, values, f"a list of the names of {of}s")
     for place, one in enumerate(names):
         check_kind(f"{name}[{place}]", one, str, f"the name of a {of}")
+        if known is not None:
+            checked_choice(f"{name}[{place}]", one, [*known])
     if not names or not all(names) or len(set(names)) < len(names):
         raise ValueError(f"{name} is {values!r}; it must be the names of {of}s, at least one and each once")
     return names

@@ -36,30 +36,30 @@ from lightning_replay.options import (
     checked_count,
     checked_counts,
     checked_flag,
+    checked_names,
     checked_number,
     checked_numbers,
     checked_share,
 )
 from lightning_replay.schedules import Schedule, checked_schedule
 from lightning_replay.training_replay import TrainingReplay
-from lightning_replay.transforms.augmentation import checked_augmentations
+from lightning_replay.transforms.augmentation import AUGMENTATIONS
 
 _limit = partial(checked_number, lowest=ABOVE_ZERO, accepted="a finite number above 0, or None for none")
 
 _RANGES: tuple[tuple[Callable[[str, Any], Any], str], ...] = (
     (
         partial(checked_number, lowest=0.0),
-        "actor_learning_rate actor_regularization augmentation_weight conservative_weight "
-        "critic_learning_rate entropy_coefficient "
-        "entropy_learning_rate exploration_noise inverse_temperature learning_rate noise_deviation "
-        "parameter_learning_rate target_noise target_noise_clip value_coefficient value_learning_rate",
+        "actor_learning_rate actor_regularization augmentation_weight conservative_weight critic_learning_rate "
+        "entropy_coefficient entropy_learning_rate exploration_noise inverse_temperature learning_rate "
+        "noise_deviation parameter_learning_rate target_noise target_noise_clip value_coefficient value_learning_rate",
     ),
     (
         partial(checked_number, lowest=ABOVE_ZERO),
         "adam_epsilon clip_range gradient_clip initial_entropy_coefficient observation_high",
     ),
     (_limit, "gradient_norm mixup_concentration value_clip"),
-    (checked_augmentations, "augmentations"),
+    (partial(checked_names, of="augmentation", known=AUGMENTATIONS), "augmentations"),
     (partial(checked_number, lowest=ABOVE_ZERO, highest=BELOW_ONE), "expectile"),
     (checked_number, "target_entropy target_high target_low value_high value_low"),
     (checked_share, "discount exploration_end exploration_start gae_lambda target_update_rate"),
@@ -81,7 +81,7 @@ _CHECKS = {name: check for check, names in _RANGES for name in names.split()}
 _MAY_BE_NONE = {
     *("observation_shape", "observation_size", "observation_high", "num_actions", "action_low", "action_high"),
     *("parameter_sizes", "parameter_low", "parameter_high", "target_low", "target_high", "target_entropy"),
-    *("categories", "gradient_norm", "mixup_concentration", "value_clip"),
+    *("augmentations", "categories", "gradient_norm", "mixup_concentration", "value_clip"),
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -192,12 +192,17 @@ class ActorCritic(nn.Module):
                     "have one number for each convolution, of which images need at least one."
                 )
             planes = ImagePlanes(observation_shape[2], observation_high, categories)
-            layers, counts = [planes], [*itertools.pairwise([planes.count, *channels])]
-            for (before, after), kernel_size, stride in (
-                [] if residual else zip(counts, kernel_sizes, strides, strict=True)
-            ):
-                layers += [_orthogonal(nn.Conv2d(before, after, kernel_size, stride), math.sqrt(2.0)), nn.ReLU()]
-            layers += [*(residual_layers(counts) if residual else []), nn.Flatten()]
+            layers = [planes]
+            for place, (before, after) in enumerate(itertools.pairwise([planes.count, *channels])):
+                if residual:  # a section of IMPALA's network (Espeholt et al. 2018, figure 3)
+                    sizes = (before, *[after] * 4)
+                    first, *inner = (_orthogonal(nn.Conv2d(size, after, 3, padding=1), 1.0) for size in sizes)
+                    layers += [first, nn.MaxPool2d(3, 2, padding=1)]
+                    layers += [ResidualBlock(nn.ReLU(), inner[one], nn.ReLU(), inner[one + 1]) for one in (0, 2)]
+                else:
+                    convolution = nn.Conv2d(before, after, kernel_sizes[place], strides[place])
+                    layers += [_orthogonal(convolution, math.sqrt(2.0)), nn.ReLU()]
+            layers += [nn.ReLU(), nn.Flatten()] if residual else [nn.Flatten()]
             # torch refuses kernels that are larger than the image
             size = nn.Sequential(*layers)(torch.zeros(1, *observation_shape)).shape[1]
         for fan_in, fan_out in itertools.pairwise([size, *hidden_sizes]):
@@ -252,15 +257,6 @@ class ResidualBlock(nn.Sequential):
 
     def forward(self, planes: Tensor) -> Tensor:
         return planes + super().forward(planes)
-
-
-def residual_layers(counts: Iterable[tuple[int, int]]) -> Iterator[nn.Module]:
-    """Yields the layers of IMPALA's network up to the linear one (Espeholt et al. 2018, figure 3)."""
-    for before, after in counts:  # channels of the sections
-        first, *others = (_orthogonal(nn.Conv2d(planes, after, 3, padding=1), 1.0) for planes in (before, *[after] * 4))
-        yield from (first, nn.MaxPool2d(3, 2, padding=1))
-        yield from (ResidualBlock(nn.ReLU(), one, nn.ReLU(), two) for one, two in (others[:2], others[2:]))
-    yield nn.ReLU()
 
 
 def _orthogonal(layer: nn.Linear | nn.Conv2d, gain: float) -> nn.Module:

@@ -11,35 +11,13 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from lightning_replay.agents.agent import SizedAgent
-from lightning_replay.agents.interfaces import TrainingData, training_data
+from lightning_replay.agents.interfaces import training_data
 from lightning_replay.agents.networks import ActorCritic
 from lightning_replay.agents.spaces import SizeReader, flat_or_image_sizes
 from lightning_replay.levels.scores import discounts_of
 from lightning_replay.losses import invariance_loss
 from lightning_replay.storage.rows import assemble_unchecked
 from lightning_replay.transforms.augmentation import MixMinibatch, UCBAugmentation
-
-
-def generalized_advantages(
-    reward: Tensor,
-    value: Tensor,
-    next_value: Tensor,
-    terminated: Tensor,
-    done: Tensor,
-    discount: float,
-    gae_lambda: float,
-) -> Tensor:
-    """Returns ``A = δ + γ λ (1 - done) A'`` with ``δ = r + γ (1 - terminated) V' - V``, all ``[N, T, 1]``.
-
-    Schulman et al. 2016, https://arxiv.org/abs/1506.02438.
-    """
-    differences = (reward + discount * terminated.logical_not() * next_value - value).unbind(1)
-    decays = (discount * gae_lambda * done.logical_not()).unbind(1)
-    advantages = [differences[-1]]
-    for difference, decay in zip(differences[-2::-1], decays[-2::-1], strict=True):
-        advantages.append(torch.addcmul(difference, decay, advantages[-1]))
-    return torch.stack(advantages[::-1], dim=1)
-
 
 _LOSSES = ("policy_loss", "value_loss", "entropy_loss")
 _NUMBERS = ("loss", *_LOSSES, "entropy", "clip_fraction", "kl_divergence", "invariance_loss")
@@ -92,7 +70,7 @@ class PPO(SizedAgent):
         minibatches: parts of a rollout in each pass; fewer of the same size where rows are left out.
         mixup_concentration: α of mixreg, :class:`~lightning_replay.transforms.MixMinibatch`, 0.2 in its paper.
         augmentations: of images, out of which UCB-DrAC chooses one for each rollout, see
-            :class:`~lightning_replay.transforms.UCBAugmentation`; one alone is DrAC.
+            :class:`~lightning_replay.transforms.UCBAugmentation`; one alone is DrAC, ``None`` augments nothing.
         augmentation_weight: of the loss that makes policy and value invariant to it.
         residual: IMPALA's network in place of convolutions alone: for each of ``channels`` a 3 x 3 convolution, a
             maximum over 3 x 3 with stride 2, and two residual blocks. Level replay has it on Procgen, with
@@ -132,7 +110,7 @@ class PPO(SizedAgent):
         epochs: int = 4,
         minibatches: int = 8,
         mixup_concentration: float | None = None,
-        augmentations: tuple[str, ...] = (),
+        augmentations: tuple[str, ...] | None = None,
         augmentation_weight: float = 0.1,
         residual: bool = False,
     ) -> None:
@@ -144,7 +122,7 @@ class PPO(SizedAgent):
         mixup, is_image = options["mixup_concentration"], len(options["observation_shape"]) == 3
         if (names and not is_image) or ((names or mixup) and options["categories"] is not None):
             raise ValueError(
-                f"augmentations is {list(names)}, mixup_concentration {mixup} and categories {options['categories']}; "
+                f"augmentations is {names}, mixup_concentration {mixup} and categories {options['categories']}; "
                 "images of pixels can be augmented, and what has categories cannot be mixed. Leave the options out."
             )
         self.mixture: MixMinibatch | None = MixMinibatch(mixup) if mixup else None
@@ -199,24 +177,26 @@ class PPO(SizedAgent):
             for minibatch in zip(*shuffled, strict=True):
                 # Lightning counts the steps of the optimizer that it wraps: one for each rollout
                 optimizer = counted if len(numbers) == steps - 1 else raw
-                numbers.append(self._step(dict(zip(columns, minibatch, strict=True)), optimizer))
+                drawn: Any = dict(zip(columns, minibatch, strict=True))
+                if self.mixture is not None:
+                    drawn = self.mixture(TensorDict(drawn, minibatch[0].shape[:1]))
+                loss, measured = self.losses(drawn)
+                self.descend(optimizer, loss)
+                numbers.append(measured)
         self.step_schedulers("step")
         return dict(zip(_NUMBERS, torch.stack(numbers).mean(0).unbind(0), strict=True))
 
     def trained_rows(self, rollout: TensorDictBase) -> TensorDictBase:
         """Returns the rows ``[M]`` of a rollout to learn from, with normalised ``advantage`` and ``value_target``."""
-        following, options = rollout.get("next"), self.hparams
-        advantages = generalized_advantages(
-            following.get("reward"),
-            rollout.get("state_value"),
-            following.get("state_value"),
-            following.get("terminated"),
-            following.get("done"),
-            options["discount"],
-            options["gae_lambda"],
-        )
-        estimates = {"advantage": advantages, "value_target": advantages + rollout.get("state_value")}
-        rows = rollout.exclude("next").update(estimates).reshape(-1)
+        value, following, discount = rollout.get("state_value"), rollout.get("next"), self.hparams["discount"]
+        # A = δ + γ λ (1 - done) A', δ = r + γ (1 - terminated) V' - V: Schulman et al. 2016, arXiv 1506.02438
+        expected = discount * following.get("terminated").logical_not() * following.get("state_value")
+        advantages = [*(following.get("reward") + expected - value).unbind(1)]
+        decays = (discount * self.hparams["gae_lambda"] * following.get("done").logical_not()).unbind(1)
+        for step in reversed(range(len(advantages) - 1)):
+            advantages[step] = torch.addcmul(advantages[step], decays[step], advantages[step + 1])
+        advantage = torch.stack(advantages, dim=1)
+        rows = rollout.exclude("next").update({"advantage": advantage, "value_target": advantage + value}).reshape(-1)
         is_trained = rows.get("is_trained", None)
         if is_trained is not None and not is_trained.all():
             rows = rows[is_trained.reshape(-1)]
@@ -253,13 +233,6 @@ class PPO(SizedAgent):
             measures = entropy, (clipped != ratio).to(value.dtype).mean(), -log_ratio.mean()
             return total, torch.stack([total, policy_loss, value_loss, entropy_loss, *measures, invariance])
 
-    def _step(self, rows: Mapping[str, Tensor], optimizer: Any) -> Tensor:
-        if self.mixture is not None:
-            rows = self.mixture(TensorDict(rows, rows["advantage"].shape[:1]))
-        loss, numbers = self.losses(rows)
-        self.descend(optimizer, loss)
-        return numbers
-
     def on_fit_start(self) -> None:
         super().on_fit_start()
         data = training_data(self.trainer)
@@ -275,11 +248,7 @@ class PPO(SizedAgent):
                 f"minibatches is {self.hparams['minibatches']}, and a rollout of the data module has "
                 f"{data.rollout_rows} rows (num_envs times rollout_length); give as many rows at least."
             )
-        self._check_discounts(data)
-
-    def _check_discounts(self, data: TrainingData) -> None:
-        # all in one error that names the options to give
-        found, options = list[str](), list[str]()
+        found, options = list[str](), list[str]()  # all in one error that names the options to give
         for owner, part in data.discounting_parts.items():
             option = f"--data.init_args.{owner.replace('.', '.init_args.')}"
             wrong = {name: value for name, value in discounts_of(part).items() if value != self.hparams[name]}

@@ -178,7 +178,6 @@ def _joined(recorded: list[dict[str, Tensor]], played: list[tuple[np.ndarray, ..
         for column in zip(*played, strict=True)
     )
     columns: dict[str, Any] = {key: torch.stack([row[key] for row in recorded], dim=1) for key in recorded[0]}
-    flags = {"done": done, "terminated": terminated, "truncated": truncated}
-    following = {"reward": reward.float()} | flags
+    following = {"reward": reward.float(), "done": done, "terminated": terminated, "truncated": truncated}
     columns["next"] = TensorDict({name: column.unsqueeze(-1) for name, column in following.items()}, reward.shape)
     return TensorDict(columns | {"level_id": level_id.long(), "is_trained": is_trained}, reward.shape)

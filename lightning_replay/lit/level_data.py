@@ -108,14 +108,8 @@ class LevelDataModule(EnvStepDataModule):
         self.evaluation_episodes: int = len(self.held_out_levels)
         self._steps_before = 0  # the newest rollout
         make = partial(gymnasium.make, env) if isinstance(env, str) else env
-        environments = partial(
-            make_level_vector,
-            partial(make, **self.env_kwargs),
-            num_envs,
-            levels,
-            asynchronous=self._asynchronous,
-            check=check,
-        )
+        environments = partial(make_level_vector, partial(make, **self.env_kwargs), num_envs, levels, check=check)
+        environments = partial(environments, asynchronous=self._asynchronous)
         self.collection = LevelCollection(levels, environments, seed, return_normalization)
 
     def __repr__(self) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from tensordict import TensorDictBase
@@ -13,14 +12,7 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 from torch.nn.functional import unfold
 
-from lightning_replay.options import (
-    ABOVE_ZERO,
-    checked_choice,
-    checked_count,
-    checked_entries,
-    checked_key,
-    checked_number,
-)
+from lightning_replay.options import ABOVE_ZERO, checked_count, checked_key, checked_names, checked_number
 from lightning_replay.parts import ReplayTransform
 from lightning_replay.saving.spec import recorded
 from lightning_replay.transforms.mixup import mixup_coefficients
@@ -69,11 +61,6 @@ AUGMENTATIONS: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
 }
 
 
-def checked_augmentations(name: str, values: Any) -> list[str]:
-    entries = checked_entries(name, values, "a sequence of names of augmentations")
-    return [checked_choice(f"{name}[{place}]", value, [*AUGMENTATIONS]) for place, value in enumerate(entries)]
-
-
 @recorded
 class UCBAugmentation(ReplayTransform):
     """Augments images by the augmentation with the largest ``mean(R) + c sqrt(log N / n)``.
@@ -110,9 +97,7 @@ class UCBAugmentation(ReplayTransform):
     ) -> None:
         super().__init__()
         self._seed_generator(seed)
-        self.augmentations: list[str] = checked_augmentations("augmentations", augmentations)
-        if not self.augmentations:
-            raise ValueError(f"augmentations is empty; give at least one of {', '.join(AUGMENTATIONS)}")
+        self.augmentations: list[str] = checked_names("augmentations", augmentations, "augmentation", AUGMENTATIONS)
         self.exploration_coefficient: float = checked_number("exploration_coefficient", exploration_coefficient, 0.0)
         self.window: int = checked_count("window", window)
         self.image_key: tuple[str, ...] = checked_key("image_key", image_key)
@@ -137,9 +122,7 @@ class UCBAugmentation(ReplayTransform):
     def augment(self, images: Tensor) -> Tensor:
         """Returns float images ``[..., C, H, W]`` with the chosen augmentation, each with draws of its own."""
         if not images.is_floating_point() or images.ndim < 3:
-            raise TypeError(
-                f"images are {images.dtype} {list(images.shape)}; give floats in [0, 1], [..., channels, height, width]"
-            )
+            raise TypeError(f"images are {images.dtype} {list(images.shape)}; give floats in [0, 1], [..., C, H, W]")
         self._is_applied = True
         return AUGMENTATIONS[self.chosen](images.reshape(-1, *images.shape[-3:]), self._rng).view_as(images)
 
@@ -166,6 +149,8 @@ class MixMinibatch(ReplayTransform):
         >>> MixMinibatch(seed=0)(rows)["observation"].sum(-1)
         tensor([1., 1.])
     """
+
+    takes_sequences = False
 
     def __init__(self, mixup_concentration: float = 0.2, seed: int | None = None) -> None:
         super().__init__()

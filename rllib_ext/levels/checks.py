@@ -95,17 +95,15 @@ def check_algorithm(config: AlgorithmConfig, only_scores: bool, flush: bool) -> 
         f"num_aggregator_actors_per_learner is {aggregators}; the modules of aggregators are never updated, so they "
         "cannot score. Give 0, and batches are built by the Learners": aggregators > 0,
         "add_default_connectors_to_learner_pipeline is False; levels are scored from the batch that RLlib's connectors "
-        "make. Leave them in, .learners(learner_connector=...) adds to them": (
-            not config.add_default_connectors_to_learner_pipeline
-        ),
+        "make. Leave them in, .learners(learner_connector=...) adds to "
+        "them": not config.add_default_connectors_to_learner_pipeline,
         f"gym_env_vectorize_mode is {mode.value!r}; each environment gets its level in the EnvRunner's process: give "
         '"sync", and more EnvRunners where environments are slow': mode is not gymnasium.VectorizeMode.SYNC,
         f"train_on_new_levels=False and editors play episodes that must not be learned from; {name} builds its batches "
         "from all of them. Use PPO, or train on all levels": only_scores and not is_ppo,
         "flush=True makes scores of unfinished episodes after every update, which needs PPO with one Learner: others "
-        "get pieces of one episode in several updates at once. Leave it out": (
-            flush and (config.num_learners > 1 or not is_ppo)
-        ),
+        "get pieces of one episode in several updates at once. Leave it "
+        "out": flush and (config.num_learners > 1 or not is_ppo),
     }
     for reason, is_refused in refused.items():
         if is_refused:

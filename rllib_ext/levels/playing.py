@@ -55,8 +55,7 @@ class LevelSupply:
             answer = self._server.draw.remote(self._runner, self._process, names, self._broken_off)
             self._broken_off = []
             levels = functools.cache(lambda: ray.get(answer))
-            for place, name in enumerate(names):
-                self._ahead.append((name, functools.partial(lambda place: levels()[place], place)))
+            self._ahead.extend((one, functools.partial(lambda at: levels()[at], n)) for n, one in enumerate(names))
 
 
 def attach_player(env_runner: Any, server: Any) -> None:
@@ -102,33 +101,26 @@ def begin_episode(
         env_runner._ongoing_episodes[env_index].custom_data[LEVEL_ID] = drawn[1]()
         return drawn[1]()
 
-    played.set_next(drawn, choose)
+    played.drawn, played.choose, played.is_waiting, played.is_running = drawn, choose, True, False
 
 
-_SIZES = np.array([11, 6, 4])  # kinds, colours and states of MiniGrid's cells
-_MAZES = [f"ObstructedMazeGamut-{difficulty}" for difficulty in ("Easy", "Medium", "Hard")]
+_ROWS = [np.eye(count, dtype=np.float32) for count in (11, 6, 4)]  # kinds, colours and states of MiniGrid's cells
 
 
-class OneHotGrid(gymnasium.ObservationWrapper[Any, Any, Any]):
-    """Encodes kind, colour and state, uint8 ``[W, H, 3]``, as one-hot vectors, float32 ``[W, H, 21]``."""
-
-    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
-        super().__init__(env)
-        width, height, _ = env.observation_space.shape or (0, 0, 0)
-        self.observation_space = gymnasium.spaces.Box(0.0, 1.0, (width, height, int(_SIZES.sum())), np.float32)
-        self._offsets = np.cumsum(_SIZES) - _SIZES
-
-    def observation(self, observation: np.ndarray) -> np.ndarray:
-        hot = np.zeros((*observation.shape[:2], int(_SIZES.sum())), np.float32)
-        np.put_along_axis(hot, observation.astype(np.int64) + self._offsets, 1.0, axis=-1)
-        return hot
+def one_hot(cells: np.ndarray) -> np.ndarray:
+    return np.concatenate([rows[cells[..., place]] for place, rows in enumerate(_ROWS)], axis=-1)
 
 
 def make(name: str, **options: Any) -> gymnasium.Env[Any, Any]:
-    """Makes an environment of :mod:`lightning_replay.envs`, named without its version, with one-hot observations."""
-    return OneHotGrid(gymnasium.make(f"lightning_replay.envs:{name}-v0", **options))
+    """Makes an environment of :mod:`lightning_replay.envs`, named without its version.
+
+    Kind, colour and state, uint8 ``[W, H, 3]``, are observed as one-hot vectors, float32 ``[W, H, 21]``.
+    """
+    grid = gymnasium.make(f"lightning_replay.envs:{name}-v0", **options)
+    space = gymnasium.spaces.Box(0.0, 1.0, (*(grid.observation_space.shape or ())[:2], 21), np.float32)
+    return gymnasium.wrappers.TransformObservation(grid, one_hot, space)
 
 
-for _name in ("MultiRoom-N4-Random", *_MAZES):
+for _name in ("MultiRoom-N4-Random", *(f"ObstructedMazeGamut-{size}" for size in ("Easy", "Medium", "Hard"))):
     if f"{_name}-OneHot-v0" not in registry:
         register(f"{_name}-OneHot-v0", entry_point=functools.partial(make, _name))

@@ -55,14 +55,11 @@ class ScoreFragments(ConnectorV2):
         self, *, rl_module: Any, batch: dict[str, Any], shared_data: dict[str, Any], **rest: Any
     ) -> dict[str, Any]:
         notes: list[Fragment] = shared_data.pop(_NOTES)
-        columns = batch[DEFAULT_MODULE_ID]
         with torch.no_grad():
-            values = rl_module[DEFAULT_MODULE_ID].unwrapped().compute_values(columns)
+            values = rl_module[DEFAULT_MODULE_ID].unwrapped().compute_values(batch[DEFAULT_MODULE_ID])
         # RLlib adds a step to each fragment, which holds its last observation.
-        lengths = [len(note) + 1 for note in notes]
-        rows = [
-            unpad_data_if_necessary(lengths, convert_to_numpy(column)) for column in (values, columns[Columns.REWARDS])
-        ]
+        lengths, columns = [len(note) + 1 for note in notes], (values, batch[DEFAULT_MODULE_ID][Columns.REWARDS])
+        rows = [unpad_data_if_necessary(lengths, convert_to_numpy(column)) for column in columns]
         if any(len(column) != sum(lengths) for column in rows):
             raise ValueError(
                 f"the train batch has {len(rows[0])} rows of values and {len(rows[1])} rewards, its episodes have "

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import tempfile
 import traceback
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -136,10 +137,8 @@ class LevelServer:
         self._processes: dict[int, str] = {}
         self._played: dict[int, None] = {}
         self._left: list[str] = []
-        self._choices = 0
         self._fault: str | None = None
-        self._any_level = 0
-        self._restarts = 0
+        self._choices = self._any_level = self._restarts = 0
         if (self._spare / STATE_MANIFEST).exists():  # a loss during the first write leaves files, and no manifest
             state = read_state(self._spare)
             self._restarts = int(state.pop("restarts")) + 1
@@ -151,36 +150,33 @@ class LevelServer:
         """Draws levels of an EnvRunner's next episodes, one by one; ``broken_off`` ended without being done."""
         if self._processes.setdefault(runner, process) != process:  # another process: the EnvRunner was lost
             self._processes[runner] = process
-            self.lose_runners([runner])
-        self._abandon(self._episodes.lose(*broken_off))
+            self._lose_runners([runner])
+        self._lose(broken_off)
         return [self._draw(runner, name) for name in names]
 
     def _draw(self, runner: int, name: str) -> int:
         try:
-            level_id = int(self._levels.next_level(name))
+            level_id = self._any_level = int(self._levels.next_level(name))
         except Exception:  # raised by check(): an error on an EnvRunner would have RLlib restart it endlessly
             self._fault = traceback.format_exc()
             return self._any_level
-        self._any_level = level_id
         self._played.pop(level_id, None)
         self._played[level_id] = None
         if len(self._played) > _MOST_PLAYED:
             del self._played[next(iter(self._played))]
-        self._episodes.begin(PendingEpisode(name, level_id, runner))
+        self._episodes.active[name] = PendingEpisode(name, level_id, runner)
         self._choices += 1
-        if self._choices >= self._environments:  # until then episodes from before a resume influence the choices
-            for actor in self._left:
-                self._levels.abandon(actor)
-            self._left = []
+        while self._left and self._choices >= self._environments:  # until then those from before a resume count
+            self._levels.abandon(self._left.pop(0))
         return level_id
 
     def score(self, fragments: Sequence[Fragment]) -> None:
         """Updates the level buffer with fragments that a Learner is about to learn from."""
         self.check()
-        learned, lost = self._episodes.take(fragments)
+        learned, late = self._episodes.take(fragments)
         for episode, fragment in learned:
             self._levels.update(episode.actor, episode.level_id, fragment.steps(), fragment.is_done)
-        self._abandon(lost)
+        self._lose(late)
         if self._flush:
             self._levels.flush()
 
@@ -189,9 +185,14 @@ class LevelServer:
         episodes = [self._episodes.active.get(name) for name in episode_ids]
         return [one is not None and self._levels.trains_on(one.actor, one.level_id) for one in episodes]
 
-    def lose_runners(self, runners: Sequence[int]) -> None:
-        lost = [name for name, episode in self._episodes.active.items() if episode.runner in runners]
-        self._abandon(self._episodes.lose(*lost))
+    def _lose_runners(self, runners: Sequence[int]) -> None:
+        self._lose([name for name, episode in self._episodes.active.items() if episode.runner in runners])
+
+    def _lose(self, names: Iterable[str]) -> None:
+        for name in names:
+            if self._episodes.active.pop(name, None) is not None:
+                self._episodes.counts["episodes_lost"] += 1
+                self._levels.abandon(name)
 
     def check(self) -> None:
         if self._fault is not None:
@@ -201,13 +202,12 @@ class LevelServer:
     def report(self, lost_runners: Sequence[int]) -> dict[str, float]:
         """Drops the episodes of lost EnvRunners, writes the state for a restart and returns :meth:`stats`."""
         self.check()
-        self.lose_runners(lost_runners)
-        counts: Counter[int] = Counter()
-        newest_first = [(name, one.runner) for name, one in reversed(self._episodes.active.items())]
-        excess = [
-            name for name, runner in newest_first if counts.update([runner]) or counts[runner] > self._max_pending
-        ]
-        self._abandon(self._episodes.lose(*excess))
+        self._lose_runners(lost_runners)
+        of_runners: dict[int, list[str]] = {}
+        for name, episode in self._episodes.active.items():
+            of_runners.setdefault(episode.runner, []).append(name)
+        for names in of_runners.values():
+            self._lose(names[: -self._max_pending])
         self._write()
         return self.stats()
 
@@ -239,10 +239,6 @@ class LevelServer:
         self._choices = 0
         self._write()
 
-    def _abandon(self, episodes: Sequence[PendingEpisode]) -> None:
-        for episode in episodes:
-            self._levels.abandon(episode.actor)
-
 
 class PendingEpisodes:
     """Tracks the episodes in flight by RLlib's ids.
@@ -255,23 +251,11 @@ class PendingEpisodes:
     def __init__(self, max_lag: int) -> None:
         self._max_lag = max_lag
         self.active: dict[str, PendingEpisode] = {}
-        self._begun = 0
         # Fragments of unknown episodes and duplicates; scored episodes that lack one; episodes dropped without a score.
         self.counts: Counter[str] = Counter(fragments_dropped=0, gaps=0, episodes_lost=0)
 
-    def begin(self, episode: PendingEpisode) -> None:
-        self._begun += 1
-        episode.number = self._begun
-        self.active[episode.actor] = episode
-
-    def lose(self, *episode_ids: str) -> list[PendingEpisode]:
-        """Removes episodes without a score; returns those that were in flight."""
-        lost = [self.active.pop(name) for name in episode_ids if name in self.active]
-        self.counts["episodes_lost"] += len(lost)
-        return lost
-
-    def take(self, fragments: Sequence[Fragment]) -> tuple[list[tuple[PendingEpisode, Fragment]], list[PendingEpisode]]:
-        """Returns fragments to learn from with their episodes, ends last; and the episodes dropped without a score."""
+    def take(self, fragments: Sequence[Fragment]) -> tuple[list[tuple[PendingEpisode, Fragment]], list[str]]:
+        """Returns fragments to learn from with their episodes, ends last; and the episodes to drop without a score."""
         learned: list[tuple[PendingEpisode, Fragment]] = []
         newest: dict[int, int] = {}
         for fragment in fragments:
@@ -279,7 +263,7 @@ class PendingEpisodes:
             if episode is None or fragment.t_started in episode.first_steps:
                 self.counts["fragments_dropped"] += 1
                 continue
-            newest[episode.runner] = max(newest.get(episode.runner, 0), episode.number)
+            newest[episode.runner] = max(newest.get(episode.runner, -1), episode.number)
             episode.first_steps.add(fragment.t_started)
             episode.steps += len(fragment)
             episode.lag = 0
@@ -291,15 +275,16 @@ class PendingEpisodes:
             if episode.last is not None and episode.steps == episode.last.t_started + len(episode.last):
                 learned.append((self.active.pop(fragment.episode_id), episode.last))
         heard, late = {fragment.episode_id for fragment in fragments}, list[str]()
-        overtaken = [one for one in self.active.values() if one.number < newest.get(one.runner, 0)]
-        for name, episode in ((one.actor, one) for one in overtaken if one.actor not in heard):
+        for name, episode in [*self.active.items()]:
+            if name in heard or episode.number >= newest.get(episode.runner, -1):
+                continue
             episode.lag += 1
             if episode.lag > self._max_lag and episode.last is not None:
                 learned.append((self.active.pop(name), episode.last))
                 self.counts["gaps"] += 1
             elif episode.lag > self._max_lag:
                 late.append(name)
-        return learned, self.lose(*late)
+        return learned, late
 
 
 @dataclasses.dataclass
@@ -309,7 +294,7 @@ class PendingEpisode:
     actor: str  # its name in the level buffer
     level_id: int
     runner: int  # index of its EnvRunner
-    number: int = 0  # in the order in which all episodes began
+    number: int = dataclasses.field(default_factory=itertools.count().__next__)  # in the order in which they began
     first_steps: set[int] = dataclasses.field(default_factory=set)  # of the fragments that arrived
     steps: int = 0  # that arrived
     last: Fragment | None = None  # the fragment that ends it, kept until all steps before it have arrived

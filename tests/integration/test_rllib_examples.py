@@ -41,7 +41,7 @@ def test_dqn_goes_on_from_a_checkpoint_with_its_buffer(run_example: Any, tmp_pat
 
 def test_mixreg_and_ucb_drac(run_example: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "examples"))  # of the grids
-    *_, loss, result = run_example("rllib_augmentation.py", "--mixreg")
+    *_, loss, result = run_example("rllib_augmentation.py")
     assert re.fullmatch(r"loss -?\d\.\d{3}, of invariance [1-9]\.\de-\d\d with cutout_color", loss)
     assert re.fullmatch(r"return 0\.\d\d on held-out levels", result)
 

@@ -30,11 +30,11 @@ def example(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def learner_of(example: dict[str, Any], **transforms: Any) -> Any:
     config = (
         PPOConfig()
-        .environment(example["FloatGrid"])
+        .environment("grid")
         .learners(learner_class=example["AugmentedPPOLearner"], learner_config_dict=transforms)
     )
     config.rl_module(model_config=DefaultModelConfig(conv_filters=[[4, 3, 1]], head_fcnet_hiddens=[8]))
-    learner = config.build_learner(env=example["FloatGrid"]())
+    learner = config.build_learner(env=example["float_grid"]())
     learner.build()
     return learner
 

@@ -97,6 +97,15 @@ def test_the_oldest_of_too_many_episodes_of_an_env_runner_is_forgotten(tmp_path:
     assert server.trains_on(["a", "b", "c", "d"]) == [False, True, True, True]
 
 
+def test_an_episode_whose_end_never_arrives_is_forgotten(tmp_path: Path) -> None:
+    server = server_of(buffer(levels=1), tmp_path, max_lag=0)
+    begin(server, "a", "b")
+    server.score([fragment("a", done=False)])
+    server.score([fragment("b")])
+    stats = server.stats()
+    assert (stats["in_flight"], stats["episodes_lost"], stats["levels"]) == (0, 1, 1)
+
+
 def test_a_server_that_was_lost_during_its_first_write_starts_anew(tmp_path: Path) -> None:
     (tmp_path / ".lock").touch()
     (tmp_path / "state-0123456789ab").mkdir()
@@ -168,14 +177,16 @@ def ones(name: str, start: int, length: int, done: bool = False) -> Fragment:
 def begun(*names: str, max_lag: int = 2) -> PendingEpisodes:
     episodes = PendingEpisodes(max_lag)
     for number, name in enumerate(names):
-        episodes.begin(PendingEpisode(name, number, runner=1))
+        episodes.active[name] = PendingEpisode(name, number, runner=1)
     return episodes
 
 
 def taken(episodes: PendingEpisodes, *fragments: Fragment) -> tuple[list[tuple[str, int]], list[str]]:
     """Actor and first step of what is learned, and actors given up."""
-    learned, lost = episodes.take(fragments)
-    return [(episode.actor, one.t_started) for episode, one in learned], [episode.actor for episode in lost]
+    learned, late = episodes.take(fragments)
+    for name in late:
+        del episodes.active[name]
+    return [(episode.actor, one.t_started) for episode, one in learned], late
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
@@ -199,12 +210,12 @@ def test_fragments_that_came_before_or_of_unknown_episodes_are_dropped() -> None
 def test_what_is_missing_is_given_up_when_later_episodes_went_by() -> None:
     # a lacks its end, b a piece in the middle, c and d are complete, e goes on; f is of another EnvRunner, and g begins
     episodes = begun("a", "b", "c", "d", "e", "g", max_lag=2)
-    episodes.begin(PendingEpisode("f", 9, runner=2))
+    episodes.active["f"] = PendingEpisode("f", 9, runner=2)
     assert taken(episodes, ones("a", 0, 2), ones("b", 0, 2), ones("b", 4, 1, done=True))[0] == [("a", 0), ("b", 0)]
     assert taken(episodes, ones("c", 0, 1, done=True)) == ([("c", 0)], [])  # overtaken for the first time
     assert taken(episodes, ones("e", 0, 1)) == ([("e", 0)], [])
     assert taken(episodes, ones("e", 1, 1), ones("d", 0, 1)) == ([("e", 1), ("d", 0), ("b", 4)], ["a"])
-    assert dict(episodes.counts) == {"fragments_dropped": 0, "gaps": 1, "episodes_lost": 1}
+    assert dict(episodes.counts) == {"fragments_dropped": 0, "gaps": 1, "episodes_lost": 0}
     assert episodes.active.keys() == {"d", "e", "f", "g"}
 
 

@@ -19,7 +19,7 @@ from lightning_replay.replay import Replay
 from lightning_replay.samplers import PrioritizedSampler, SequenceSampler, UniformSampler, sequence_priorities
 from lightning_replay.schedules import Linear
 from lightning_replay.storage import PackedStorage
-from lightning_replay.transforms import GaussianNoise, MixPairs, MixStates, NStepTransitions, RelabelGoals
+from lightning_replay.transforms import GaussianNoise, MixMinibatch, MixPairs, MixStates, NStepTransitions, RelabelGoals
 from lightning_replay.writers import EventTableWriter, FirstInFirstOutWriter, RetentionWriter
 from tests.frame_steps import frame_rows, stacks_in, stacks_of
 from tests.transitions import numbered_steps
@@ -168,8 +168,9 @@ def test_parts_that_work_with_single_rows_are_refused() -> None:
 
     with pytest.raises(ValueError, match="n_steps=3 works with single rows, and SequenceSampler draws sequences of 4"):
         of(n_steps=3)
-    for transform in (MixPairs(), MixStates(), Compose(GaussianNoise(keys=["observation"]), NStepTransitions(2, 0.9))):
-        with pytest.raises(ValueError, match="^(MixPairs|MixStates|n_steps=2) works with .* Leave it out, or use"):
+    steps = Compose(GaussianNoise(keys=["observation"]), NStepTransitions(2, 0.9))
+    for transform in (MixMinibatch(), MixPairs(), MixStates(), steps):
+        with pytest.raises(ValueError, match=r"^(Mix\w+|n_steps=2) works with .* Leave it out, or use"):
             of(transform=transform)
     with pytest.raises(ValueError, match="^RetentionWriter works with single rows"):
         of(writer=RetentionWriter())

@@ -106,7 +106,7 @@ def test_other_images_are_refused(images: torch.Tensor) -> None:
 
 
 def test_no_or_unknown_augmentations_are_refused() -> None:
-    with pytest.raises(ValueError, match="augmentations is empty; give at least one of crop"):
+    with pytest.raises(ValueError, match=r"augmentations is \[\]; it must be the names of augmentations, at least one"):
         UCBAugmentation([])
     with pytest.raises(ValueError, match=r"augmentations\[1\] is 'flap'.*Did you mean 'flip'"):
         UCBAugmentation(["crop", "flap"])
