@@ -32,7 +32,9 @@ NOT_IN_AN_INVENTORY = (
     "ray.rllib.algorithms.dqn.torch.default_dqn_torch_rl_module.DefaultDQNTorchRLModule",
     "ray.rllib.utils.replay_buffers.prioritized_episode_buffer.PrioritizedEpisodeReplayBuffer",
     "tensordict._nestedkey.NestedKey",
+    "torch.utils.data.sampler.Sampler",
     "torch.nn.modules.module.Module",
+    "torch.utils.data.sampler.Sampler",
 )
 
 project = "lightning-replay"
@@ -49,6 +51,7 @@ include_patterns = [
     "examples/*.py",
     "configs/**.yaml",
     "tests/benchmarks/results/*.md",
+    "tests/benchmarks/level_pictures.py",
     "tests/benchmarks/learning/experiment.py",
     "tests/benchmarks/learning/experiments/locks.py",
     "tests/benchmarks/learning/experiments/prompts.py",
