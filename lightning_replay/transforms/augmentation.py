@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
-from torch.nn.functional import unfold
+from torch.nn.functional import conv2d
 
 from lightning_replay.options import ABOVE_ZERO, checked_count, checked_key, checked_names, checked_number
 from lightning_replay.parts import ReplayTransform
@@ -45,8 +45,9 @@ def _cutout_color(images: Tensor, rng: torch.Generator) -> Tensor:
 
 def _random_conv(images: Tensor, rng: torch.Generator) -> Tensor:
     count, channels = images.shape[:2]
-    kernels = torch.randn(count, channels, 9 * channels, generator=rng, device=rng.device)
-    return (kernels.to(images) @ unfold(images, 3, padding=1)).view_as(images) / (3 * math.sqrt(channels))
+    kernels = torch.randn(count * channels, channels, 3, 3, generator=rng, device=rng.device).to(images)
+    joined = images.reshape(1, -1, *images.shape[2:])
+    return conv2d(joined, kernels, padding=1, groups=count).view_as(images) / (3 * math.sqrt(channels))
 
 
 #: Functions of float images ``[B, C, H, W]`` in [0, 1] and a generator, by name; add your own. Images are shifted by up
@@ -76,6 +77,10 @@ class UCBAugmentation(ReplayTransform):
         window: returns of an augmentation that count.
         image_key: of float images ``[..., C, H, W]`` in [0, 1]; the augmented ones get this key under ``"augmented"``.
         seed: of the transform's own generator, on the CPU; images on other devices get the same numbers.
+
+    Raises:
+        ValueError: unknown or no augmentations; an option out of range; a ``mean_return`` that is not finite.
+        TypeError: images that are no floats or have fewer than three dimensions.
 
     Example:
         >>> from tensordict import TensorDict
@@ -143,6 +148,10 @@ class MixMinibatch(ReplayTransform):
         mixup_concentration: α.
         seed: of the transform's own generator.
 
+    Raises:
+        ValueError: α that is not above 0.
+        TypeError: an ``observation`` (RLlib's ``obs``) of flags or of integers other than bytes.
+
     Example:
         >>> from tensordict import TensorDict
         >>> rows = TensorDict({"observation": torch.eye(2), "action": torch.tensor([0, 1])}, [2])
@@ -166,6 +175,8 @@ class MixMinibatch(ReplayTransform):
         def mix(key: str, own: Tensor, other: Tensor) -> Tensor:
             weight = weights.view(-1, *[1] * (own.ndim - 1)).to(own.device)
             if key == "action" or not (own.is_floating_point() or own.dtype == torch.uint8):
+                if key in ("observation", "obs"):  # its return would be mixed, and belong to no observation
+                    raise TypeError(f"{key} is {own.dtype}; floats and uint8 are mixed, so convert it to float32")
                 return torch.where(weight >= 0.5, own, other)
             dtype = torch.promote_types(own.dtype, torch.float32)
             return torch.lerp(other.to(dtype), own.to(dtype), weight.to(dtype))

@@ -51,7 +51,7 @@ class LevelSupply:
 
     def _draw(self, count: int) -> None:
         names = [uuid.uuid4().hex for _ in range(count)]
-        if names:
+        if names or self._broken_off:
             answer = self._server.draw.remote(self._runner, self._process, names, self._broken_off)
             self._broken_off = []
             levels = functools.cache(lambda: ray.get(answer))

@@ -125,7 +125,8 @@ class LevelServer:
 
     Every episode is an actor of its own in the level buffer, named by RLlib's id, since an environment may have several
     episodes in flight on one level. If the process is lost, Ray restarts it, and it resumes from the last
-    :meth:`report`, in ``spare``; episodes begun since then are not scored.
+    :meth:`report`, in ``spare``, without the episodes begun or drawn ahead before: their fragments are dropped, and
+    :meth:`trains_on` is False.
     """
 
     def __init__(
@@ -136,7 +137,7 @@ class LevelServer:
         self._episodes, self._max_pending = PendingEpisodes(max_lag), max_pending
         self._processes: dict[int, str] = {}
         self._played: dict[int, None] = {}
-        self._left: list[str] = []
+        self._left: dict[str, None] = {}
         self._fault: str | None = None
         self._choices = self._any_level = self._restarts = 0
         if (self._spare / STATE_MANIFEST).exists():  # a loss during the first write leaves files, and no manifest
@@ -155,6 +156,9 @@ class LevelServer:
         return [self._draw(runner, name) for name in names]
 
     def _draw(self, runner: int, name: str) -> int:
+        if name in self._left:  # drawn before a restart, whose call is now repeated
+            self._levels.abandon(name)
+            del self._left[name]
         try:
             level_id = self._any_level = int(self._levels.next_level(name))
         except Exception:  # raised by check(): an error on an EnvRunner would have RLlib restart it endlessly
@@ -167,7 +171,7 @@ class LevelServer:
         self._episodes.active[name] = PendingEpisode(name, level_id, runner)
         self._choices += 1
         while self._left and self._choices >= self._environments:  # until then those from before a resume count
-            self._levels.abandon(self._left.pop(0))
+            self._levels.abandon(self._left.popitem()[0])
         return level_id
 
     def score(self, fragments: Sequence[Fragment]) -> None:
@@ -235,7 +239,7 @@ class LevelServer:
         self._levels.load_state_dict(state["levels"])
         self._played = dict.fromkeys(state["played"].tolist())
         self._episodes.active.clear()
-        self._left = [str(actor) for actor in state["levels"]["running"]["actors"]]
+        self._left = dict.fromkeys(map(str, state["levels"]["running"]["actors"]))
         self._choices = 0
         self._write()
 

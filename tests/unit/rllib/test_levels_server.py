@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from tensordict import TensorDict
 
 from lightning_replay.levels import LevelBuffer, LevelSelector, UniformLevels
 from lightning_replay.levels.scores import PositiveValueLoss
+from rllib_ext.levels.playing import LevelSupply
 from rllib_ext.levels.server import Fragment, LevelServer, PendingEpisode, PendingEpisodes
 
 
@@ -139,6 +141,35 @@ def test_it_starts_again_from_the_last_report(tmp_path: Path) -> None:
     assert again.stats() == {**stats, "restarts": 1}
     again.report([])
     assert server_of(buffer(), tmp_path).stats() == {**stats, "restarts": 2}
+
+
+def test_a_draw_that_is_repeated_after_a_restart_is_scored(tmp_path: Path) -> None:
+    server = server_of(buffer(), tmp_path, environments=3)
+    begin(server, "a", "b", "ahead")
+    server.report([])
+    again = server_of(buffer(), tmp_path, environments=3)
+    begin(again, "a", "b")  # Ray calls again with the same names
+    assert again.stats()["in_flight"] == 3
+    begin(again, "c")  # as many as environments: what was drawn before and not again is abandoned
+    assert again.stats()["in_flight"] == 3 and again.trains_on(["a", "ahead"]) == [True, False]
+    again.score([fragment("a"), fragment("b"), fragment("ahead")])
+    assert (again.stats()["in_flight"], again.stats()["fragments_dropped"]) == (1, 1)
+
+
+def test_episodes_that_were_broken_off_are_abandoned_although_levels_are_left_over(tmp_path: Path) -> None:
+    server = server_of(buffer(), tmp_path)
+    remote = SimpleNamespace(remote=server.draw)
+    config = SimpleNamespace(num_envs_per_env_runner=2)
+    supply = LevelSupply(SimpleNamespace(draw=remote), SimpleNamespace(worker_index=1, config=config))
+    supply.begin_round()
+    first, _ = supply.take(None)
+    supply.take(first)
+    assert server.stats()["in_flight"] == 8
+    supply.begun_before = 2  # of 6 left over
+    supply.begin_round()
+    assert (server.stats()["in_flight"], server.stats()["episodes_lost"]) == (7, 1)
+    supply.begin_round()
+    assert server.stats()["episodes_lost"] == 1
 
 
 def test_a_mean_of_zero_after_an_update_is_no_score(tmp_path: Path) -> None:

@@ -219,6 +219,13 @@ def test_a_minibatch_is_mixed_as_by_a_plain_loop(count: int, seed: int) -> None:
     assert all((batch[key] == before[key]).all() for key in before.keys(True, True))
 
 
+@pytest.mark.parametrize("dtype", [torch.int16, torch.int32, torch.int64, torch.bool])
+@pytest.mark.parametrize("key", ["observation", "obs"])
+def test_observations_that_cannot_be_mixed_are_refused(key: str, dtype: torch.dtype) -> None:
+    with pytest.raises(TypeError, match=f"{key} is {dtype}; .* convert it to float32"):
+        MixMinibatch()(TensorDict({key: torch.ones(4, 2, 2, 3, dtype=dtype), "advantage": torch.rand(4, 1)}, [4]))
+
+
 def test_a_saved_mixture_goes_on_with_the_same_draws() -> None:
     mixture, again = MixMinibatch(seed=0), MixMinibatch(seed=1)
     batch = rows(8)
