@@ -33,6 +33,7 @@ NOT_IN_AN_INVENTORY = (
     "ray.rllib.utils.replay_buffers.prioritized_episode_buffer.PrioritizedEpisodeReplayBuffer",
     "tensordict._nestedkey.NestedKey",
     "torch.nn.modules.module.Module",
+    "torch.utils.data.sampler.Sampler",
 )
 
 project = "lightning-replay"
@@ -49,8 +50,10 @@ include_patterns = [
     "examples/*.py",
     "configs/**.yaml",
     "tests/benchmarks/results/*.md",
+    "tests/benchmarks/level_pictures.py",
     "tests/benchmarks/learning/experiment.py",
     "tests/benchmarks/learning/experiments/locks.py",
+    "tests/benchmarks/learning/experiments/prompts.py",
     "tests/integration/test_write_your_own.py",
 ]
 exclude_patterns = [".*", "build", "dist", "runs", "lightning_logs", "lightning_replay", "rllib_ext"]
