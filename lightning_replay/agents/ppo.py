@@ -16,7 +16,6 @@ from lightning_replay.agents.networks import ActorCritic
 from lightning_replay.agents.spaces import SizeReader, flat_or_image_sizes
 from lightning_replay.levels.scores import discounts_of
 from lightning_replay.losses import invariance_loss
-from lightning_replay.parts import ReplayTransform
 from lightning_replay.storage.rows import assemble_unchecked
 from lightning_replay.transforms.augmentation import MixMinibatch, UCBAugmentation
 
@@ -132,13 +131,14 @@ class PPO(SizedAgent):
             options["observation_shape"],
             255.0 if options["observation_high"] is None else options["observation_high"],
             options["num_actions"],
-            **{name: options[name] for name in ("hidden_sizes", "channels", "kernel_sizes", "strides", "categories")},
-            residual=options["residual"],
+            **{
+                name: options[name] for name in "hidden_sizes channels kernel_sizes strides categories residual".split()
+            },
         )
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *given: Any) -> None:
         for name, part in self.named_children():  # as it is, if the checkpoint is of an agent without it
-            if isinstance(part, ReplayTransform):
+            if isinstance(part, MixMinibatch | UCBAugmentation):
                 state_dict.setdefault(f"{prefix}{name}._extra_state", part.get_extra_state())
         super()._load_from_state_dict(state_dict, prefix, *given)
 
@@ -168,8 +168,7 @@ class PPO(SizedAgent):
         rows = self.trained_rows(batch)
         if len(rows) == 0:
             return dict.fromkeys(_NUMBERS, torch.zeros(()))
-        if self.augmentation is not None:  # its policy collected this rollout
-            # the same choice in all processes of DDP
+        if self.augmentation is not None:  # its policy collected this rollout; all processes choose the same
             self.augmentation.choose(self.trainer.strategy.reduce(rows["value_target"].mean()).item())
         raw: Any = self.optimizers(use_pl_optimizer=False)
         counted: Any = self.optimizers()
