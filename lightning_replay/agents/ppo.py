@@ -131,9 +131,8 @@ class PPO(SizedAgent):
             options["observation_shape"],
             255.0 if options["observation_high"] is None else options["observation_high"],
             options["num_actions"],
-            **{
-                name: options[name] for name in "hidden_sizes channels kernel_sizes strides categories residual".split()
-            },
+            **{name: options[name] for name in ("hidden_sizes", "channels", "kernel_sizes", "strides", "categories")},
+            residual=options["residual"],
         )
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *given: Any) -> None:
