@@ -159,7 +159,7 @@ class ActorCritic(nn.Module):
         value: hidden units to values ``[B, 1]``.
 
     Raises:
-        ValueError: no hidden layer; categories of flat observations.
+        ValueError: no hidden layer; categories or residual blocks for flat observations; no convolution for images.
     """
 
     def __init__(
@@ -178,15 +178,15 @@ class ActorCritic(nn.Module):
         super().__init__()
         if not hidden_sizes:
             raise ValueError("hidden_sizes is empty; the policy and the value need at least one hidden layer.")
-        if categories is not None and len(observation_shape) != 3:
+        if (residual or categories is not None) and len(observation_shape) != 3:
             raise ValueError(
-                f"categories is {list(categories)}, and observations have the shape {tuple(observation_shape)}; it is "
-                "for images (height, width, channels). Leave it out."
+                f"categories is {categories}, residual {residual}, and observations have the shape "
+                f"{tuple(observation_shape)}; both are for images (height, width, channels). Leave them out."
             )
         layers: list[nn.Module] = []
         size = observation_shape[0]
         if len(observation_shape) == 3:
-            if not residual and not len(channels) == len(kernel_sizes) == len(strides) > 0:
+            if not channels or not (residual or len(channels) == len(kernel_sizes) == len(strides)):
                 raise ValueError(
                     f"channels {list(channels)}, kernel_sizes {list(kernel_sizes)} and strides {list(strides)} must "
                     "have one number for each convolution, of which images need at least one."

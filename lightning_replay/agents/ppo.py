@@ -53,8 +53,8 @@ class PPO(SizedAgent):
         num_actions: number of actions; read from the environment if absent.
         hidden_sizes: widths of the fully connected layers.
         channels: of the convolutions over images, one number each.
-        kernel_sizes: of the convolutions.
-        strides: of the convolutions.
+        kernel_sizes: of the convolutions; unused with ``residual``.
+        strides: of the convolutions; unused with ``residual``.
         categories: number of categories in each channel of images that encode objects, (11, 6, 4) for MiniGrid's;
             ``None`` for pixels.
         learning_rate: Adam's.
@@ -135,6 +135,12 @@ class PPO(SizedAgent):
             residual=options["residual"],
         )
 
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *given: Any) -> None:
+        for name, part in self.named_children():  # as it is, if the checkpoint is of an agent without it
+            if isinstance(part, MixMinibatch | UCBAugmentation):
+                state_dict.setdefault(f"{prefix}{name}._extra_state", part.get_extra_state())
+        super()._load_from_state_dict(state_dict, prefix, *given)
+
     def act(self, observation: Tensor, explore: bool) -> Tensor:
         """Returns actions, int64 ``[N]``: drawn from the policy, or the most probable."""
         logits = self.network.policy(self.network.trunk(observation))
@@ -161,8 +167,8 @@ class PPO(SizedAgent):
         rows = self.trained_rows(batch)
         if len(rows) == 0:
             return dict.fromkeys(_NUMBERS, torch.zeros(()))
-        if self.augmentation is not None:  # its policy collected this rollout
-            self.augmentation.choose(rows["value_target"].mean().item())
+        if self.augmentation is not None:  # its policy collected this rollout; all processes choose the same
+            self.augmentation.choose(self.trainer.strategy.reduce(rows["value_target"].mean()).item())
         raw: Any = self.optimizers(use_pl_optimizer=False)
         counted: Any = self.optimizers()
         # of all rows: where some are left out, there are fewer minibatches of the same size

@@ -16,6 +16,7 @@ from lightning_replay.envs.building import check_env
 from lightning_replay.levels import LevelSelector, update_rollout
 from lightning_replay.levels.environments import LevelWrapper, checked_probes, make_level_vector
 from lightning_replay.levels.level_ids import checked_held_out
+from lightning_replay.levels.scores import EpisodeScore
 from lightning_replay.lit.collection import RolloutPace
 from lightning_replay.lit.data import EnvStepDataModule, UpdateStream
 from lightning_replay.lit.level_collection import LevelCollection, ReturnNormalization
@@ -47,7 +48,8 @@ class LevelDataModule(EnvStepDataModule):
         asynchronous: step environments in processes of their own (then keep a script's main part under ``__main__``).
         flush_unfinished: scores the levels of unfinished episodes at each rollout's end, as the paper's released code
             does; else the pieces of an episode are joined, as in the paper.
-        return_normalization: of the rewards that the agent and the scores get; ``None`` leaves them as they are.
+        return_normalization: of the rewards that the agent and the scores get, except scores of whole episodes, whose
+            returns are not normalised; ``None`` leaves all as they are.
         held_out_levels: ids to test on, or how many: then the largest ids there are, below 2^31. If the level set is
             unbounded, training may still reach one: then it is left out, with a warning.
         env_kwargs: further arguments of the environment.
@@ -150,7 +152,10 @@ class LevelDataModule(EnvStepDataModule):
         try:
             rollout = collection.collect(agent, self.pace.length_after(self._steps_before))
             # Scored before the update, with the values predicted during collection.
-            update_rollout(self.levels, rollout, rollout["level_id"])
+            scored = rollout
+            if isinstance(self.levels.score, EpisodeScore):  # of returns in the environment's units
+                scored = rollout.copy().set(("next", "reward"), collection.rewards)
+            update_rollout(self.levels, scored, rollout["level_id"])
             if self.flush_unfinished:  # scores need no policy, and no level is chosen before it is updated
                 self.levels.flush()
         except BaseException:

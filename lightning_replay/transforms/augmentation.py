@@ -44,10 +44,9 @@ def _cutout_color(images: Tensor, rng: torch.Generator) -> Tensor:
 
 
 def _random_conv(images: Tensor, rng: torch.Generator) -> Tensor:
-    count, channels = images.shape[:2]
-    kernels = torch.randn(count * channels, channels, 3, 3, generator=rng, device=rng.device).to(images)
-    joined = images.reshape(1, -1, *images.shape[2:])
-    return conv2d(joined, kernels, padding=1, groups=count).view_as(images) / (3 * math.sqrt(channels))
+    count, channels, *sides = images.shape
+    kernels = torch.randn(count * channels, channels, 3, 3, generator=rng, device=rng.device) / (3 * channels**0.5)
+    return conv2d(images.reshape(1, -1, *sides), kernels.to(images), padding=1, groups=count).view_as(images)
 
 
 #: Functions of float images ``[B, C, H, W]`` in [0, 1] and a generator, by name; add your own. Images are shifted by up

@@ -125,8 +125,7 @@ class LevelServer:
 
     Every episode is an actor of its own in the level buffer, named by RLlib's id, since an environment may have several
     episodes in flight on one level. If the process is lost, Ray restarts it, and it resumes from the last
-    :meth:`report`, in ``spare``, without the episodes begun or drawn ahead before: their fragments are dropped, and
-    :meth:`trains_on` is False.
+    :meth:`report`, in ``spare``; episodes begun or drawn ahead until then are not scored, and not trained on.
     """
 
     def __init__(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from tensordict import TensorDict
 from torch import nn
 from torch.nn.functional import conv2d, max_pool2d, relu
@@ -107,6 +108,33 @@ def test_each_rollout_is_credited_to_the_augmentation_before_it_and_a_resumed_ru
 
 def test_an_agent_without_the_options_has_none_of_their_state() -> None:
     assert all(".weight" in name or ".bias" in name for name in PPO(**IMAGE, **CONVOLUTION).state_dict())
+
+
+def test_a_checkpoint_of_a_plain_agent_leaves_the_state_of_the_options_as_it_is(tmp_path: Path) -> None:
+    agent = PPO(**IMAGE, **CONVOLUTION, augmentations=("crop", "flip"), mixup_concentration=0.2)
+    fit(agent, [make_rollout()] * 2, tmp_path)
+    before, plain = agent.state_dict(), PPO(**IMAGE, **CONVOLUTION)
+    agent.load_state_dict(plain.state_dict())
+    for name, value in agent.state_dict().items():
+        if name in plain.state_dict():
+            assert torch.equal(value, plain.state_dict()[name])
+        else:
+            assert str(value) == str(before[name])
+    fit(plain, [make_rollout()], tmp_path)[0].save_checkpoint(tmp_path / "plain.ckpt")
+    options = {"augmentations": ("flip",), "mixup_concentration": 0.2}
+    loaded = PPO.load_from_checkpoint(tmp_path / "plain.ckpt", **options)
+    fit(loaded, [make_rollout()], tmp_path, ckpt_path=tmp_path / "plain.ckpt", epochs=2)
+    assert loaded.augmentation.chosen == "flip"
+
+
+def test_processes_choose_by_the_mean_of_their_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def reduce(self, tensor: torch.Tensor, reduce_op: str = "mean") -> torch.Tensor:  # with a process that has 3
+        return (tensor + 3.0) / 2 if reduce_op == "mean" else tensor
+
+    monkeypatch.setattr(SingleDeviceStrategy, "reduce", reduce)
+    agent = PPO(**IMAGE, **CONVOLUTION, discount=0.0, augmentations=("crop", "flip"))
+    fit(agent, [make_rollout(), make_rollout(1.0)], tmp_path)
+    assert agent.augmentation._returns == {"crop": [2.0]}
 
 
 def test_a_rollout_with_nothing_to_train_on_chooses_nothing(tmp_path: Path) -> None:

@@ -309,7 +309,9 @@ def test_the_network_of_the_paper() -> None:
     [
         ((8, 8, 3), {"hidden_sizes": ()}, "hidden_sizes is empty"),
         ((8, 8, 3), {"categories": (11, 6)}, "give one count, at least 1, for each channel"),
-        ((4,), {"categories": (11, 6)}, r"categories is \[11, 6\], and observations have the shape \(4,\)"),
+        ((4,), {"categories": (11, 6)}, r"categories is \[11, 6\], .* observations have the shape \(4,\)"),
+        ((4,), {"residual": True}, r"residual True, and observations have the shape \(4,\); .* Leave them out"),
+        ((8, 8, 3), {"residual": True, "channels": ()}, "of which images need at least one"),
     ],
 )
 def test_bad_networks(shape, options, message: str) -> None:
