@@ -218,7 +218,7 @@ class MixedReplay(Seeded, TrainingReplay):
             offline = int(exact)
             if exact > offline:
                 offline += uniform(self._generator) < exact - offline
-            if 0 < offline < count:  # where all are of one side, that says what it lacks
+            if 0 < offline < count:  # where all are of one side, its own error names what it lacks
                 lacks = len(self.online) < count - offline
                 offline = count if lacks or self.online._sampler_hooks.awaits_rows(self.online._storage) else offline
             if offline and not len(self.offline):

@@ -243,7 +243,7 @@ class LevelBuffer(LevelSelector):
         replays, idle = 0, self._new.num_idle
         if self._may_replay:
             chances = torch.rand(count, dtype=torch.float64, generator=generator, device="cpu")
-            free = len(table) - sum(level_id in table for level_id in self._left_out)
+            free = len(table) - len(table.rows_among(self._left_out))
             replays = min(int((chances < self._chance).sum()), free)
         if idle is not None:  # where new levels do not suffice, more of the others
             replays = max(replays, min(count - idle, len(table)))
@@ -362,7 +362,7 @@ class LevelBuffer(LevelSelector):
         if self.replay_in_flight or self._new.num_idle == 0:
             return True
         # While all levels with a score are being played, a new one goes first, if there is any that is not.
-        return sum(level_id in self.table for level_id in self.running.played) < count
+        return len(self.table.rows_among(self.running.played)) < count
 
     @property
     def plays_unlearned(self) -> bool:  # new or edited levels

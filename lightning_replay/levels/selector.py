@@ -71,6 +71,7 @@ class LevelSelector(Seeded, ABC):
         """Draws the levels of a batch, int64 ``[count]``, without actors; different ones unless ``replace``."""
 
     def check_draw(self, count: int, replace: bool) -> None:
+        """Refuses, by a ``ValueError``, a batch of more different levels than there are."""
         checked_count("count", count, of="levels")
         if not checked_flag("replace", replace) and self.count is not None and count > self.count:
             raise ValueError(
@@ -87,6 +88,7 @@ class LevelSelector(Seeded, ABC):
             self.end_draw(one)
 
     def end_draw(self, level_id: int, batch: int | None = None) -> None:
+        """Ends the draw of a level in the batch that began with this episode; ``None``: in its oldest one."""
         self.running.receive_score(level_id, 0, batch)
         self._leave(level_id)
 
@@ -100,6 +102,7 @@ class LevelSelector(Seeded, ABC):
         """Takes notice that an episode or draw on a level has ended."""
 
     def checked_ids(self, level_id: Any) -> list[int]:
+        """Returns ids ``[n]`` as a list; ``TypeError`` for others than integers, ``ValueError`` for unknown ones."""
         try:
             ids = torch.as_tensor(level_id, device="cpu")
         except (TypeError, ValueError):

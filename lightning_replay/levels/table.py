@@ -117,6 +117,11 @@ class LevelTable:
     def rows_of(self, level_ids: Iterable[int]) -> np.ndarray:
         return np.fromiter((self._rows.get(level_id, REFUSED) for level_id in level_ids), np.int64)
 
+    def rows_among(self, level_ids: Iterable[int]) -> np.ndarray:
+        """Returns the rows of those of the levels that have one."""
+        rows = self.rows_of(level_ids)
+        return rows[rows != REFUSED]
+
     def place_all(self, level_ids: list[int], rows: np.ndarray, scores: np.ndarray, started: np.ndarray) -> list[int]:
         """Sets scores ``[n]`` of different levels, in further rows where ``rows`` is -1; returns those levels."""
         is_new, count = rows == REFUSED, self._count
@@ -169,7 +174,7 @@ class LevelTable:
     def draw_all(self, count: int, in_flight: Collection[int] = ()) -> np.ndarray:
         """Draws ``count`` different rows, int64 ``[count]``, as one by one, and those of probability 0 last."""
         least = np.full(self._count, 1e-200)
-        least[[self._rows[level_id] for level_id in in_flight if level_id in self._rows]] = 1e-300  # the very last
+        least[self.rows_among(in_flight)] = 1e-300  # the very last
         return draw_different(np.maximum(self.probabilities(in_flight), least), count, self.generator)
 
     def draw(self, in_flight: Collection[int] = ()) -> int:
@@ -199,8 +204,8 @@ class LevelTable:
             self._is_behind = False
 
     def _by_score(self, in_flight: Collection[int]) -> np.ndarray:
-        rows = [self._rows[level_id] for level_id in in_flight if level_id in self._rows]
-        if not rows or len(rows) == self._count:  # with all levels in flight none is left out
+        rows = self.rows_among(in_flight)
+        if not len(rows) or len(rows) == self._count:  # with all levels in flight none is left out
             by_score = self._order.probabilities(self.scores, self.timestamps)
         else:
             is_idle = np.ones(self._count, np.bool_)
