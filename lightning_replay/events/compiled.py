@@ -82,8 +82,9 @@ class ConditionBlock:
         parts = [[results[part] for part in one.parts] if isinstance(one, _Combined) else [] for one in results]
         self._program = (
             np.array(columns, dtype=np.int64),
-            *(np.array([getattr(one, name, 0.0) for one in results], dtype=np.float64) for name in ("low", "high")),
-            np.array([getattr(one, "is_every", False) for one in results], dtype=np.bool_),
+            np.array([one.low if isinstance(one, _Between) else 0.0 for one in results], dtype=np.float64),
+            np.array([one.high if isinstance(one, _Between) else 0.0 for one in results], dtype=np.float64),
+            np.array([isinstance(one, _Combined) and one.is_every for one in results], dtype=np.bool_),
             np.cumsum([0, *map(len, parts)], dtype=np.int64),
             np.array([one for each in parts for one in each], dtype=np.int64),
         )
