@@ -75,11 +75,16 @@ class Noted(fs.FSSpecHandler):
 
 
 def lose(handle: Any) -> None:
-    """Ends the process of a shard, and waits until its calls raise errors."""
+    """Ends the process of an actor, and waits until its calls raise errors."""
     ray.kill(handle)
+    wait_until_ended(handle)
+
+
+def wait_until_ended(handle: Any) -> None:
+    """Waits until the calls of an actor that was killed raise errors: until then its process may still answer."""
     with pytest.raises(ray.exceptions.RayActorError):
         for _ in range(600):
-            ray.get(handle.report.remote())
+            ray.get(handle.__ray_ready__.remote())
             time.sleep(0.1)
 
 

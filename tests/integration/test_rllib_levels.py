@@ -32,6 +32,7 @@ from lightning_replay.levels.scores import L1ValueLoss
 from rllib_ext.levels.playing import attach_player, end_round
 from rllib_ext.levels.server import Fragment, LevelServer
 
+from .shard_contents import wait_until_ended
 from .test_rllib_examples import rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_ray", "algorithms_end")]
@@ -443,8 +444,7 @@ def test_an_algorithm_that_is_built_again_goes_on(scores_new_levels: Algorithm, 
     assert next_choices(restored.state_dict()) == next_choices(levels.state_dict())
     result = again.train()
     again.stop()
-    with pytest.raises(ray.exceptions.RayActorError):
-        restored.stats()
+    wait_until_ended(restored.actor)
     assert_lossless(result)
     assert result["levels"]["episodes"] > levels.stats()["episodes"]
     shutil.rmtree(Path(path) / "levels")

@@ -23,6 +23,7 @@ from ray.rllib.examples.envs.classes.multi_agent import MultiAgentCartPole
 from lightning_replay.retention.surprise import on_policyness
 
 from .rllib_algorithms import EchoLearner, built, small, trained, watch_td_errors
+from .shard_contents import lose
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_ray", "algorithms_end")]
 
@@ -111,7 +112,7 @@ def test_signals_of_two_learners_reach_their_rows_in_either_layout(monkeypatch: 
         assert len(updated - known) > 30 and buffer.replay.stats()["evicted"] == 0
         assert_priorities_are_surprise_times_softmax(buffer.replay, algorithm.get_module(), updated)
     for learner in algorithm.learner_group._worker_manager.actors().values():
-        ray.kill(learner)
+        lose(learner)
         with pytest.raises(ray.exceptions.RayError):  # that candidates were to be measured by
             algorithm.train()
     with pytest.raises(RuntimeError, match=r"no Learner is left .*Algorithm.from_checkpoint"):
