@@ -44,10 +44,8 @@ class _Unscored(LevelSelector):
     def next_levels(self, count: int, *, replace: bool = False) -> Tensor:
         self.check_draw(count, replace)
         level_ids = [self._choose() for _ in range(count)] if replace else self._choose_different(count)
-        batch = self.episodes + 1
-        for level_id in level_ids:
-            self.episodes += 1
-            self._await(level_id, batch, self.episodes)
+        self._await(level_ids, self.episodes + 1, self.episodes + 1)
+        self.episodes += count
         return torch.tensor(level_ids, dtype=torch.int64, device="cpu")
 
     @abstractmethod

@@ -57,7 +57,7 @@ class LevelBatchSampler(Sampler[list[int]]):
     def _batches(self) -> Iterator[list[int]]:
         begun, self._loaded = self._loaded, None
         waiting: dict[int, list[int]] = {}  # by the first episode of their batch
-        for first, level_id in self.levels.running.draws:
+        for first, _, level_id in self.levels.running.draws():
             waiting.setdefault(first, []).append(level_id)
         again, drawn = [], 0
         if begun is not None:  # also those that workers have drawn since the state

@@ -223,22 +223,24 @@ class LevelBuffer(LevelSelector):
             )
         batch = self.table.episodes + 1
         if replace:
-            level_ids = []
+            level_ids: list[int] = []
             for _ in range(count):
                 level_ids.append(self._choose()[0])
+                self._new.begin(level_ids[-1])
                 started = self.table.begin_episode(self.table.row_of(level_ids[-1]))
-                self._await(level_ids[-1], batch, started)
+                self._await(level_ids[-1:], batch, started)
         else:
-            level_ids = self._choose_different(count)
-            rows, begun = self.table.rows_of(level_ids), batch + np.arange(count)
+            level_ids, rows = self._choose_different(count)
             self.table.episodes += count
-            stored = rows[rows != REFUSED]
-            self.table.put_all(stored, self.table.scores[stored], begun[rows != REFUSED])
-            for level_id, episode in zip(level_ids, begun.tolist(), strict=True):
-                self._await(level_id, batch, episode)
+            is_scored = rows != REFUSED
+            stored, begun = rows[is_scored], np.arange(batch, batch + count)[is_scored]
+            self.table.put_all(stored, self.table.scores[stored], begun)
+            for place in np.flatnonzero(~is_scored).tolist():
+                self._new.begin(level_ids[place])
+            self._await(level_ids, batch, batch)
         return torch.tensor(level_ids, dtype=torch.int64, device="cpu")
 
-    def _choose_different(self, count: int) -> list[int]:
+    def _choose_different(self, count: int) -> tuple[list[int], np.ndarray]:
         table, generator = self.table, self.table.generator
         replays, idle = 0, self._new.num_idle
         if self._may_replay:
@@ -248,17 +250,15 @@ class LevelBuffer(LevelSelector):
         if idle is not None:  # where new levels do not suffice, more of the others
             replays = max(replays, min(count - idle, len(table)))
         level_ids = self._new.choose_different(count - replays, generator, self._is_known)
-        replays = count - len(level_ids)
-        if replays > len(table):
-            raise ValueError(f"generate made {len(level_ids)} new levels and {len(table)} have a score; draw fewer")
-        if replays:
-            level_ids += [table.level_ids[row] for row in table.draw_all(replays, self._left_out).tolist()]
-            self.replayed += replays
-        return [level_ids[place] for place in torch.randperm(count, generator=generator, device="cpu").tolist()]
-
-    def _await(self, level_id: int, batch: int, started: int) -> None:
-        self._new.begin(level_id)
-        super()._await(level_id, batch, started)
+        rows, new = np.full(count, REFUSED), len(level_ids)
+        if count - new > len(table):
+            raise ValueError(f"generate made {new} new levels and {len(table)} have a score; draw fewer")
+        if new < count:
+            rows[new:] = table.draw_all(count - new, self._left_out)
+            level_ids += [table.level_ids[row] for row in rows[new:].tolist()]
+            self.replayed += count - new
+        order = torch.randperm(count, generator=generator, device="cpu")
+        return [level_ids[place] for place in order.tolist()], rows[order.numpy()]
 
     def record(self, level_id: Any, score: Any = None, *, outcomes: Any = None) -> Tensor:
         """Scores levels, drawn by :meth:`next_levels` or not; returns their new scores, float64 ``[n]``.
@@ -310,7 +310,7 @@ class LevelBuffer(LevelSelector):
         if self._of_episodes is not None:
             self._of_episodes.load_state_dict(self._at_start)
         self._place_initial()
-        for level_id in self.running.played:
+        for level_id in sorted(self.running.played):  # in an order that a load keeps
             self._new.begin(level_id)
 
     def group_stats(self) -> dict[str, dict[str, float]]:

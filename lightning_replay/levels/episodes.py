@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import astuple, dataclass
 from typing import Any, Self
 
@@ -36,12 +36,13 @@ class ActiveEpisodes:
 
     def __init__(self) -> None:
         self._of: dict[Actor, list[ActiveEpisode]] = {}
-        self.played: dict[int, int] = {}  # number of active episodes by level, and of draws that await a score
-        self.awaited: dict[int, dict[int, int]] = {}  # by level and batch the newest episode drawn for no actor
-        self.draws: dict[tuple[int, int], None] = {}  # batches and levels of these, oldest first
+        # Numbers of the active episodes by level: of an actor's by minus the number, and of those drawn for no actor the
+        # newest of each batch, by the first of the batch.
+        self.played: dict[int, dict[int, int]] = {}
+        self.num_draws: int = 0  # that await a score; a level counts once a batch
 
     def __len__(self) -> int:
-        return sum(self.played.values())
+        return sum(map(len, self.played.values()))
 
     def __iter__(self) -> Iterator[ActiveEpisode]:
         return itertools.chain.from_iterable(self._of.values())
@@ -51,7 +52,7 @@ class ActiveEpisodes:
 
     def begin(self, actor: Actor, episode: ActiveEpisode) -> None:
         self._of.setdefault(actor, []).append(episode)
-        self.played[episode.level_id] = self.played.get(episode.level_id, 0) + 1
+        self.played.setdefault(episode.level_id, {})[-episode.started] = episode.started
 
     def oldest(self, actor: Actor, level_id: int, among: list[ActiveEpisode] | None = None) -> ActiveEpisode:
         episodes = self.of(actor) if among is None else among
@@ -71,43 +72,43 @@ class ActiveEpisodes:
         episodes.remove(episode)
         if not episodes:
             del self._of[actor]
-        self._leave(episode.level_id)
+        self._leave(episode.level_id, -episode.started)
 
-    def _leave(self, level_id: int) -> None:
-        self.played[level_id] -= 1
-        if not self.played[level_id]:  # played has only levels of active episodes
+    def _leave(self, level_id: int, key: int) -> int:
+        own = self.played[level_id]
+        started = own.pop(key)
+        if not own:  # played has only levels of active episodes
             del self.played[level_id]
+        return started
 
-    def await_score(self, level_id: int, batch: int, started: int) -> None:
-        draws = self.awaited.setdefault(level_id, {})
-        if batch not in draws:
-            self.played[level_id] = self.played.get(level_id, 0) + 1
-        draws[batch] = started
-        self.draws[batch, level_id] = None
+    def await_scores(self, level_ids: Iterable[int], batch: int, first: int) -> None:
+        for started, level_id in enumerate(level_ids, first):
+            own = self.played.setdefault(level_id, {})
+            self.num_draws += batch not in own
+            own[batch] = started
 
     def receive_score(self, level_id: int, otherwise: int, batch: int | None = None) -> int:
         """Ends the level's draws in its oldest batch; returns the newest episode of these, or ``otherwise``."""
-        draws = self.awaited.get(level_id)
-        if not draws:
-            return otherwise
-        batch = next(iter(draws)) if batch is None else batch
-        started = draws.pop(batch)
-        del self.draws[batch, level_id]
-        if not draws:
-            del self.awaited[level_id]
-        self._leave(level_id)
-        return started
+        for key in self.played.get(level_id, ()) if batch is None else (batch,):
+            if key > 0:
+                self.num_draws -= 1
+                return self._leave(level_id, key)
+        return otherwise
+
+    def draws(self) -> list[tuple[int, int, int]]:
+        """Batch, newest episode and level of each draw that awaits a score, oldest first."""
+        every = ((key, started, level) for level, own in self.played.items() for key, started in own.items() if key > 0)
+        return sorted(every)
 
     def state_dict(self) -> dict[str, Any]:
         episodes = [[list(astuple(episode)) for episode in episodes] for episodes in self._of.values()]
-        draws = [(level_id, batch, self.awaited[level_id][batch]) for batch, level_id in self.draws]
-        awaited = torch.tensor(draws, dtype=torch.int64, device="cpu").reshape(-1, 3)
+        awaited = torch.tensor(self.draws(), dtype=torch.int64, device="cpu").reshape(-1, 3)[:, [2, 0, 1]]
         return {"actors": list(self._of), "episodes": episodes, "awaited": awaited}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._of, self.played, self.awaited, self.draws = {}, {}, {}, {}
-        for draw in state["awaited"].tolist() if "awaited" in state else ():  # of an earlier version
-            self.await_score(*draw)
+        self._of, self.played, self.num_draws = {}, {}, 0
+        for level_id, batch, started in state["awaited"].tolist() if "awaited" in state else ():  # of an earlier version
+            self.await_scores([level_id], batch, started)
         for actor, episodes in zip(state["actors"], state["episodes"], strict=True):
             for episode in episodes:
                 self.begin(actor, ActiveEpisode(*episode))

@@ -12,6 +12,7 @@ import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from itertools import repeat
 from typing import Any, ClassVar, NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
@@ -312,20 +313,18 @@ class Learnability:
 
         A level that comes several times gets all its outcomes, and then one score.
         """
-        others = dict.fromkeys(level_id for level_id in level_ids if level_id not in self._rows)
+        entries = np.fromiter(map(self._rows.get, level_ids, repeat(-1)), np.int64)
+        missing = np.flatnonzero(entries < 0).tolist()
+        others = dict.fromkeys(level_ids[place] for place in missing)
         new = {level_id: row for row, level_id in enumerate(others, len(self._rows))}
+        entries[missing] = [new[level_ids[place]] for place in missing]
         if len(self._rows) + len(new) > len(self._counts):
             more = len(self._rows) + 2 * len(new)
             self._outcomes = np.append(self._outcomes, np.zeros((more, self.window)), 0)
             self._counts = np.append(self._counts, np.zeros(more, np.int64))
-        held, counts, known = self._outcomes, self._counts, self._rows
-        entries = np.array([known[one] if one in known else new[one] for one in level_ids], np.int64)
         changed, place = np.unique(entries, return_inverse=True)
-        entry = np.repeat(place, outcomes.shape[1])
-        order = np.argsort(entry, kind="stable")
-        entry, number = entry[order], np.arange(len(entry))
-        number -= np.searchsorted(entry, entry)  # among the outcomes of its level
-        most = int(np.bincount(entry, minlength=1).max())
+        given = np.bincount(place) * outcomes.shape[1]  # of each level
+        most = int(given.max(initial=0))
         if most > self.window and not self._has_warned:
             self._has_warned = True
             warnings.warn(
@@ -333,15 +332,18 @@ class Learnability:
                 f"Learnability(window={most}) to count them all",
                 stacklevel=3,
             )
-        before, window = counts[changed], held[changed]
-        window[entry, (before[entry] + number) % self.window] = outcomes.reshape(-1)[order]  # the last one stays
-        after = before + np.bincount(entry, minlength=len(changed))
+        entry = np.repeat(np.arange(len(changed)), given)
+        number = np.arange(len(entry)) - np.repeat(np.cumsum(given) - given, given)  # among the outcomes of its level
+        before, window = self._counts[changed], self._outcomes[changed]
+        rows = outcomes[np.argsort(place, kind="stable")].reshape(-1)
+        window[entry, (before[entry] + number) % self.window] = rows  # the last one stays
+        after = before + given
         kept = np.minimum(after, self.window)
         scores = np.asarray(self.of_rate(window.sum(1) / kept, kept), np.float64)
         if scores.shape != kept.shape or not np.isfinite(scores).all():
             raise ValueError(f"of_rate returned {scores}; it must return one finite score for each level")
-        held[changed], counts[changed] = window, after
-        known.update(new)
+        self._outcomes[changed], self._counts[changed] = window, after
+        self._rows.update(new)
         return scores[place]
 
     def of_episode(self, level_id: int, episode: int, episode_return: float) -> float:

@@ -92,11 +92,11 @@ class LevelSelector(Seeded, ABC):
         self.running.receive_score(level_id, 0, batch)
         self._leave(level_id)
 
-    def _await(self, level_id: int, batch: int, started: int) -> None:
-        self.running.await_score(level_id, batch, started)
-        if len(self.running.draws) > MOST_AWAITED:
-            oldest, level = next(iter(self.running.draws))
-            self.end_draw(level, oldest)
+    def _await(self, level_ids: Iterable[int], batch: int, first: int) -> None:
+        self.running.await_scores(level_ids, batch, first)
+        if self.running.num_draws > MOST_AWAITED:  # a quarter, since to find the oldest takes time
+            for oldest, _, level_id in self.running.draws()[: -(3 * MOST_AWAITED // 4)]:
+                self.end_draw(level_id, oldest)
 
     def _leave(self, level_id: int) -> None:
         """Takes notice that an episode or draw on a level has ended."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Sequence
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -115,7 +116,7 @@ class LevelTable:
         self._order.put(row, score, timestamp)
 
     def rows_of(self, level_ids: Iterable[int]) -> np.ndarray:
-        return np.fromiter((self._rows.get(level_id, REFUSED) for level_id in level_ids), np.int64)
+        return np.fromiter(map(self._rows.get, level_ids, repeat(REFUSED)), np.int64)
 
     def rows_among(self, level_ids: Iterable[int]) -> np.ndarray:
         """Returns the rows of those of the levels that have one."""

@@ -182,7 +182,8 @@ def compare(levels: LevelBuffer, oracle: Oracle, prompts: LevelSet, rho: float) 
     stale = {level: oracle.clock - timestamp for level, timestamp in oracle.timestamps.items()}
     assert dict(zip(ids, shown["staleness"].tolist(), strict=True)) == stale
     waiting = {level: len(draws) for level, draws in oracle.awaited.items() if draws}
-    assert levels.running.played == waiting and len(levels.running) == sum(waiting.values())
+    assert {level: len(own) for level, own in levels.running.played.items()} == waiting
+    assert len(levels.running) == sum(waiting.values())
     if oracle.window is not None:
         for level, successes, count in zip(ids, shown["successes"].tolist(), shown["outcomes"].tolist(), strict=True):
             assert (successes, count) == (sum(oracle.outcomes[level]), len(oracle.outcomes[level]))

@@ -53,7 +53,7 @@ class Table:
 
     def draw(self, count: int, replace: bool, out: tuple[int, ...] = ()) -> tuple[int, ...]:
         for row in out:  # in flight before
-            self.levels.running.await_score(self.levels.table.level_ids[row], 0, 0)
+            self.levels.running.await_scores([self.levels.table.level_ids[row]], 1, 1)
         drawn = tuple(self.row[level_id] for level_id in self.levels.next_levels(count, replace=replace).tolist())
         table = self.levels.table
         started = np.arange(1, count + 1) + self.clock

@@ -183,8 +183,8 @@ def test_levels_that_are_never_recorded_do_not_pile_up(levels: LevelSelector, mo
     monkeypatch.setattr("lightning_replay.levels.selector.MOST_AWAITED", 12)
     for _ in range(300):
         levels.next_levels(3)
-    assert len(levels.running.draws) == levels.stats()["in_flight"] == 12
-    assert {batch for batch, _ in levels.running.draws} == {889, 892, 895, 898}  # the oldest ended
+    assert levels.running.num_draws == len(levels.running.draws()) == levels.stats()["in_flight"] == 12
+    assert {batch for batch, *_ in levels.running.draws()} == {889, 892, 895, 898}  # the oldest ended
 
 
 def test_a_level_of_two_batches_is_recorded_once_for_each() -> None:
@@ -192,7 +192,8 @@ def test_a_level_of_two_batches_is_recorded_once_for_each() -> None:
     for _ in range(2):
         levels.next_levels(4)
     levels.record([0, 0, 1])  # as of two answers to one prompt
-    assert sorted(levels.running.draws) == [(1, 2), (1, 3), (5, 0), (5, 1), (5, 2), (5, 3)]
+    draws = levels.running.draws()
+    assert sorted((batch, level) for batch, _, level in draws) == [(1, 2), (1, 3), (5, 0), (5, 1), (5, 2), (5, 3)]
 
 
 def test_made_levels_that_run_out_are_completed_by_replays() -> None:
@@ -326,6 +327,17 @@ def test_forgetting_keeps_the_order_in_which_ids_were_given() -> None:
     levels.forget()
     again.load_state_dict(levels.state_dict())
     assert torch.equal(levels.next_levels(3), again.next_levels(3))
+
+
+def test_forgetting_after_a_load_keeps_the_order_of_levels_in_flight() -> None:
+    levels, again = (LevelBuffer(6, score=scores.Learnability(), seed=seed) for seed in range(2))
+    for actor in range(3):
+        levels.next_level(actor)
+    levels.next_levels(3)  # a load begins these before those of actors
+    again.load_state_dict(levels.state_dict())
+    levels.forget()
+    again.forget()
+    assert [levels.next_level(0) for _ in range(9)] == [again.next_level(0) for _ in range(9)]
 
 
 class Counting(L.LightningModule):
