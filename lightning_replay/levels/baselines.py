@@ -28,8 +28,8 @@ class _Unscored(LevelSelector):
     def __init__(self, levels: int | Iterable[int] | LevelSet | None) -> None:
         self._ids = None if levels is None else checked_level_ids(levels)
         super().__init__(self._ids)
-        known = levels if isinstance(levels, LevelSet) else self._ids
-        self.fingerprint: str | None = None if known is None else fingerprint(known)
+        self.levels = levels if isinstance(levels, LevelSet) else None
+        self.fingerprint: str | None = None if self._ids is None else fingerprint(self.levels or self._ids)
         self.episodes = 0
 
     def _next(self, actor: Actor) -> int:

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from torch.utils.data import Sampler
@@ -56,9 +58,8 @@ class LevelBatchSampler(Sampler[list[int]]):
 
     def _batches(self) -> Iterator[list[int]]:
         begun, self._loaded = self._loaded, None
-        waiting: dict[int, list[int]] = {}  # by the first episode of their batch
-        for first, _, level_id in self.levels.running.draws():
-            waiting.setdefault(first, []).append(level_id)
+        draws = groupby(self.levels.running.draws(), itemgetter(0))
+        waiting = {first: [level_id for *_, level_id in batch] for first, batch in draws}
         again, drawn = [], 0
         if begun is not None:  # also those that workers have drawn since the state
             if begun > self.levels.episodes:

@@ -119,7 +119,7 @@ class LevelBuffer(LevelSelector):
     ) -> None:
         ids = None if levels is None else checked_level_ids(levels)
         super().__init__(ids)
-        self.levels: LevelSet | None = levels if isinstance(levels, LevelSet) else None
+        self.levels = levels if isinstance(levels, LevelSet) else None
         if ids is None and capacity is None:
             raise ValueError("capacity is None; an unbounded level set needs one, or give levels=...")
         self.capacity: int = len(ids or ()) if capacity is None else checked_count("capacity", capacity, of="levels")
@@ -134,11 +134,8 @@ class LevelBuffer(LevelSelector):
         if replay_probability is not None:
             checked_share("replay_probability", replay_probability)
         score = L1ValueLoss() if score is None else score
-        if isinstance(score, type) or not (callable(score) or isinstance(score, EpisodeScore)):
-            raise TypeError(
-                f"score is {score!r}; give a function from a segment TensorDict [T] to a number, or an object such as "
-                "L1ValueLoss(discount=0.999, gae_lambda=0.95)"
-            )
+        accepted = "a function from a segment TensorDict [T] to a number, or an object such as L1ValueLoss(0.999, 0.95)"
+        check_kind("score", score, Callable | EpisodeScore, accepted)
         if inspect.isfunction(score) and score.__module__ == scores.__name__:
             raise TypeError(f"score is {score!r}, a function of tensors; give one of segments, such as L1ValueLoss()")
         self._of_segments: Any = score
@@ -156,6 +153,7 @@ class LevelBuffer(LevelSelector):
         self.first_score: str = checked_choice("first_score", first_score, ("replace", "smooth"))
         self.train_on_new_levels: bool = checked_flag("train_on_new_levels", train_on_new_levels)
         self.editor = editor
+        self.plays_unlearned = not train_on_new_levels or editor is not None  # new or edited levels
         self.table: LevelTable = LevelTable(prioritization, score_temperature, staleness_weight, seed)
         self.table.weights = None if self.levels is None else self.levels.weights
         self.replayed: int = 0
@@ -177,7 +175,7 @@ class LevelBuffer(LevelSelector):
 
     def _place_initial(self) -> None:
         initial = None if self._of_episodes is None else self._of_episodes.initial_score
-        for level_id in self._new.idle if initial is not None else ():  # all can be replayed from the start
+        for level_id in [*self._new.idle.items] if initial is not None else ():  # all can be replayed from the start
             self.table.place(level_id, checked_number("initial_score", initial), 0, self.capacity)
             self._new.scored(level_id)
 
@@ -229,18 +227,7 @@ class LevelBuffer(LevelSelector):
                 self._new.begin(level_ids[-1])
                 started = self.table.begin_episode(self.table.row_of(level_ids[-1]))
                 self._await(level_ids[-1:], batch, started)
-        else:
-            level_ids, rows = self._choose_different(count)
-            self.table.episodes += count
-            is_scored = rows != REFUSED
-            stored, begun = rows[is_scored], np.arange(batch, batch + count)[is_scored]
-            self.table.put_all(stored, self.table.scores[stored], begun)
-            for place in np.flatnonzero(~is_scored).tolist():
-                self._new.begin(level_ids[place])
-            self._await(level_ids, batch, batch)
-        return torch.tensor(level_ids, dtype=torch.int64, device="cpu")
-
-    def _choose_different(self, count: int) -> tuple[list[int], np.ndarray]:
+            return torch.tensor(level_ids, dtype=torch.int64, device="cpu")
         table, generator = self.table, self.table.generator
         replays, idle = 0, self._new.num_idle
         if self._may_replay:
@@ -258,7 +245,15 @@ class LevelBuffer(LevelSelector):
             level_ids += [table.level_ids[row] for row in rows[new:].tolist()]
             self.replayed += count - new
         order = torch.randperm(count, generator=generator, device="cpu")
-        return [level_ids[place] for place in order.tolist()], rows[order.numpy()]
+        level_ids, rows = [level_ids[place] for place in order.tolist()], rows[order.numpy()]
+        table.episodes += count
+        is_scored = rows != REFUSED
+        stored = rows[is_scored]
+        table.put_all(stored, table.scores[stored], np.arange(batch, batch + count)[is_scored])
+        for place in np.flatnonzero(~is_scored).tolist():
+            self._new.begin(level_ids[place])
+        self._await(level_ids, batch, batch)
+        return torch.tensor(level_ids, dtype=torch.int64, device="cpu")
 
     def record(self, level_id: Any, score: Any = None, *, outcomes: Any = None) -> Tensor:
         """Scores levels, drawn by :meth:`next_levels` or not; returns their new scores, float64 ``[n]``.
@@ -283,24 +278,31 @@ class LevelBuffer(LevelSelector):
         level_ids = self.checked_ids(level_id)
         if (score is None) == (outcomes is None):
             raise ValueError("record takes one of score and outcomes; give record(level_id, score) or outcomes=...")
+        is_rate = isinstance(self.score, Learnability)
         different, first, place = np.unique(np.array(level_ids, np.int64), return_index=True, return_inverse=True)
         if outcomes is None:
-            given = _finite("score", score, len(level_ids), dims=(1,))
-            if isinstance(self.score, Learnability):
-                _check_rates("score", given, level_ids)
-            scores = np.bincount(place, given) / np.bincount(place)
+            scores = np.bincount(place, _finite("score", score, level_ids, (1,), is_rate)) / np.bincount(place)
         elif isinstance(self.score, Learnability):
-            given = _finite("outcomes", outcomes, len(level_ids), dims=(1, 2))
-            _check_rates("outcomes", given, level_ids)
-            scores = self.score.of_outcomes(level_ids, given[:, None] if given.ndim == 1 else given)[first]
+            given = _finite("outcomes", outcomes, level_ids, (1, 2), is_rate)
+            scores = self.score.of_outcomes(level_ids, np.atleast_2d(given.T).T)[first]
         else:
             raise ValueError(
                 f"outcomes are scored by Learnability, and score is {type(self.score).__name__}; build the buffer with "
                 "score=scores.Learnability(), or give scores"
             )
-        begun = [self.running.receive_score(one, self.table.episodes) for one in different.tolist()]
-        started = np.array(begun, np.int64)
-        return torch.from_numpy(self._store_all(different.tolist(), started, scores)[place])
+        level_ids = different.tolist()
+        begun = [self.running.receive_score(level_id, self.table.episodes) for level_id in level_ids]
+        if self.count is None:
+            scores = np.array(list(map(self._store, level_ids, begun, scores.tolist())), np.float64)
+            return torch.from_numpy(scores[place])
+        rows = self.table.rows_of(level_ids)  # as _store one by one
+        is_new = rows == REFUSED
+        old = np.where(is_new, 0.0, self.table.scores[rows * ~is_new] if len(self) else 0.0)
+        smoothed = (1.0 - self.score_step_size) * old + self.score_step_size * scores
+        scores = np.where(is_new & (self.first_score == "replace"), scores, smoothed)
+        for level_id in self.table.place_all(level_ids, rows, scores, np.array(begun, np.int64)):
+            self._new.scored(level_id)
+        return torch.from_numpy(scores[place])
 
     def forget(self) -> None:
         """Makes all levels as they were at the start, to be measured anew; levels in flight stay so."""
@@ -359,14 +361,8 @@ class LevelBuffer(LevelSelector):
         count = len(self.table)
         if count == 0 or count / self.capacity < self.min_fill:
             return False
-        if self.replay_in_flight or self._new.num_idle == 0:
-            return True
         # While all levels with a score are being played, a new one goes first, if there is any that is not.
-        return len(self.table.rows_among(self.running.played)) < count
-
-    @property
-    def plays_unlearned(self) -> bool:  # new or edited levels
-        return not self.train_on_new_levels or self.editor is not None
+        return self._new.num_idle == 0 or len(self.table.rows_among(self._left_out)) < count
 
     def _is_known(self, level_id: int) -> bool:
         return level_id in self.running.played or level_id in self.table
@@ -391,9 +387,9 @@ class LevelBuffer(LevelSelector):
             self._edited.append(child)
         return score
 
-    def learn_all(self, learned: Sequence[tuple[Actor, ActiveEpisode, Segment, bool]]) -> None:
+    def learn_all(self, learned: Sequence[tuple[Actor, ActiveEpisode, Segment, bool]]) -> list[float | None]:
         self.table.defer(sum(is_done for *_, is_done in learned))
-        super().learn_all(learned)
+        return super().learn_all(learned)
 
     def _score(self, episode: ActiveEpisode, segment: Segment, is_done: bool) -> float | None:
         level_id, episode_return = episode.level_id, episode.episode_return + segment.reward_sum
@@ -437,19 +433,6 @@ class LevelBuffer(LevelSelector):
         if evicted is not None and evicted not in self.running.played:  # an episode on it may still be scored
             self._best_returns.pop(evicted, None)
         return score
-
-    def _store_all(self, level_ids: list[int], started: np.ndarray, scores: np.ndarray) -> np.ndarray:
-        """As :meth:`_store` one by one, of different levels."""
-        if self.count is None:
-            return np.array(list(map(self._store, level_ids, started.tolist(), scores.tolist())))
-        rows = self.table.rows_of(level_ids)
-        is_new = rows == REFUSED
-        old = np.where(is_new, 0.0, self.table.scores[rows * ~is_new] if len(self) else 0.0)
-        smoothed = (1.0 - self.score_step_size) * old + self.score_step_size * scores
-        scores = np.where(is_new & (self.first_score == "replace"), scores, smoothed)
-        for level_id in self.table.place_all(level_ids, rows, scores, started):
-            self._new.scored(level_id)
-        return scores
 
     def _leave(self, level_id: int) -> None:
         if not self._is_known(level_id):  # abandoned, or refused a row
@@ -510,21 +493,18 @@ class LevelBuffer(LevelSelector):
         self._edited = deque(state["edited"], maxlen=self.capacity)
 
 
-def _finite(name: str, given: Any, count: int, dims: Collection[int]) -> np.ndarray:
-    values = torch.as_tensor(given, dtype=torch.float64, device="cpu").detach().numpy()
+def _finite(name: str, given: Any, level_ids: list[int], dims: Collection[int], is_rate: bool) -> np.ndarray:
+    values, count = torch.as_tensor(given, dtype=torch.float64, device="cpu").detach().numpy(), len(level_ids)
     if values.ndim not in dims or len(values) != count or 0 in values.shape[1:]:
         accepted = f"[{count}]" + (f" or [{count}, k], k at least 1" if 2 in dims else "")
         raise ValueError(f"{name} has shape {list(values.shape)} for {count} levels; give {accepted}")
     if not np.isfinite(values).all():
         raise ValueError(f"{name} has {(~np.isfinite(values)).sum()} numbers that are NaN or infinite; nothing changed")
+    wrong = np.argwhere(((values < 0.0) | (values > 1.0)) & is_rate)
+    if len(wrong):
+        place = wrong[0, 0]
+        raise ValueError(f"{name} of level {level_ids[place]} is {values[place].tolist()}; it must be in [0, 1]")
     return values
-
-
-def _check_rates(name: str, given: np.ndarray, level_ids: list[int]) -> None:
-    wrong = ((given < 0.0) | (given > 1.0)).any(tuple(range(1, given.ndim)))
-    if wrong.any():
-        place = int(wrong.argmax())
-        raise ValueError(f"{name} of level {level_ids[place]} is {given[place].tolist()}; it must be in [0, 1]")
 
 
 class UnseenLevels:
@@ -537,19 +517,15 @@ class UnseenLevels:
         self.restart()
 
     def restart(self) -> None:
-        self._idle, self._played = _Bag(self._ids or []), _Bag([])
-
-    @property
-    def idle(self) -> list[int]:
-        return [*self._idle.items]
+        self.idle, self._played = _Bag(self._ids or []), _Bag([])
 
     @property
     def num_idle(self) -> int | None:
-        return None if self._ids is None else len(self._idle.items)
+        return None if self._ids is None else len(self.idle.items)
 
     def choose(self, generator: torch.Generator, is_known: Callable[[int], bool]) -> int:
         if self._ids is not None:
-            bag = self._idle.items or self._played.items  # two actors on one level, where each level is played
+            bag = self.idle.items or self._played.items  # two actors on one level, where each level is played
             if self._weights is not None:
                 return self._first(bag, 1, generator)[0]
             return bag[int(torch.randint(len(bag), (), generator=generator, device="cpu"))]
@@ -564,7 +540,7 @@ class UnseenLevels:
 
     def choose_different(self, count: int, generator: torch.Generator, is_known: Callable[[int], bool]) -> list[int]:
         if self._ids is not None:
-            idle = self._first(self._idle.items, count, generator)
+            idle = self._first(self.idle.items, count, generator)
             return idle + self._first(self._played.items, count - len(idle), generator)
         found: dict[int, None] = {}
         while len(found) < count:
@@ -583,32 +559,33 @@ class UnseenLevels:
         return [bag[place] for place in places]
 
     def begin(self, level_id: int) -> None:
-        if self._idle.discard(level_id):
+        if self.idle.discard(level_id):
             self._played.add(level_id)
 
     def end(self, level_id: int) -> None:
         if self._played.discard(level_id):  # not if it got a score meanwhile
-            self._idle.add(level_id)
+            self.idle.add(level_id)
 
     def scored(self, level_id: int) -> None:
-        self._idle.discard(level_id)
+        self.idle.discard(level_id)
         self._played.discard(level_id)
 
     def state_dict(self) -> dict[str, Any]:
         if self._ids is None:
             return {}
         # In the order of the bags, from which levels are drawn by position.
-        idle, played = (torch.tensor(bag.items, dtype=torch.int64, device="cpu") for bag in (self._idle, self._played))
+        idle, played = (torch.tensor(bag.items, dtype=torch.int64, device="cpu") for bag in (self.idle, self._played))
         return {"fingerprint": self._fingerprint, "idle": idle, "played": played}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if self._ids is None:
-            if state:
-                raise ValueError("the saved levels are a known set; build the buffer with levels=... as it was")
-            return
+        if self._ids is None and state:
+            raise ValueError("the saved levels are a known set; build the buffer with levels=... as it was")
         if state.get("fingerprint") != self._fingerprint:
-            raise ValueError(f"the saved levels are not the {len(self._ids)} given; give the same in the same order")
-        self._idle, self._played = _Bag(state["idle"].tolist()), _Bag(state["played"].tolist())
+            raise ValueError(
+                f"the saved levels are not the {len(self._ids or ())} given; give the same in the same order"
+            )
+        if self._ids is not None:
+            self.idle, self._played = _Bag(state["idle"].tolist()), _Bag(state["played"].tolist())
 
 
 class _Bag:
@@ -624,13 +601,9 @@ class _Bag:
 
     def discard(self, item: int) -> bool:
         place = self._position.pop(item, None)
-        if place is None:
-            return False
-        last = self.items.pop()
-        if last != item:  # the last one fills the gap, so that no other moves
-            self.items[place] = last
-            self._position[last] = place
-        return True
+        if place is not None and (last := self.items.pop()) != item:  # it fills the gap, so that no other moves
+            self.items[place], self._position[last] = last, place
+        return place is not None
 
 
 def tscl(

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from functools import partial
 from numbers import Integral
@@ -127,7 +127,7 @@ class LevelVectorWrapper(VectorWrapper):
     ) -> None:
         super().__init__(env)
         _require_level_source(levels)
-        _require_level_vector(env)
+        _require_level_vector(env, levels.levels)
         self.levels = levels
         names = range(env.num_envs) if actors is None else actors
         self.actors: list[int | str] = [checked_actor(actor) for actor in names]
@@ -309,6 +309,11 @@ class LevelWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
             raise ValueError(f"level_set is given, and {env} has no set_level; give level_option, a key of its options")
         self._level_option, self._level_set = level_option, level_set
 
+    def has_other_set(self, digest: str) -> bool:
+        if self._level_set is not None and self._level_set.digest != digest:
+            return True
+        return self.env.has_wrapper_attr("has_other_set") and self.env.get_wrapper_attr("has_other_set")(digest)
+
     def set_level(self, level_id: int) -> None:
         self._named = checked_level(level_id)
 
@@ -391,7 +396,7 @@ def checked_probes(check: bool | Sequence[int]) -> tuple[int, ...]:
     return probes
 
 
-def _require_level_vector(env: VectorEnv[Any, Any, Any]) -> None:
+def _require_level_vector(env: VectorEnv[Any, Any, Any], levels: LevelSet | None) -> None:
     # all vectors of one environment class share the metadata, which holds the mode of the vector built last
     mode = getattr(env.unwrapped, "autoreset_mode", env.metadata.get("autoreset_mode"))
     if mode != AutoresetMode.DISABLED:
@@ -409,6 +414,15 @@ def _require_level_vector(env: VectorEnv[Any, Any, Any]) -> None:
         raise ValueError(
             f"the sub-environments of {env} have a method set_level, which a seed does not reach; build the vector by "
             "make_level_vector(env, num_envs, levels), or put LevelWrapper(env, check=False) around each of them"
+        )
+    if levels is not None and all(wrapped):
+        check_set(levels, call("has_other_set", levels.digest))
+
+
+def check_set(levels: LevelSet, has_other: Iterable[bool]) -> None:
+    if any(has_other):
+        raise ValueError(
+            f"level_set of LevelWrapper has other objects than {levels}, whose ids are chosen; give the same"
         )
 
 

@@ -36,7 +36,7 @@ class ActiveEpisodes:
 
     def __init__(self) -> None:
         self._of: dict[Actor, list[ActiveEpisode]] = {}
-        # Numbers of the active episodes by level: of an actor's by minus the number, and of those drawn for no actor the
+        # Numbers of the active episodes by level: of an actor's by minus the number; of those drawn for no actor the
         # newest of each batch, by the first of the batch.
         self.played: dict[int, dict[int, int]] = {}
         self.num_draws: int = 0  # that await a score; a level counts once a batch
@@ -107,7 +107,8 @@ class ActiveEpisodes:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._of, self.played, self.num_draws = {}, {}, 0
-        for level_id, batch, started in state["awaited"].tolist() if "awaited" in state else ():  # of an earlier version
+        awaited = state["awaited"].tolist() if "awaited" in state else ()  # not in those of an earlier version
+        for level_id, batch, started in awaited:
             self.await_scores([level_id], batch, started)
         for actor, episodes in zip(state["actors"], state["episodes"], strict=True):
             for episode in episodes:

@@ -62,7 +62,7 @@ class LevelSet(Sequence[dict[str, Any]]):
             raise ValueError("a level has an entry 'level_id', which is the place of the level; give it another name")
         if isinstance(groups, str):
             raise TypeError(f"groups is {groups!r}; give one name for each level, or a function from a level to one")
-        named = list(map(groups, self._objects)) if callable(groups) else None if groups is None else list(groups)
+        named = map(groups, self._objects) if callable(groups) else groups
         self.groups: list[str] | None = None if named is None else list(map(str, named))
         self.weights: np.ndarray | None = None
         if weights is not None:
@@ -117,8 +117,7 @@ class LevelSet(Sequence[dict[str, Any]]):
         from lightning_replay.saving import write_state
 
         weights = None if self.weights is None else self.weights.tolist()
-        levels = list(self._plain())
-        write_state(path, {"levels": levels, "groups": self.groups, "weights": weights}, of="LevelSet")
+        write_state(path, {"levels": [*self._plain()], "groups": self.groups, "weights": weights}, of="LevelSet")
 
     @classmethod
     def load(cls, path: str | Path, key: Callable[[Any], Any] | None = None) -> Self:

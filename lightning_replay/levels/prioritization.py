@@ -89,9 +89,7 @@ class _Ordered(Prioritization):
         key = (-score, timestamp, row)
         if row < len(self._keys):
             self._order.remove(self._keys[row])
-            self._keys[row] = key
-        else:
-            self._keys.append(key)
+        self._keys[row : row + 1] = [key]
         self._order.add(key)
 
 
@@ -216,10 +214,7 @@ class _Weighted(Prioritization):
 
     def put(self, row: int, score: float, timestamp: int) -> None:
         log = float(self.log_weights(np.array([score]))[0])
-        if row < len(self._logs):
-            self._logs[row] = log
-        else:
-            self._logs.append(log)
+        self._logs[row : row + 1] = [log]
         if log - self._reference > _FARTHEST_LOG:  # far above the others
             self._rescale()
             return

@@ -315,8 +315,9 @@ class Learnability:
         """
         entries = np.fromiter(map(self._rows.get, level_ids, repeat(-1)), np.int64)
         missing = np.flatnonzero(entries < 0).tolist()
-        others = dict.fromkeys(level_ids[place] for place in missing)
-        new = {level_id: row for row, level_id in enumerate(others, len(self._rows))}
+        new = {
+            one: len(self._rows) + row for row, one in enumerate(dict.fromkeys(level_ids[place] for place in missing))
+        }
         entries[missing] = [new[level_ids[place]] for place in missing]
         if len(self._rows) + len(new) > len(self._counts):
             more = len(self._rows) + 2 * len(new)

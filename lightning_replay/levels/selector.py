@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lightning_replay.levels.episodes import MOST_AWAITED, ActiveEpisode, ActiveEpisodes, Segment, checked_lists
 from lightning_replay.levels.level_ids import LEVEL_IDS, Actor, checked_actor, checked_level_id
+from lightning_replay.levels.level_set import LevelSet
 from lightning_replay.options import checked_count, checked_flag
 from lightning_replay.saving import load_state, write_state
 from lightning_replay.state import Seeded
@@ -33,6 +34,9 @@ class LevelSelector(Seeded, ABC):
         level_ids: of a known set; ``None`` if the level set is unbounded.
     """
 
+    #: Whether some episodes may be scored and not learned from, see :meth:`trains_on`.
+    plays_unlearned: bool = False
+    levels: LevelSet | None = None  #: Objects of the levels, if they were given as a set.
     score: Any = None  #: Of a segment of an episode; ``None`` where levels have no scores.
 
     def __init__(self, level_ids: Iterable[int] | None = None) -> None:
@@ -116,11 +120,6 @@ class LevelSelector(Seeded, ABC):
             raise ValueError(f"level_id has {unknown[:5]}; {accepted}. Nothing was changed")
         return known
 
-    @property
-    def plays_unlearned(self) -> bool:
-        """Whether some episodes may be scored and not learned from, see :meth:`trains_on`."""
-        return False
-
     @abstractmethod
     def _next(self, actor: Actor) -> int: ...
 
@@ -166,20 +165,19 @@ class LevelSelector(Seeded, ABC):
         """
         episode = self.running.oldest(actor, level_id)
         segment = Segment(steps, episode_done)  # checked as a whole before anything is learned from it
-        score = self._learn(episode, segment, episode_done)
-        if episode_done:  # after the score: an update that raises may be repeated
-            self._end(actor, episode)
-        return score
+        return self.learn_all([(actor, episode, segment, episode_done)])[0]
 
     def _learn(self, episode: ActiveEpisode, segment: Segment, is_done: bool) -> float | None:
         return None  # scores nothing by default; an override raises before anything is changed
 
-    def learn_all(self, learned: Sequence[tuple[Actor, ActiveEpisode, Segment, bool]]) -> None:
+    def learn_all(self, learned: Sequence[tuple[Actor, ActiveEpisode, Segment, bool]]) -> list[float | None]:
         """As :meth:`update` one by one, of checked segments, and of each whether its episode is done."""
+        scores = []
         for actor, episode, segment, is_done in learned:
-            self._learn(episode, segment, is_done)
-            if is_done:
+            scores.append(self._learn(episode, segment, is_done))
+            if is_done:  # after the score: an update that raises may be repeated
                 self._end(actor, episode)
+        return scores
 
     def _end(self, actor: Actor, episode: ActiveEpisode) -> None:
         self.running.end(actor, episode)

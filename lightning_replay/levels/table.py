@@ -102,8 +102,7 @@ class LevelTable:
     def put(self, row: int, score: float, timestamp: int, *, is_another_level: bool = False) -> None:
         is_added = row == self._count
         if is_added:
-            if row == len(self._scores):
-                self._reserve(max(2 * row, 64))  # doubled: an unbounded set may be large
+            self._reserve(row + 1)
             self._count += 1
             self._generations[row] = 0
         elif is_another_level:
@@ -146,14 +145,13 @@ class LevelTable:
                 self.put(row, score, timestamp)
             return
         count = max(self._count, int(rows.max()) + 1)
-        if count > len(self._scores):
-            self._reserve(2 * count)
+        self._reserve(count)
         self._generations[self._count : count] = 0
         self._scores[rows], self._timestamps[rows], self._count = scores, timestamps, count
 
     def _reserve(self, rows: int) -> None:
-        for name in ("_scores", "_timestamps", "_generations"):
-            setattr(self, name, np.resize(getattr(self, name), rows))
+        for name in ("_scores", "_timestamps", "_generations") if rows > len(self._scores) else ():
+            setattr(self, name, np.resize(getattr(self, name), max(2 * rows, 64)))  # an unbounded set may be large
 
     def begin_episode(self, row: int = REFUSED) -> int:
         """Counts an episode, on the level of ``row`` if it has one, which then has staleness 0; returns its number."""

@@ -15,7 +15,7 @@ from ray.rllib.algorithms.impala import IMPALA
 from ray.rllib.algorithms.ppo import PPO, PPOConfig
 from tensordict import TensorDict
 
-from lightning_replay.levels.environments import LEVEL_IDS, LevelWrapper
+from lightning_replay.levels.environments import LEVEL_IDS, LevelWrapper, check_set
 from lightning_replay.levels.scores import discounts_of
 from lightning_replay.options import check_kind
 from rllib_ext.buffer.building import built
@@ -24,7 +24,7 @@ from rllib_ext.environments import check_observations, make_environment
 from rllib_ext.rllib_compat import algorithm_name
 
 if TYPE_CHECKING:
-    from lightning_replay.levels import LevelSelector
+    from lightning_replay.levels import LevelSelector, LevelSet
 
 logger: logging.Logger = logging.getLogger(__name__)
 _DRAWN = 64  # levels of a copy, of which the environment plays the first distinct ones
@@ -56,7 +56,7 @@ def checked_levels(
     if max(drawn) >= LEVEL_IDS:
         raise ValueError(f"level {max(drawn)} is drawn; the ids of levels are integers from 0 to 2**31 - 1")
     probes = list(dict.fromkeys(drawn))[:_PROBED]
-    actions = check_environment(config, probes, held_out) if check_environments else config.action_space
+    actions = check_environment(config, probes, held_out, source.levels) if check_environments else config.action_space
     check_score(trial, drawn[0], actions)
     return source
 
@@ -111,13 +111,15 @@ def check_algorithm(config: AlgorithmConfig, only_scores: bool, flush: bool) -> 
 
 
 def check_environment(
-    config: AlgorithmConfig, level_ids: Sequence[int], held_out: Sequence[int]
+    config: AlgorithmConfig, level_ids: Sequence[int], held_out: Sequence[int], levels: LevelSet | None = None
 ) -> gymnasium.Space[Any]:
     """Makes the environment once, begins these levels and returns its action space; refuses one that ignores them."""
     # On an EnvRunner such an error, or a held-out level that cannot be played, would have RLlib restart it endlessly.
     # One level alone cannot show whether the environment follows it.
     environment = LevelWrapper(make_environment(config), check=level_ids if len(level_ids) > 1 else False)
     try:
+        if levels is not None:
+            check_set(levels, [environment.has_other_set(levels.digest)])
         environment.reset(seed=level_ids[0])
         if _evaluates(config):
             try:

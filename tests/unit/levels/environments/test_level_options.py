@@ -90,3 +90,17 @@ def test_options_that_are_refused() -> None:
 
     with pytest.raises(ValueError, match=r"Deaf.* ignores its level.*LevelWrapper\(env, level_option=...\)"):
         LevelWrapper(Deaf(), iter([5]).__next__, level_option="lvl").reset()
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_another_set_than_that_of_the_levels_is_refused(asynchronous: bool) -> None:
+    make = partial(LevelWrapper, AskedCorridor(), level_option="level", check=False)
+    others = LevelSet([{"length": length} for length in (4, 2, 7, 6)])
+    for levels in (LevelBuffer(others, seed=0), SequentialLevels(others)):
+        with pytest.raises(ValueError, match=r"has other objects than LevelSet\(4 levels\), .* give the same"):
+            make_level_vector(partial(make, level_set=TASKS), 2, levels, asynchronous=asynchronous)
+    for levels, given in (
+        (LevelBuffer(others, seed=0), {"level_set": others}),
+        (SequentialLevels(4), {"level_set": TASKS}),
+    ):
+        make_level_vector(partial(make, **given), 2, levels, asynchronous=asynchronous, check=False).close()
