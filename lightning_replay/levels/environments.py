@@ -338,17 +338,26 @@ class LevelWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def _play(self, level_id: int, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
         level = level_id if self._level_set is None else self._level_set.level(level_id)
+        try:
+            returned = self._reset(level, options)
+        except Exception as error:
+            if self.level_id is None and self._level_set is None:
+                error.add_note(f"The environment failed in its first reset on a level. Use {_BY_OPTION}")
+            raise
+        return checked_reset(returned, self.env)
+
+    def _reset(self, level: Any, options: dict[str, Any] | None) -> Any:
         if self._level_option is not None:
             seed, self._seed, options = self._seed, None, {**(options or {}), self._level_option: level}
-            return checked_reset(self.env.reset(seed=seed, options=options), self.env)
+            return self.env.reset(seed=seed, options=options)
         if self._set_level is None:
-            return checked_reset(self.env.reset(seed=level_id, options=options), self.env)
+            return self.env.reset(seed=level, options=options)
         self._set_level(level)
         if self._seed is not None:  # of the generator, once, in a reset of its own: some environments play their seed
             self.env.reset(seed=self._seed)
             self._seed = None
             self._set_level(level)
-        return checked_reset(self.env.reset(options=options), self.env)
+        return self.env.reset(options=options)
 
 
 class _LevelOfVector(LevelWrapper):
@@ -360,11 +369,15 @@ class _LevelOfVector(LevelWrapper):
         super().__init__(make(), seed=seed, check=False)
 
 
+_BY_OPTION = (
+    "LevelWrapper(env, level_option=...) where reset reads the level from its options, with level_set=... where it "
+    "takes an object in place of the id"
+)
 _ACCEPTED = (
     "Accepted are environments whose reset(seed=level_id) fixes the layout of the episode (they draw it from "
     "self.np_random after super().reset(seed=seed)), those with a method set_level(level_id), which is called before "
-    "reset, or in LevelWrapper(env, level_option=...). Correct the environment, or give check=False if its level does "
-    "not show in the first observation"
+    f"reset, and {_BY_OPTION}. Correct the environment, or give check=False if its level does not show in the first "
+    "observation"
 )
 
 
