@@ -10,18 +10,23 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Iterator
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
-from datasets import Dataset
-from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.utils.data import Sampler
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-from trl import GRPOConfig, GRPOTrainer
 
 from lightning_replay.levels import LevelBatchSampler, LevelBuffer, LevelSet, UniformLevels, scores
+
+try:
+    from datasets import Dataset
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from trl import GRPOConfig, GRPOTrainer
+except ImportError as error:
+    sys.exit(f"this example needs TRL ({error}): pip install trl==1.16.0 transformers==5.24.0 accelerate datasets")
 
 GROUP_SIZE, PROMPTS_PER_BATCH = 8, 8
 

@@ -193,6 +193,8 @@ class ReplaySampler(PartHooks, Sampler):
     sequence_length: int | None = None  #: Steps of each sequence that it draws; ``None`` where it draws rows or pairs.
     burn_in: int = 0  #: Steps at the start of each sequence that only warm up a recurrent state.
     num_slots: int | None = None  #: Most slots of the storage; ``None`` where it fits every storage.
+    first: Sampler | None = None  #: Of one that adds to the draws of another, that other one.
+    rows_drawn: Sequence[int] | np.ndarray = ()  #: Rows drawn so far from each table, ``[T]``; empty before any.
     _draws_from_tables: bool = False  # whether rows are drawn from the tables that a writer keeps
     _reads_columns: bool = False  # whether it reads columns of stored rows, which a storage of tensors has
 
@@ -453,7 +455,8 @@ def declared_sampler(sampler: Sampler) -> ReplaySampler:
 
 def first_of(sampler: Any) -> Any:
     """Returns the sampler that draws the first rows of pairs, and a sampler of rows itself."""
-    return getattr(sampler, "first", sampler)
+    first = declared_sampler(sampler).first
+    return sampler if first is None else first
 
 
 def declared_writer(writer: Writer) -> WriterHooks:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 
-from lightning_replay.parts import first_of
+from lightning_replay.parts import declared_sampler, first_of
 from lightning_replay.replay import Replay
 from lightning_replay.samplers.tables import ScheduledSampler, tables_of
 from lightning_replay.saving.spec import recorded
@@ -57,7 +57,7 @@ class TableReplay(Replay):
         """
         stats = super().stats()
         tables = self.tables
-        drawn: Any = getattr(first_of(self._sampler), "rows_drawn", ())
+        drawn: Any = declared_sampler(first_of(self._sampler)).rows_drawn
         if len(drawn) != len(tables):  # before the first draw
             drawn = np.zeros(len(tables))
         events = stats.pop("event_shares", {})  # which the writer counts over all steps

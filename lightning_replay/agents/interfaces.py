@@ -69,6 +69,7 @@ class TrainingData:
         rollout_rows: rows of one rollout; 0 if batches are drawn from a replay, ``None`` if unknown.
         steps_environments: whether it steps environments with the agent, whose networks must fit the spaces.
         takes_td_errors: whether :meth:`update_priority` is called after each training step.
+        discounting_parts: parts with a ``discount`` or ``gae_lambda`` of their own, by the name of their option.
     """
 
     observation_space: Space[Any] | None = None
@@ -77,12 +78,7 @@ class TrainingData:
     rollout_rows: int | None = None
     steps_environments: bool = False
     takes_td_errors: bool = False
-
-    @property
-    def discounting_parts(self) -> Mapping[str, Any]:
-        """Parts with a ``discount`` or ``gae_lambda`` of their own, by the name of their option."""
-        score = getattr(getattr(self, "levels", None), "score", None)
-        return {"return_normalization": getattr(self, "return_normalization", None), "levels.score": score}
+    discounting_parts: Mapping[str, Any] = {}
 
     def draw(self) -> TensorDictBase:
         """Collects the steps due before the next update, and returns its batch on the agent's device."""
@@ -98,8 +94,11 @@ class _UsersData(TrainingData):
 
     def __init__(self, module: Any) -> None:
         self._module = module
-        for name in ("observation_space", "action_space", "replay", "levels", "return_normalization"):
+        for name in ("observation_space", "action_space", "replay"):
             setattr(self, name, getattr(module, name, None))
+        score = getattr(getattr(module, "levels", None), "score", None)
+        normalization = getattr(module, "return_normalization", None)
+        self.discounting_parts = {"return_normalization": normalization, "levels.score": score}
         self.takes_td_errors = hasattr(module, "update_priority")
 
     def update_priority(self, batch: TensorDictBase, td_error: Tensor, **signals: Tensor) -> None:

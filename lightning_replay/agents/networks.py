@@ -223,9 +223,6 @@ class ImagePlanes(nn.Module):
     Values are divided by the largest one, ``observation_high``. With ``categories``, the number of them in each of the
     C ``channels``, they are one-hot encoded instead, such as MiniGrid's object, colour and state of a cell (11, 6 and
     4). A value beyond the categories is 0 in all planes.
-
-    Raises:
-        ValueError: not one count per channel.
     """
 
     channel: Tensor

@@ -261,9 +261,8 @@ class PPO(SizedAgent):
             if wrong and owner == "levels.score":  # a file may have none
                 options.append(f"{option}={type(part).__module__}.{type(part).__name__}")
             for name, value in wrong.items():
-                expected = self.hparams[name]
-                found.append(f"{owner} of the data module has {name} {value}, the agent {expected}")
-                options.append(f"{option}.init_args.{name}={expected}")
+                found.append(f"{owner} of the data module has {name} {value}, the agent {self.hparams[name]}")
+                options.append(f"{option}.init_args.{name}={self.hparams[name]}")
         if found:
             raise ValueError(f"{'; '.join(found)}. Give the same, on the command line by {' '.join(options)}")
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -26,10 +26,10 @@ class _Unscored(LevelSelector):
     episodes: int = 0
 
     def __init__(self, levels: int | Iterable[int] | LevelSet | None) -> None:
-        self._ids = None if levels is None else checked_level_ids(levels)
-        super().__init__(self._ids)
+        self._ids: Sequence[int] = range(LEVEL_IDS) if levels is None else checked_level_ids(levels)
+        super().__init__(None if levels is None else self._ids)
         self.levels = levels if isinstance(levels, LevelSet) else None
-        self.fingerprint: str | None = None if self._ids is None else fingerprint(self.levels or self._ids)
+        self.fingerprint: str | None = None if levels is None else fingerprint(self.levels or self._ids)
         self.episodes = 0
 
     def _next(self, actor: Actor) -> int:
@@ -77,14 +77,10 @@ class UniformLevels(_Unscored):
         self._seed_generator(seed)
 
     def _choose(self) -> int:
-        count = LEVEL_IDS if self._ids is None else len(self._ids)
-        drawn = int(torch.randint(count, (), generator=self._generator, device="cpu"))
-        return drawn if self._ids is None else self._ids[drawn]
+        return self._ids[int(torch.randint(len(self._ids), (), generator=self._generator, device="cpu"))]
 
     def _choose_different(self, count: int) -> list[int]:
-        if self._ids is not None:
-            return [self._ids[place] for place in different_places(len(self._ids), count, self._generator)]
-        return different_places(LEVEL_IDS, count, self._generator)
+        return [self._ids[place] for place in different_places(len(self._ids), count, self._generator)]
 
 
 class SequentialLevels(_Unscored):
@@ -106,7 +102,5 @@ class SequentialLevels(_Unscored):
         self.place: int = 0
 
     def _choose(self) -> int:
-        assert self._ids is not None
-        level_id = self._ids[self.place]
-        self.place = (self.place + 1) % len(self._ids)
-        return level_id
+        place, self.place = self.place, (self.place + 1) % len(self._ids)
+        return self._ids[place]

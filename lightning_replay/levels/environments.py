@@ -15,7 +15,7 @@ from gymnasium.utils.env_checker import data_equivalence
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import iterate
 
-from lightning_replay.envs.building import checked_reset, checked_step
+from lightning_replay.envs.building import build_environment, check_env, checked_reset, checked_step
 from lightning_replay.levels.level_ids import LEVEL_IDS, checked_actor
 from lightning_replay.levels.level_set import LevelSet
 from lightning_replay.options import (
@@ -60,17 +60,10 @@ def make_level_vector(
     checked_flag("asynchronous", asynchronous)
     checked_optional_count("seed", seed, 0)
     _require_level_source(levels)
-    if not isinstance(env, str) and not callable(env):
-        raise TypeError(f"env is {env!r}; give its id, or a function that makes one, such as lambda: MyEnv(size=5)")
-    make = partial(gymnasium.make, env) if isinstance(env, str) else env
-    seeds = [None if seed is None else seed + row for row in range(num_envs)]
-    makers = [partial(_LevelOfVector, make, own) for own in seeds]
-    vector: VectorEnv[Any, Any, Any]
-    if asynchronous:
-        vector = AsyncVectorEnv(makers, context=context, autoreset_mode=AutoresetMode.DISABLED)
-    else:
-        vector = SyncVectorEnv(makers, autoreset_mode=AutoresetMode.DISABLED)
-    return LevelVectorWrapper(vector, levels, actors=actors, check=check)
+    check_env(env)
+    makers = [partial(_LevelOfVector, env, None if seed is None else seed + row) for row in range(num_envs)]
+    build: Any = partial(AsyncVectorEnv, context=context) if asynchronous else SyncVectorEnv
+    return LevelVectorWrapper(build(makers, autoreset_mode=AutoresetMode.DISABLED), levels, actors=actors, check=check)
 
 
 class LevelVectorWrapper(VectorWrapper):
@@ -116,6 +109,8 @@ class LevelVectorWrapper(VectorWrapper):
         >>> infos["step_level_id"], infos["level_id"]
         (array([7, 8]), array([ 9, 10]))
     """
+
+    env: Any  # its class declares one seed, and all vectors take a list
 
     def __init__(
         self,
@@ -164,12 +159,15 @@ class LevelVectorWrapper(VectorWrapper):
             raise ValueError(f"reset_mask is {mask!r}; a boolean array [{self.num_envs}] is accepted")
         named = self._named(others.pop("level_id", seed))
         if not self._has_begun and self._probes:
-            _require_levels_to_show(self._first_observations, self._probes, self.num_envs, str(self.env))
+            space, env = self.env.observation_space, self.env
+            _require_levels_to_show(
+                lambda ids: iterate(space, env.reset(seed=ids)[0]), self._probes, self.num_envs, env
+            )
         chosen = self._choose(mask, named)
         # Chosen first, abandoned after: the choices equal the choices of a run without a break.
         for row in np.flatnonzero(mask):
             self.levels.abandon_all_but_newest(self.actors[row])
-        observations, infos = self._reset(chosen.tolist(), others or None)
+        observations, infos = self.env.reset(seed=chosen.tolist(), options=others or None)
         self._level_ids, self._has_begun = chosen, True
         return observations, infos | everywhere(level_id=self.level_ids)
 
@@ -188,14 +186,10 @@ class LevelVectorWrapper(VectorWrapper):
                     last[row] = deepcopy(observation)
             final = {"final_obs": last, "final_info": of_rows(infos, done)}
             self._level_ids = self._choose(done, [None] * self.num_envs)
-            observations, begun = self._reset(self._level_ids.tolist(), {"reset_mask": done.copy()})
+            observations, begun = self.env.reset(seed=self._level_ids.tolist(), options={"reset_mask": done.copy()})
             infos = overlaid(of_rows(infos, ~done), begun) | final | {f"_{key}": done.copy() for key in final}
         infos |= everywhere(level_id=self.level_ids, step_level_id=played)
         return observations, rewards, terminated, truncated, infos
-
-    def _reset(self, level_ids: list[int], options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        # Gymnasium's vectors take a list; their base class declares a number.
-        return self.env.reset(seed=level_ids, options=options)  # type: ignore[arg-type]
 
     def _named(self, levels: Any) -> list[int | None]:
         if levels is None:
@@ -216,10 +210,6 @@ class LevelVectorWrapper(VectorWrapper):
                 self.levels.start(actor, level_id)
             chosen[row] = level_id
         return chosen
-
-    def _first_observations(self, level_ids: list[int]) -> list[Any]:
-        observations, _ = self._reset(level_ids)
-        return [deepcopy(row) for row in iterate(self.env.observation_space, observations)]
 
 
 def of_rows(infos: dict[str, Any], rows: np.ndarray) -> dict[str, Any]:
@@ -320,7 +310,7 @@ class LevelWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begins an episode on the named or chosen level, which is in ``info["level_id"]``."""
         if self.level_id is None and self._probes:
-            _require_levels_to_show(self._first_observations, self._probes, 1, str(self.env))
+            _require_levels_to_show(lambda ids: [self._play(ids[0], None)[0]], self._probes, 1, self.env)
         others = dict(options or {})
         named = next((one for one in (others.pop("level_id", None), self._named, seed) if one is not None), None)
         if named is None and self._next_level is None:
@@ -338,22 +328,28 @@ class LevelWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
             info = info | {"level_id": self.level_id}
         return observation, reward, terminated, truncated, info
 
-    def _first_observations(self, level_ids: list[int]) -> list[Any]:
-        return [deepcopy(self._play(level_id, None)[0]) for level_id in level_ids]
-
     def _play(self, level_id: int, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
         level = level_id if self._level_set is None else self._level_set.level(level_id)
+        try:
+            returned = self._reset(level, options)
+        except Exception as error:
+            if self.level_id is None and self._level_set is None:
+                error.add_note(f"The environment failed in its first reset on a level. Use {_BY_OPTION}")
+            raise
+        return checked_reset(returned, self.env)
+
+    def _reset(self, level: Any, options: dict[str, Any] | None) -> Any:
         if self._level_option is not None:
             seed, self._seed, options = self._seed, None, {**(options or {}), self._level_option: level}
-            return checked_reset(self.env.reset(seed=seed, options=options), self.env)
+            return self.env.reset(seed=seed, options=options)
         if self._set_level is None:
-            return checked_reset(self.env.reset(seed=level_id, options=options), self.env)
+            return self.env.reset(seed=level, options=options)
         self._set_level(level)
         if self._seed is not None:  # of the generator, once, in a reset of its own: some environments play their seed
             self.env.reset(seed=self._seed)
             self._seed = None
             self._set_level(level)
-        return checked_reset(self.env.reset(options=options), self.env)
+        return self.env.reset(options=options)
 
 
 class _LevelOfVector(LevelWrapper):
@@ -361,15 +357,19 @@ class _LevelOfVector(LevelWrapper):
 
     _names_each_step = False
 
-    def __init__(self, make: Callable[[], gymnasium.Env[Any, Any]], seed: int | None) -> None:
-        super().__init__(make(), seed=seed, check=False)
+    def __init__(self, env: str | Callable[[], gymnasium.Env[Any, Any]], seed: int | None) -> None:
+        super().__init__(build_environment(env, {}), seed=seed, check=False)
 
 
+_BY_OPTION = (
+    "LevelWrapper(env, level_option=...) where reset reads the level from its options, with level_set=... where it "
+    "takes an object in place of the id"
+)
 _ACCEPTED = (
     "Accepted are environments whose reset(seed=level_id) fixes the layout of the episode (they draw it from "
     "self.np_random after super().reset(seed=seed)), those with a method set_level(level_id), which is called before "
-    "reset, or in LevelWrapper(env, level_option=...). Correct the environment, or give check=False if its level does "
-    "not show in the first observation"
+    f"reset, and {_BY_OPTION}. Correct the environment, or give check=False if its level does not show in the first "
+    "observation"
 )
 
 
@@ -427,24 +427,24 @@ def check_set(levels: LevelSet, has_other: Iterable[bool]) -> None:
 
 
 def _require_levels_to_show(
-    first_observations: Callable[[list[int]], list[Any]], probes: Sequence[int], num_envs: int, name: str
+    begin: Callable[[list[int]], Iterable[Any]], probes: Sequence[int], num_envs: int, env: Any
 ) -> None:
     # Three resets for a correct environment: a level begun twice, then each environment on another level.
     rounds = [[probes[(row + shift) % len(probes)] for row in range(num_envs)] for shift in range(len(probes))]
-    first, again = first_observations(rounds[0]), first_observations(rounds[0])
-    for level_id, before, after in zip(rounds[0], first, again, strict=True):
+    first = deepcopy([*begin(rounds[0])])  # the next reset may write into the same arrays
+    for level_id, before, after in zip(rounds[0], first, begin(rounds[0]), strict=True):
         if not data_equivalence(before, after):
             raise ValueError(
-                f"{name} does not follow its level: level {level_id}, begun twice, gave two different first "
+                f"{env} does not follow its level: level {level_id}, begun twice, gave two different first "
                 f"observations. {_ACCEPTED}"
             )
     alike = list(range(num_envs))
     for level_ids in rounds[1:]:
-        following = first_observations(level_ids)
+        following = [*begin(level_ids)]
         alike = [row for row in alike if data_equivalence(first[row], following[row], exact=True)]
         if not alike:
             return
     raise ValueError(
-        f"{name} ignores its level: the levels {', '.join(map(str, sorted(probes)))} all gave the same first "
+        f"{env} ignores its level: the levels {', '.join(map(str, sorted(probes)))} all gave the same first "
         f"observation. {_ACCEPTED}"
     )

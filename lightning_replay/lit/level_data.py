@@ -12,7 +12,7 @@ import lightning as L
 import numpy as np
 from tensordict import TensorDictBase
 
-from lightning_replay.envs.building import check_env
+from lightning_replay.envs.building import build_environment, check_env
 from lightning_replay.levels import LevelSelector, update_rollout
 from lightning_replay.levels.environments import LevelWrapper, checked_probes, make_level_vector
 from lightning_replay.levels.level_ids import checked_held_out
@@ -106,12 +106,12 @@ class LevelDataModule(EnvStepDataModule):
         self.rollouts_per_epoch: int | None = checked_optional_count("rollouts_per_epoch", rollouts_per_epoch)
         self.flush_unfinished: bool = checked_flag("flush_unfinished", flush_unfinished)
         self.return_normalization = return_normalization
+        self.discounting_parts = {"return_normalization": return_normalization, "levels.score": levels.score}
         self.held_out_levels: Sequence[int] = checked_held_out(held_out_levels)
         self.evaluation_episodes: int = len(self.held_out_levels)
         self._steps_before = 0  # the newest rollout
-        make = partial(gymnasium.make, env) if isinstance(env, str) else env
-        environments = partial(make_level_vector, partial(make, **self.env_kwargs), num_envs, levels, check=check)
-        environments = partial(environments, asynchronous=self._asynchronous)
+        make = partial(build_environment, env, self.env_kwargs)
+        environments = partial(make_level_vector, make, num_envs, levels, check=check, asynchronous=self._asynchronous)
         self.collection = LevelCollection(levels, environments, seed, return_normalization)
 
     def __repr__(self) -> str:

@@ -140,10 +140,8 @@ def check_score(trial: LevelSelector, level_id: int, actions: gymnasium.Space[An
     two = torch.full((2,), 0.5)  # a return of 1, which is an outcome too
     ends = {name: torch.tensor([False, name != "truncated"]) for name in ("terminated", "truncated", "done")}
     columns = {"state_value": two, "next": {"reward": two, "state_value": two, **ends}}
-    if isinstance(actions, gymnasium.spaces.Discrete):
-        columns["logits"] = torch.zeros(2, int(actions.n))
-    elif actions is None:
-        columns["logits"] = torch.zeros(2, 2)
+    if actions is None or isinstance(actions, gymnasium.spaces.Discrete):
+        columns["logits"] = torch.zeros(2, 2 if actions is None else int(actions.n))
     try:
         trial.update(0, level_id, TensorDict(columns, [2]), episode_done=True)
     except Exception as error:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -76,7 +77,10 @@ def test_prompts(run_script: Any) -> None:
 
 @pytest.mark.filterwarnings("ignore")  # TRL and its libraries are not among those that the tests hold to be quiet
 def test_prompts_with_trl(run_script: Any) -> None:
-    pytest.importorskip("trl", reason="examples/trl_prompts.py needs TRL, which no extra installs")
+    if importlib.util.find_spec("trl") is None:  # no extra installs it
+        with pytest.raises(SystemExit, match=r"this example needs TRL \(No module named .*\): pip install trl=="):
+            run_script("trl_prompts.py")
+        return
     output = run_script("trl_prompts.py")
     lines = [line for line in output if line.startswith(("uniform: ", "learnability: "))]
     assert len(lines) == 2 and all("24 questions drawn" in line for line in lines)

@@ -15,6 +15,8 @@ from lightning_replay.agents.interfaces import (
     rollout_agent,
     training_data,
 )
+from lightning_replay.levels import LevelBuffer
+from lightning_replay.levels.scores import L1ValueLoss
 from lightning_replay.lit import ReplayDataModule
 from tests.unit.agents.toys import make_rows
 from tests.unit.lit.toys import make_trainer
@@ -80,3 +82,13 @@ def test_the_offers_of_agents_are_looked_for_in_one_place() -> None:
     with pytest.raises(TypeError, match=r"LightningModule lacks act_with_value\(observation\) or value"):
         rollout_agent(bare)
     assert acting_agent(ppo) is rollout_agent(ppo) is ppo
+
+
+def test_its_scores_of_levels_must_discount_like_the_agent(tmp_path) -> None:
+    data = Own(filled())
+    data.levels = LevelBuffer(4, score=L1ValueLoss(discount=0.5))
+    agent = PPO(observation_shape=(3,), num_actions=2)
+    with pytest.raises(ValueError, match=r"levels.score of the data module has discount 0.5, the agent 0.999"):
+        make_trainer(tmp_path, max_epochs=1).fit(agent, datamodule=data)
+    data.levels = 4  # a name of the user's own
+    assert training_data(agent.trainer).discounting_parts == {"return_normalization": None, "levels.score": None}

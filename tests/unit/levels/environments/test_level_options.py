@@ -75,6 +75,28 @@ def test_vectors_and_other_wrappers_tell_it_the_ids() -> None:
     assert observations[:, 0].tolist() == [4, 7]
 
 
+@pytest.mark.parametrize("made", [AskedCorridor, ToldTask])
+def test_a_first_reset_that_fails_names_the_options_to_give(made: Any) -> None:
+    gymnasium.register(name := f"{made.__name__}Fails-v0", entry_point=made)
+    single = LevelWrapper(gymnasium.make(name), iter([1, 2]).__next__)
+    for env in (single, make_level_vector(name, 2, SequentialLevels(9))):
+        with pytest.raises(TypeError, match="not subscriptable") as raised:
+            env.reset()
+        (note,) = raised.value.__notes__
+        assert "LevelWrapper(env, level_option=...) where reset reads the level from its options" in note
+        assert "level_set=... where it takes an object" in note
+
+
+def test_later_errors_are_left_to_the_environment() -> None:
+    inner = ToldCorridor()
+    env = LevelWrapper(inner, iter([1, 2]).__next__, check=False)
+    env.reset()
+    inner.choose_length = lambda: 1 / 0  # type: ignore[method-assign]
+    with pytest.raises(ZeroDivisionError) as raised:
+        env.reset()
+    assert "__notes__" not in vars(raised.value)
+
+
 def test_options_that_are_refused() -> None:
     with pytest.raises(
         TypeError, match="level_option is 3; it must be a key of the options of the environment's reset"
@@ -88,7 +110,9 @@ def test_options_that_are_refused() -> None:
     class Deaf(StubbornCorridor):
         pass
 
-    with pytest.raises(ValueError, match=r"Deaf.* ignores its level.*LevelWrapper\(env, level_option=...\)"):
+    with pytest.raises(
+        ValueError, match=r"Deaf.* ignores its level.*LevelWrapper\(env, level_option=...\).*level_set=..."
+    ):
         LevelWrapper(Deaf(), iter([5]).__next__, level_option="lvl").reset()
 
 

@@ -169,7 +169,7 @@ def test_set_level_that_a_seed_does_not_reach_and_what_chooses_no_levels_are_ref
 def test_arguments_in_the_wrong_place_are_refused_by_name() -> None:
     with pytest.raises(TypeError, match=r"levels is \[1, 2, 3\]; it must be LevelBuffer\(...\), UniformLevels"):
         make_level_vector(Corridor, 2, [1, 2, 3])
-    with pytest.raises(TypeError, match="env is <.*Corridor object.*; give its id, or a function"):
+    with pytest.raises(TypeError, match="env is <.*Corridor object.*; it must be a Gymnasium id, or a callable"):
         make_level_vector(Corridor(), 2, SequentialLevels(9))
 
 
