@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -106,7 +106,8 @@ class LevelDataModule(EnvStepDataModule):
         self.rollouts_per_epoch: int | None = checked_optional_count("rollouts_per_epoch", rollouts_per_epoch)
         self.flush_unfinished: bool = checked_flag("flush_unfinished", flush_unfinished)
         self.return_normalization = return_normalization
-        self.discounting_parts = {"return_normalization": return_normalization, "levels.score": levels.score}
+        parts = {"return_normalization": return_normalization, "levels.score": levels.score}
+        self.discounting_parts: Mapping[str, Any] = parts
         self.held_out_levels: Sequence[int] = checked_held_out(held_out_levels)
         self.evaluation_episodes: int = len(self.held_out_levels)
         self._steps_before = 0  # the newest rollout
