@@ -28,7 +28,7 @@ class _Unscored(LevelSelector):
     def __init__(self, levels: int | Iterable[int] | LevelSet | None) -> None:
         self._ids: Sequence[int] = range(LEVEL_IDS) if levels is None else checked_level_ids(levels)
         super().__init__(None if levels is None else self._ids)
-        self.levels = levels if isinstance(levels, LevelSet) else None
+        self.levels: LevelSet | None = levels if isinstance(levels, LevelSet) else None
         self.fingerprint: str | None = None if levels is None else fingerprint(self.levels or self._ids)
         self.episodes = 0
 

@@ -119,7 +119,7 @@ class LevelBuffer(LevelSelector):
     ) -> None:
         ids = None if levels is None else checked_level_ids(levels)
         super().__init__(ids)
-        self.levels = levels if isinstance(levels, LevelSet) else None
+        self.levels: LevelSet | None = levels if isinstance(levels, LevelSet) else None
         if ids is None and capacity is None:
             raise ValueError("capacity is None; an unbounded level set needs one, or give levels=...")
         self.capacity: int = len(ids or ()) if capacity is None else checked_count("capacity", capacity, of="levels")
@@ -153,7 +153,7 @@ class LevelBuffer(LevelSelector):
         self.first_score: str = checked_choice("first_score", first_score, ("replace", "smooth"))
         self.train_on_new_levels: bool = checked_flag("train_on_new_levels", train_on_new_levels)
         self.editor = editor
-        self.plays_unlearned = not train_on_new_levels or editor is not None  # new or edited levels
+        self.plays_unlearned: bool = not train_on_new_levels or editor is not None  # new or edited levels
         self.table: LevelTable = LevelTable(prioritization, score_temperature, staleness_weight, seed)
         self.table.weights = None if self.levels is None else self.levels.weights
         self.replayed: int = 0
@@ -517,7 +517,8 @@ class UnseenLevels:
         self.restart()
 
     def restart(self) -> None:
-        self.idle, self._played = _Bag(self._ids or []), _Bag([])
+        self.idle: _Bag = _Bag(self._ids or [])
+        self._played = _Bag([])
 
     @property
     def num_idle(self) -> int | None:
@@ -592,7 +593,7 @@ class _Bag:
     """Distinct numbers, with removal and access by position in constant time."""
 
     def __init__(self, items: list[int]) -> None:
-        self.items = list(items)
+        self.items: list[int] = list(items)
         self._position = {item: place for place, item in enumerate(self.items)}
 
     def add(self, item: int) -> None:
