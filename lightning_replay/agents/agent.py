@@ -278,7 +278,8 @@ class SizedAgent(L.LightningModule):
 
     def clip(self, parameters: Iterable[Tensor]) -> None:
         """Limits the gradient of parameters together, as the trainer or else the agent's option has it."""
-        trainer, limit, clip = self._trainer, self.hparams.get(self.clip_option), nn.utils.clip_grad_norm_
+        trainer, limit = self._trainer, self.hparams.get(self.clip_option)
+        clip: Callable[..., Any] = nn.utils.clip_grad_norm_
         if trainer is not None and (trainer.gradient_clip_val or 0) > 0:
             limit = trainer.gradient_clip_val
             clip = nn.utils.clip_grad_value_ if trainer.gradient_clip_algorithm == "value" else clip
