@@ -120,7 +120,7 @@ def updates_per_env_step(config: AlgorithmConfig) -> float:
     """Returns how many gradient steps training takes for each step of an environment, once it has begun to learn.
 
     Of several environments in a process slightly fewer where episodes are short, as a round of sampling then has more
-    steps. NaN where the config does not say: whole episodes in a round of sampling, ApexDQN without ``samples_per_insert``.
+    steps. NaN where the config does not say: whole episodes in a round, ApexDQN without ``samples_per_insert``.
     """
     batch: int = config.total_train_batch_size
     if isinstance(config, ApexDQNConfig):

@@ -302,8 +302,8 @@ def test_each_file_trains(name: str, shared_ray: None, tmp_path: Path, capsys: A
     env_steps, updates, _, stored, drawn = lines[-1].split()
     learned, played = (int(lines[-1].split()[place]) - int(lines[0].split()[place]) for place in (1, 0))
     expected = float(rate.removeprefix("updates per environment step: "))
-    # A round of several environments goes on while one of them begins an episode, and has more steps then; the limiter of
-    # Ape-X holds the ratio over a run that is longer than this one.
+    # A round of several environments goes on while one of them begins an episode, and has more steps then; the limiter
+    # of Ape-X holds the ratio over a run that is longer than this one.
     is_vector = "num_envs_per_env_runner" in (config_directory() / name).read_text()
     assert "apex" in name or learned == pytest.approx(expected * played, rel=0.25 if is_vector else 1e-4)
     assert int(updates) >= 1
