@@ -348,6 +348,9 @@ class ReplayTransform(Seeded, Transform):
     def check_buffer(self, replay: Any) -> None:
         """Refuses a ``Replay`` whose parts it does not work with by raising; called when these are put together."""
 
+    def advance(self, *, env_steps: int | None = None, updates: int | None = None) -> None:
+        """Sets the clocks of schedules, in environment steps and updates since the start of training."""
+
     def check_rows(self, rows: TensorDictBase) -> None:
         """Refuses the first rows, TensorDict ``[N]``, by raising ``ValueError``; later ones have their columns.
 

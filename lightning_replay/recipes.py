@@ -142,14 +142,14 @@ class MixingOptions(ReplayOptions, total=False):
 
     Args:
         mixup_concentration: both parameters of the Beta distribution of the mixing coefficient; 0.75 by default.
-        fraction: share of rows that are mixed; by default all.
+        fraction: share of rows that are mixed, a number or a schedule; by default all.
         keys: floating columns that are mixed, by default observation, action, reward and next observation; a key
             includes every entry nested under it. Integers, such as discrete actions, are refused; columns that are not
             named stay those of the first transition.
     """
 
     mixup_concentration: float
-    fraction: float
+    fraction: float | Schedule
     keys: Sequence[str | tuple[str, ...]]
 
 

@@ -1109,6 +1109,8 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
                 self._check_usable()
             self._sampler_hooks.advance(env_steps=env_steps, updates=updates)
             self._writer_hooks.advance(env_steps=env_steps, updates=updates)
+            for transform in self._own_transforms:
+                transform.advance(env_steps=env_steps, updates=updates)
 
     def group_totals(self) -> GroupTotals:
         """Returns what the stored rows add up to, for a :class:`~lightning_replay.divided_draws.Divider`."""

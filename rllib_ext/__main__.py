@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 import sys
 import time
@@ -87,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _train(sections: dict[str, Any], restore: str | None) -> None:
-    from rllib_ext.config_file import configured
+    from rllib_ext.config_file import configured, updates_per_env_step
     from rllib_ext.interruption import Interruption
 
     with _one_line():
@@ -104,6 +105,8 @@ def _train(sections: dict[str, Any], restore: str | None) -> None:
         levels = algorithm.local_replay_buffer is None
         columns = ("levels", "episodes") if levels else ("stored", "drawn")
         test = ("held_out", "gap") if levels and config.evaluation_interval else ()
+        rate = updates_per_env_step(config)
+        print(f"updates per environment step: {'not fixed' if math.isnan(rate) else f'{rate:.4g}'}")
         print(f"{_row(('env_steps', 'updates', 'return', columns[0]))}{columns[1]:>10}{_row(test)}", flush=True)
         with Interruption() as interruption:
             is_over, saved_at = False, time.monotonic()

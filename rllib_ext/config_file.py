@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -15,7 +16,8 @@ import yaml
 from ray._common.deprecation import DEPRECATED_VALUE
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.appo import APPOConfig
-from ray.rllib.algorithms.dqn import DQNConfig
+from ray.rllib.algorithms.dqn import DQN, DQNConfig
+from ray.rllib.algorithms.dqn.dqn import calculate_rr_weights
 from ray.rllib.algorithms.impala import IMPALAConfig
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.algorithms.sac import SACConfig
@@ -28,6 +30,7 @@ from rllib_ext.apex import ApexDQNConfig
 from rllib_ext.api import LEVEL_OPTIONS, REPLAY_OPTIONS, configure, replay_config
 from rllib_ext.buffer.building import built
 from rllib_ext.environments import set_class_path
+from rllib_ext.rllib_compat import num_actors
 
 REPLAY_STEPS: dict[str, type[AlgorithmConfig]] = {
     "DQN": DQNConfig,
@@ -111,6 +114,23 @@ def configured(sections: Mapping[str, Any]) -> tuple[AlgorithmConfig, Settings]:
         raise ValueError("stop is empty: training would never end. Give stop: {env_steps: 20_000}")
     check_kind("checkpoint", checkpoint, str | None, "a path")
     return config, Settings(Stop(**stop), checkpoint)
+
+
+def updates_per_env_step(config: AlgorithmConfig) -> float:
+    """Returns how many gradient steps training takes for each step of an environment, once it has begun to learn.
+
+    Of several environments in a process slightly fewer where episodes are short, as a round of sampling then has more
+    steps. NaN where the config does not say: whole episodes in a round, ApexDQN without ``samples_per_insert``.
+    """
+    batch: int = config.total_train_batch_size
+    if isinstance(config, ApexDQNConfig):
+        return (config.samples_per_insert or math.nan) / batch
+    if issubclass(config.algo_class, DQN):
+        rounds, updates = calculate_rr_weights(config)  # of sampling, and of learning after them
+        steps = rounds * config.get_rollout_fragment_length() * num_actors(config)
+        return math.nan if config.batch_mode == "complete_episodes" else updates / steps
+    minibatches = math.ceil(config.train_batch_size_per_learner / (config.minibatch_size or batch))
+    return config.num_epochs * minibatches / batch
 
 
 def read_sections(path: str | Path, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:

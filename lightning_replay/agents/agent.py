@@ -111,8 +111,25 @@ def _parts_of(name: str, size: Any) -> Iterator[tuple[str, Any]]:
         yield name, f"{len(size)} number(s)"
 
 
+class TrainerClipping(L.Callback):
+    """Keeps ``gradient_clip_val`` of a trainer over the check by which Lightning refuses it in manual optimisation."""
+
+    def __init__(self, trainer: L.Trainer) -> None:
+        self._kept, trainer.gradient_clip_val = trainer.gradient_clip_val, None
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str | None = None) -> None:
+        if self._kept is not None:
+            trainer.gradient_clip_val, self._kept = self._kept, None
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        self.setup(trainer, pl_module)  # where it came before
+
+
 class SizedAgent(L.LightningModule):
     """A LightningModule with manual optimisation whose networks fit the environment's spaces.
+
+    The norm of the gradient of each optimizer is limited by ``gradient_clip_val`` of the trainer (its elements with
+    ``gradient_clip_algorithm="value"``), and by the agent's own option, :attr:`clip_option`, where that is not given.
 
     A subclass defines ``build`` (networks), ``act``, ``training_step`` and ``configure_optimizers``, and names in
     ``size_names`` the arguments that the spaces determine. With those arguments it is built at once, otherwise when a
@@ -120,6 +137,7 @@ class SizedAgent(L.LightningModule):
     """
 
     is_recurrent: bool = False  #: Whether it acts with a state, and learns from sequences.
+    clip_option: ClassVar[str] = "gradient_norm"  #: Option with the largest norm of the gradient of an optimizer.
     size_names: ClassVar[tuple[str, ...]] = ()
     read_sizes: ClassVar[SizeReader]  #: Function of :mod:`~lightning_replay.agents.spaces`.
 
@@ -149,6 +167,9 @@ class SizedAgent(L.LightningModule):
     def act(self, observation: Any, explore: bool) -> Any:
         """Returns actions for a batch of observations."""
         raise NotImplementedError
+
+    def configure_callbacks(self) -> Sequence[L.Callback]:
+        return [TrainerClipping(self.trainer)] if self.trainer.gradient_clip_val else []
 
     def configure_model(self) -> None:
         """Builds the networks once, with the sizes of the attached data module's spaces if none were given."""
@@ -243,18 +264,27 @@ class SizedAgent(L.LightningModule):
         return torch.optim.Adam(list(parameters), lr=self.hparams[rate], eps=epsilon, fused=True)
 
     def descend(self, optimizer: torch.optim.Optimizer | LightningOptimizer, loss: Tensor) -> None:
-        """Steps an optimizer; the norm of its gradient is limited where the agent has the option ``gradient_norm``."""
+        """Steps an optimizer by the gradient of ``loss``."""
         for group in optimizer.param_groups:  # as optimizer.zero_grad, without 15 µs of its profiling
             for parameter in group["params"]:
                 parameter.grad = None
         self.take_gradients(loss)
-        if (limit := self.hparams.get("gradient_norm")) is not None:
-            # not by Lightning, which in mixed precision refuses fused optimizers
-            nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], limit, foreach=True)
         self.take_step(optimizer)
 
     def take_step(self, optimizer: torch.optim.Optimizer | LightningOptimizer) -> None:
+        """Limits the gradient of an optimizer and steps it."""
+        self.clip(parameter for group in optimizer.param_groups for parameter in group["params"])
         optimizer.step()
+
+    def clip(self, parameters: Iterable[Tensor]) -> None:
+        """Limits the gradient of parameters together, as the trainer or else the agent's option has it."""
+        trainer, limit = self._trainer, self.hparams.get(self.clip_option)
+        clip: Callable[..., Any] = nn.utils.clip_grad_norm_
+        if trainer is not None and (trainer.gradient_clip_val or 0) > 0:
+            limit = trainer.gradient_clip_val
+            clip = nn.utils.clip_grad_value_ if trainer.gradient_clip_algorithm == "value" else clip
+        if limit is not None:  # not by Lightning, which in mixed precision refuses fused optimizers
+            clip([*parameters], limit, foreach=True)
 
     def take_gradients(self, loss: Tensor) -> None:
         """Computes gradients as ``manual_backward`` does, without its 20 to 50 µs where plain ones are enough.
@@ -373,7 +403,7 @@ class OffPolicyAgent(SizedAgent):
         raise NotImplementedError
 
     def configure_callbacks(self) -> Sequence[L.Callback]:
-        return [UpdatePriorities()]
+        return [*super().configure_callbacks(), UpdatePriorities()]
 
     def training_step(self, batch: TensorDictBase | UpdateBatches, batch_idx: int) -> dict[str, Tensor]:
         """Updates once, or once per batch where a step has several."""
@@ -413,6 +443,7 @@ class OffPolicyAgent(SizedAgent):
         if not self._steps_directly or not isinstance(optimizer, LightningOptimizer):
             super().take_step(optimizer)
             return
+        self.clip(parameter for group in optimizer.param_groups for parameter in group["params"])
         progress = self.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
         progress.increment_ready()
         optimizer.optimizer.step()

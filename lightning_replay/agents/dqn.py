@@ -56,6 +56,7 @@ class DQN(ExploringAgent):
         exploration_steps: environment steps, random warm-up not counted, over which the share falls linearly.
         conflict_aversion: c of :class:`~lightning_replay.agents.cagrad.ConflictAverseStep` between the tables of a
             batch (its column ``table``), a number or a schedule of updates; the number 0 uses the plain gradient.
+        gradient_norm: largest norm of the gradient; ``None`` does not clip.
 
     Example:
         >>> agent = DQN(observation_size=4, num_actions=2)
@@ -82,6 +83,7 @@ class DQN(ExploringAgent):
         exploration_end: float = 0.05,
         exploration_steps: int = 5_000,
         conflict_aversion: float | Schedule = 0.0,
+        gradient_norm: float | None = None,
     ) -> None:
         super().__init__()
         self._averse_step: ConflictAverseStep | None = None

@@ -63,7 +63,7 @@ class MPDQN(ExploringAgent):
         target_update_rate: τ of the target networks.
         target_low: smallest reachable return, a lower bound of the targets; ``None`` for no bound.
         target_high: largest reachable return, an upper bound.
-        gradient_clip: largest norm of each network's gradient.
+        gradient_clip: largest norm of each network's gradient, that of Q with its encoder's.
         exploration_start: share of random actions with random parameters at the first action taken.
         exploration_end: their share after ``exploration_steps``.
         exploration_steps: environment steps, random warm-up not counted, over which the share falls linearly.
@@ -81,6 +81,7 @@ class MPDQN(ExploringAgent):
     """
 
     takes_update_batches = True
+    clip_option = "gradient_clip"
     counters: ClassVar[dict[str, str]] = {"mpdqn_explored_steps": "_explored_steps"}
     size_names: ClassVar[tuple[str, ...]] = ("observation_size", "parameter_sizes", "parameter_low", "parameter_high")
     read_sizes: ClassVar[SizeReader] = staticmethod(parameterized_sizes)
@@ -206,8 +207,8 @@ class MPDQN(ExploringAgent):
 
     def clip_gradients_of_networks(self) -> None:
         """Clips the norm of each network's gradient; call it before the optimizers step."""
-        for network in (self.value_network, self.parameter_network):
-            nn.utils.clip_grad_norm_(network.parameters(), self.hparams["gradient_clip"], foreach=True)
+        self.clip(self._value_parameters())
+        self.clip(self.parameter_network.parameters())
 
     def update_targets(self) -> None:
         """Moves the target networks towards the networks; call it after the optimizers step."""
@@ -219,16 +220,17 @@ class MPDQN(ExploringAgent):
         value_optimizer.zero_grad()
         parameter_optimizer.zero_grad()
         self.take_gradients(value_loss + parameter_loss)  # the losses share no weights: each gets its own gradient
-        self.clip_gradients_of_networks()
         self.take_step(value_optimizer)
-        parameter_optimizer.step()
+        self.take_step(parameter_optimizer)
         self.update_targets()
         return {"loss": value_loss.detach(), "td_error": td_error}
 
+    def _value_parameters(self) -> list[Tensor]:
+        return [*self.value_network.parameters(), *self.observation_encoder.parameters()]
+
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
-        values = [*self.value_network.parameters(), *self.observation_encoder.parameters()]
         return [
-            self.adam(values, "value_learning_rate"),
+            self.adam(self._value_parameters(), "value_learning_rate"),
             self.adam(self.parameter_network.parameters(), "parameter_learning_rate"),
         ]
 

@@ -55,6 +55,7 @@ class IQL(ContinuousAgent):
         inverse_temperature: float = 3.0,
         discount: float = 0.99,
         target_update_rate: float = 0.005,
+        gradient_norm: float | None = None,
     ) -> None:
         super().__init__()
         self.set_up(locals())
@@ -158,6 +159,7 @@ class CQL(SAC):
         actor_regularization: float = 0.0,
         conservative_weight: float = 5.0,
         sampled_actions: int = 10,
+        gradient_norm: float | None = None,
     ) -> None:
         super(SAC, self).__init__()  # past SAC's, which saves its own arguments
         self.set_up(locals())

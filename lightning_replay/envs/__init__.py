@@ -19,7 +19,7 @@ _ENVIRONMENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "MultiRoom-N4-Random-v0": ("grids:MultiRooms", {}),
     "ObstructedMazeGamut-Easy-v0": ("grids:ObstructedMazeGamut", {"num_mazes": 3}),
     "ObstructedMazeGamut-Medium-v0": ("grids:ObstructedMazeGamut", {"num_mazes": 6}),
-    "ObstructedMazeGamut-Hard-v0": ("grids:ObstructedMazeGamut", {"num_mazes": 9}),
+    "ObstructedMazeGamut-Hard-v0": ("grids:ObstructedMazeGamut", {"num_mazes": 6}),  # the appendix's name of Medium
     "RecallCue-v0": ("recall:RecallCue", {}),
     "ThreeRooms-v0": ("grids:ThreeRooms", {}),
     "TwoRooms-v0": ("grids:TwoRooms", {}),

@@ -318,7 +318,7 @@ MAZES = (
     Maze("2Dlh", 1, (2, 1), True, False, 4),
     Maze("2Dlhb", 1, (2, 1), True, True, 4),
     Maze("1Q", 1, (1, 1), True, True, 5),
-    Maze("2Q", 2, (2, 1), True, True, 11),
+    Maze("2Q", 2, (1, 1), True, True, 11),  # as in the authors' code; MiniGrid's own starts in (2, 1)
     Maze("Full", 4, (1, 1), True, True, 25),
 )
 _MAZE_ROOM_SIZE, _ROOMS = 7, 3
@@ -330,10 +330,12 @@ class ObstructedMazeGamut(FullGrid, ObstructedMaze_Full_V1):
     A level is a seed: ``reset(seed=level_id)`` plays maze ``level_id % num_mazes`` of :data:`MAZES`, whose number is
     the level's ``difficulty``. All have 3 x 3 rooms of 7 cells a side, walls included; unused rooms are closed. Keys
     are placed after all balls, as in MiniGrid's ``-v1`` mazes, because a ball that replaces the box with the key leaves
-    no solution. Jiang et al. 2021, https://arxiv.org/abs/2010.03934, train on 3000 easy and 6000 medium levels.
+    no solution. Jiang et al. 2021, https://arxiv.org/abs/2010.03934, train on 3000 easy and 6000 medium levels. Their
+    appendix calls the first six mazes hard where the text says medium: both ids have six. Their code has all nine under
+    the name hard, of which the paper has no run.
 
     Args:
-        num_mazes: number of :data:`MAZES`, easiest first: 3 for easy, 6 for medium, 9 for hard.
+        num_mazes: number of :data:`MAZES`, easiest first: 3 for easy, 6 for medium and hard, up to 9.
         render_mode: ``None`` or ``"rgb_array"``.
 
     Action: ``Discrete(7)``, MiniGrid's own: turn left, turn right, forward, pick up, drop, toggle (opens the door or

@@ -14,9 +14,10 @@ from tensordict.utils import NestedKey, unravel_key
 from torch import Tensor
 
 from lightning_replay.compiled import compiled
-from lightning_replay.options import ABOVE_ZERO, checked_keys, checked_number, checked_share
+from lightning_replay.options import ABOVE_ZERO, checked_keys, checked_number
 from lightning_replay.parts import ReplayTransform
 from lightning_replay.saving.spec import recorded
+from lightning_replay.schedules import Schedule, checked_schedule
 from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.storage.rows import WORD_BYTES, Key, RowLayout, assemble_unchecked, nest
 
@@ -227,7 +228,8 @@ class MixPairs(ReplayTransform):
 
     Args:
         mixup_concentration: α; the paper does not state it, 0.75 is the default of the authors' command line.
-        fraction: share of the pairs that are mixed at all, drawn per pair.
+        fraction: share of the pairs that are mixed at all, drawn per pair; a schedule follows its clock, of which
+            "draws" are the batches mixed.
         keys: floating columns to mix; a nested key stands for all under it. Name those that are mixed where others are
             integers, such as discrete actions, which are then those of the first.
         seed: of the transform's own generator, whose state is part of :meth:`state_dict`.
@@ -250,23 +252,33 @@ class MixPairs(ReplayTransform):
     """
 
     takes_sequences = False
-    saved_attributes: tuple[str, ...] = ("_ahead",)
+    saved_attributes: tuple[str, ...] = ("_ahead", "_clocks")
 
     def __init__(
         self,
         mixup_concentration: float = 0.75,
-        fraction: float = 1.0,
+        fraction: float | Schedule = 1.0,
         keys: Sequence[NestedKey] = MIXED_KEYS,
         seed: int | None = None,
     ) -> None:
         super().__init__()
         self._seed_generator(seed)
         self.mixup_concentration: float = checked_number("mixup_concentration", mixup_concentration, ABOVE_ZERO)
-        self.fraction: float = checked_share("fraction", fraction)
+        self._fraction = checked_schedule("fraction", fraction, highest=1.0)
+        self._clocks = {"draws": 0, "updates": 0, "env_steps": 0}
         self._mixed_keys = set(checked_keys("keys", keys))
         self._mixed_tree = nest(self._mixed_keys)
         self._ahead = torch.empty(0, device="cpu")  # coefficients that were drawn and are not used yet
         self._packed: PackedMixing | None = None  # of the rows that were mixed last
+
+    @property
+    def fraction(self) -> float:
+        """Present share of the pairs that are mixed."""
+        return self._fraction(self._clocks[self._fraction.clock])
+
+    def advance(self, *, env_steps: int | None = None, updates: int | None = None) -> None:
+        given = {"env_steps": env_steps, "updates": updates}
+        self._clocks.update({name: reading for name, reading in given.items() if reading is not None})
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Mixes a batch of pairs ``[B, 2]`` into a batch ``[B]``."""
@@ -319,6 +331,7 @@ class MixPairs(ReplayTransform):
         return layout.unpack(rows, index.shape[:1], {"index": index, "mixup_coefficient": coefficient})
 
     def _draw(self, count: int, untouched: Tensor | None, index: Tensor | None) -> Tensor:
+        self._clocks["draws"] += 1
         if self._ahead.numel() < count:  # in blocks, at a quarter of the cost of single batches
             block = mixup_coefficients(self.mixup_concentration, max(count, _BLOCK), self._rng).cpu()
             self._ahead = torch.cat((self._ahead, block))
@@ -335,12 +348,12 @@ class MixPairs(ReplayTransform):
         self._ahead = self._ahead[:0]
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Returns the generator's state and the coefficients drawn ahead."""
+        """Returns the generator's state, the coefficients drawn ahead and the clocks."""
         return super().get_extra_state() | {"concentration": self.mixup_concentration}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Restores what :meth:`get_extra_state` returned."""
-        super().set_extra_state(state)
+        super().set_extra_state({"clocks": self._clocks} | state)  # format 3 began without clocks
         if state.get("concentration", self.mixup_concentration) != self.mixup_concentration:
             self._ahead = self._ahead[:0]  # of another distribution
 
@@ -351,14 +364,15 @@ class MixPairs(ReplayTransform):
                 'the batch has no ("next", "terminated"); MixPairs never mixes across a terminal step. '
                 "Store terminated, truncated and done with every transition."
             )
-        if discount is None and self.fraction == 1.0 and terminated.device.type == "cpu" and not bool(terminated.any()):
+        fraction = self.fraction
+        if discount is None and fraction == 1.0 and terminated.device.type == "cpu" and not bool(terminated.any()):
             return None  # most batches; not on a GPU, where reading a flag would synchronise
         untouched = terminated.flatten(1).any(1)
         if discount is not None:
             untouched = untouched | (discount[:, 0] != discount[:, 1]).flatten(1).any(1)
-        if self.fraction < 1.0:
+        if fraction < 1.0:
             generator = self._rng
-            drawn = torch.rand(untouched.shape, generator=generator, device=generator.device) >= self.fraction
+            drawn = torch.rand(untouched.shape, generator=generator, device=generator.device) >= fraction
             untouched = untouched | drawn.to(untouched.device)
         return untouched
 

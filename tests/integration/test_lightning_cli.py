@@ -44,10 +44,13 @@ MUJOCO = (
     "uniform_td3_halfcheetah",
     "hindsight_sac_point_maze",
 )
+FALLING = "{class_path: lightning_replay.schedules.Linear, init_args: {start: 1, end: 0, duration: 9, clock: updates}}"
 SMALL_ATARI = [f"{DATA}.max_frames=60", f"{REPLAY}.capacity=300", f"{REPLAY}.batch_size=4", f"{MODEL}.hidden_size=16"]
 # large networks and images, long episodes, and whole games of an untrained agent that may never fire
 SHORTENED = {
     **{f"lightning/{name}.yaml": SMALL_MUJOCO for name in MUJOCO},
+    "lightning/nmer_sac_ant.yaml": [*SMALL_MUJOCO, "--trainer.gradient_clip_val=40"],
+    "lightning/nmer_td3_halfcheetah.yaml": [*SMALL_MUJOCO, f"{REPLAY}.fraction={FALLING}"],
     "lightning/dpcer_mpdqn_half_field.yaml": [f"{DATA}.max_steps=10", f"{MODEL}.hidden_sizes=[16]"],
     "lightning/retention_rainbow_atari.yaml": SMALL_ATARI,
 }

@@ -53,10 +53,11 @@ def fit(
     callbacks: Sequence[L.Callback] = (),
     seed: int | None = None,
     precision: Any = None,
+    **options: Any,
 ) -> tuple[L.Trainer, Record]:
     record = Record(look)
     quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
-    options = {"accelerator": "cpu", "callbacks": [record, *callbacks], "default_root_dir": directory} | quiet
+    options |= {"accelerator": "cpu", "callbacks": [record, *callbacks], "default_root_dir": directory} | quiet
     trainer = L.Trainer(max_epochs=epochs, precision=precision, **options)
     trainer.fit(agent, Batches(batches, seed), ckpt_path=ckpt_path)
     return trainer, record

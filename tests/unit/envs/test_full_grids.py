@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable
 
+import gymnasium
 import numpy as np
 import pytest
 from minigrid.core.constants import COLOR_TO_IDX, OBJECT_TO_IDX
@@ -269,6 +270,21 @@ def test_what_a_maze_is_made_of(difficulty: int, doors: int, hidden: int, balls:
         assert len(player.cells("locked")) == doors and len(player.cells("box")) == hidden
         assert len(player.cells("key")) == doors - hidden and len(player.cells("ball")) == balls + 1
         assert env.max_steps == max_steps and env.mission == "pick up the blue ball"
+
+
+def test_the_agent_starts_in_the_room_of_the_authors_mazes() -> None:
+    """Column and row, read off their custom_envs/obstructedmaze_fixedgrid.py."""
+    env = ObstructedMazeGamut(9)
+    rooms = [(0, 0), (0, 0), (0, 0), (2, 1), (2, 1), (2, 1), (1, 1), (1, 1), (1, 1)]
+    for level_id in range(90):
+        env.reset(seed=level_id)
+        assert tuple(int(place) // 6 for place in env.agent_pos) == rooms[level_id % 9]
+
+
+def test_hard_has_the_first_six_mazes_as_in_the_appendix_and_nine_if_asked() -> None:
+    for options, count in (({}, 6), ({"num_mazes": 9}, 9)):
+        env = gymnasium.make("ObstructedMazeGamut-Hard-v0", **options)
+        assert [env.reset(seed=seed)[1]["difficulty"] for seed in range(12)] == [seed % count for seed in range(12)]
 
 
 def test_the_seed_says_which_maze() -> None:

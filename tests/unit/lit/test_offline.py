@@ -81,6 +81,14 @@ def test_schedules_and_priorities_follow_the_updates(tmp_path: Path) -> None:
     assert not replay.awaits_priorities and len({*sampler.priority_of(torch.arange(40)).tolist()}) > 10
 
 
+def test_the_share_of_mixed_rows_follows_the_updates(tmp_path: Path) -> None:
+    schedule = Linear(1.0, 0.0, 40, clock="updates")
+    replay = recipes.neighborhood_mixup(capacity=40, batch_size=4, num_neighbors=3, fraction=schedule, seed=0)
+    (mixing,) = replay.transform
+    make_trainer(tmp_path).fit(Tiny(), datamodule=offline(fill(replay, demonstrations()), 21))
+    assert mixing.fraction == pytest.approx(1 - 20 / 40)
+
+
 @pytest.mark.parametrize("prioritized", [False, True])
 def test_a_resumed_run_is_that_of_an_unbroken_one(tmp_path: Path, prioritized: bool) -> None:
     whole = Tiny()

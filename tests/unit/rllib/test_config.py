@@ -91,6 +91,23 @@ def test_parts_by_class_path_with_arguments() -> None:
     assert sampler.first.importance_exponent(10) == 1.0
 
 
+def test_the_share_of_mixed_rows_follows_the_steps_that_were_added() -> None:
+    schedule = part("schedules.Linear", start=0.0, end=1.0, duration=20, clock="env_steps")
+    transform = part("transforms.MixPairs", fraction=schedule)
+    sampler = "lightning_replay.samplers.NeighborhoodMixupSampler"
+    for config in (
+        rllib_ext.replay_config("neighborhood_mixup", capacity=64, num_neighbors=3, fraction=schedule, seed=0),
+        rllib_ext.replay_config(capacity=64, sampler=sampler, transform=transform, seed=0),
+    ):
+        buffer = buffer_of(config)
+        (mixing,) = buffer.replay.transform
+        for added in (0, 5, 10):
+            assert mixing.fraction == added / 20
+            episode = sampled(spaces.Box(-1.0, 1.0, (2,)), spaces.Box(-1.0, 1.0, (1,)), 5)
+            episode.id_ = f"episode {added}"
+            buffer.add([episode])
+
+
 UNIFORM = "lightning_replay.samplers.UniformSampler"
 
 

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import math
+import re
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +11,15 @@ import pytest
 import ray
 import yaml
 from ray.rllib.algorithms.dqn import DQNConfig
+from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.algorithms.sac import SACConfig
 
 import rllib_ext
 from lightning_replay.options import config_directory, config_files
 from rllib_ext.__main__ import main
+from rllib_ext.apex import ApexDQNConfig
 from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
-from rllib_ext.config_file import Settings, Stop, parse
+from rllib_ext.config_file import Settings, Stop, parse, updates_per_env_step
 from rllib_ext.environments import EnvironmentFromPath
 from tests.goal_steps import distance
 
@@ -195,6 +200,51 @@ def test_each_file_begins_with_its_command_and_its_paper(name: str) -> None:
     assert yaml.safe_load(text)["checkpoint"] == f"runs/{name.removesuffix('.yaml')}"
 
 
+# Gradient steps for each environment step.
+UPDATES = {
+    "apex_dqn_cartpole": Fraction(1, 4),  # 16 rows for each step, in batches of 64
+    "dpcer_sac_point_maze": Fraction(1, 16),  # a batch for 4 EnvRunners with 4 steps each
+    "hindsight_sac_point_maze": Fraction(1),
+    "nmer_sac_pendulum": Fraction(1),
+    "per_dqn_cartpole": Fraction(1),
+    "per_nstep_dqn_cartpole": Fraction(1, 3),  # RLlib's fragments are as long as its returns
+    "plr_learnability_ppo_multiroom": Fraction(4 * 8, 4_096),  # epochs and minibatches
+    "plr_ppo_multiroom": Fraction(4 * 8, 4_096),
+    "recurrent_dqn_recall": Fraction(1, 4),
+    "retention_dqn_atari": Fraction(1),  # as in the paper
+    "sharded_dqn_cartpole": Fraction(1, 8),  # 2 EnvRunners with 4 environments
+    "sset_dqn_two_rooms": Fraction(1, 8),  # 2 EnvRunners with 2 environments, 2 steps each
+    "two_learners_dqn_cartpole": Fraction(1, 8),
+    "uniform_sac_pendulum": Fraction(1),
+}
+
+
+UNCHECKED = {"require_cpus": False, "check_environments": False}
+
+
+def test_each_file_states_its_updates_per_step() -> None:
+    stated, computed = {}, {}
+    for name in CONFIGS:
+        (found,) = re.findall("^# Updates per environment step: (.*)$", (config_directory() / name).read_text(), re.M)
+        config, _ = rllib_ext.load_config(config_directory() / name, {"configure": UNCHECKED})
+        stated[name[6:-5]] = Fraction(found)
+        computed[name[6:-5]] = pytest.approx(updates_per_env_step(config), rel=1e-9)
+    assert stated == UPDATES and stated == computed
+
+
+def test_updates_per_step_of_other_configs() -> None:
+    config = DQNConfig().environment("CartPole-v1").training(train_batch_size_per_learner=32, training_intensity=2)
+    assert updates_per_env_step(config.env_runners(num_env_runners=0)) == 1 / 16  # 16 rounds of one step
+    assert math.isnan(updates_per_env_step(config.env_runners(batch_mode="complete_episodes")))
+    apex = ApexDQNConfig().environment("CartPole-v1")
+    assert math.isnan(updates_per_env_step(apex))
+    assert updates_per_env_step(apex.training(samples_per_insert=8)) == 8 / 512
+    ppo = PPOConfig().environment("CartPole-v1").learners(num_learners=2)
+    ppo.training(train_batch_size_per_learner=100, minibatch_size=30, num_epochs=3)
+    assert updates_per_env_step(ppo) == 3 * 4 / 200
+    assert updates_per_env_step(ppo.training(minibatch_size=None)) == 3 / 200
+
+
 TINY = [
     *("--set", "stop.env_steps=80", "--set", "reporting.min_sample_timesteps_per_iteration=40"),
     *("--set", "training.num_steps_sampled_before_learning_starts=40"),
@@ -247,9 +297,15 @@ def test_each_file_trains(name: str, shared_ray: None, tmp_path: Path, capsys: A
         pytest.importorskip("ale_py")
         settings, waiting = [*settings, *TINY_IMAGES], 4  # the last steps wait for their returns over 5
     main([str(config_directory() / name), *settings])
-    header, *lines, last = printed(capsys)
+    rate, header, *lines, last = printed(capsys)
     assert header.split() == ["env_steps", "updates", "return", "stored", "drawn"]
     env_steps, updates, _, stored, drawn = lines[-1].split()
+    learned, played = (int(lines[-1].split()[place]) - int(lines[0].split()[place]) for place in (1, 0))
+    expected = float(rate.removeprefix("updates per environment step: "))
+    # A round of several environments goes on while one of them begins an episode, and has more steps then; the limiter
+    # of Ape-X holds the ratio over a run that is longer than this one.
+    is_vector = "num_envs_per_env_runner" in (config_directory() / name).read_text()
+    assert "apex" in name or learned == pytest.approx(expected * played, rel=0.25 if is_vector else 1e-4)
     assert int(updates) >= 1
     assert 80 <= int(env_steps) <= int(stored) + waiting and int(stored) <= int(env_steps) and int(drawn) >= 64
     folder = tmp_path / "runs" / name.removesuffix(".yaml")
@@ -263,7 +319,8 @@ def test_the_files_of_levels_train(name: str, shared_ray: None, tmp_path: Path, 
     pytest.importorskip("minigrid")
     monkeypatch.chdir(tmp_path)
     main([str(config_directory() / f"rllib/{name}.yaml"), *TINY_PPO])
-    header, *lines, last = printed(capsys)
+    rate, header, *lines, last = printed(capsys)
+    assert rate == "updates per environment step: 0.05"
     assert header.split() == ["env_steps", "updates", "return", "levels", "episodes", "held_out", "gap"]
     env_steps, updates, _, levels, episodes, held_out, gap = lines[-1].split()
     assert int(updates) >= 4  # minibatches of 20 out of two times 40 steps
@@ -280,9 +337,9 @@ def test_a_checkpoint_is_gone_on_from(shared_ray: None, tmp_path: Path, capsys: 
     reporting = {"min_sample_timesteps_per_iteration": 40, "min_time_s_per_iteration": 0}
     path = written(tmp_path, training=training, reporting=reporting)
     main([str(path), "--checkpoint", "first", "--set", "stop={iterations: 2}"])
-    env_steps, updates, *_ = printed(capsys)[2].split()
+    env_steps, updates, *_ = printed(capsys)[3].split()
     main([str(path), "--restore", "first", "--set", "stop={iterations: 3}"])
-    _, line = printed(capsys)
+    *_, line = printed(capsys)
     steps_after, updates_after, _, stored, _ = line.split()
     assert int(steps_after) == int(stored) > int(env_steps) >= 80
     assert int(updates_after) > int(updates) > 0

@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
-from lightning_replay import recipes
+from lightning_replay import load_replay, recipes
 from lightning_replay.samplers.pairs import RandomPairSampler
+from lightning_replay.schedules import Linear
 from lightning_replay.transforms import MixPairs, MixStates, mixup_coefficients
 from tests.transitions import numbered_steps
 
@@ -103,6 +106,53 @@ def test_fraction_is_the_share_of_mixed_pairs() -> None:
     share = (MixPairs(fraction=0.25, seed=0)(make_pairs(4000))["mixup_coefficient"] < 1).float().mean()
     assert abs(float(share) - 0.25) < 0.03
     assert (MixPairs(fraction=0.0, seed=0)(make_pairs())["mixup_coefficient"] == 1).all()
+
+
+def share_of(batch: TensorDict) -> float:
+    return float((batch["mixup_coefficient"] < 1).float().mean())
+
+
+def test_the_fraction_follows_its_clock() -> None:
+    of_draws = MixPairs(fraction=Linear(1.0, 0.0, duration=2), seed=0)
+    found = [(of_draws.fraction, share_of(of_draws(make_pairs(2_000)))) for _ in range(4)]
+    assert [fraction for fraction, _ in found] == [1.0, 0.5, 0.0, 0.0]
+    assert all(share == pytest.approx(fraction, abs=0.05) for fraction, share in found)
+    for clock in ("updates", "env_steps"):
+        schedule = Linear(0.0, 1.0, duration=8, clock=clock)
+        replay = recipes.neighborhood_mixup(capacity=512, batch_size=512, num_neighbors=3, fraction=schedule, seed=0)
+        replay.extend(numbered_steps(0, 512))
+        for reading in (0, 2, 8):
+            other = "updates" if clock == "env_steps" else "env_steps"
+            replay.advance(**{clock: reading, other: 99})
+            assert share_of(replay.sample()) == pytest.approx(reading / 8, abs=0.08)
+
+
+@pytest.mark.parametrize("clock", ["draws", "updates"])
+def test_a_saved_buffer_goes_on_with_the_fraction(clock: str, tmp_path) -> None:
+    schedule = Linear(1.0, 0.0, duration=8, clock=clock)
+    replay = recipes.neighborhood_mixup(capacity=64, batch_size=8, num_neighbors=3, fraction=schedule, seed=0)
+    replay.extend(numbered_steps(0, 64))
+    for number in range(5):
+        replay.advance(updates=number)
+        replay.sample()
+    replay.save(tmp_path)
+    built = recipes.neighborhood_mixup(capacity=64, batch_size=8, num_neighbors=3, fraction=schedule, seed=1)
+    built.load(tmp_path)
+    for again in (built, load_replay(tmp_path)):
+        copied, original = copy.deepcopy(again), copy.deepcopy(replay)
+        for _ in range(5):
+            one, other = original.sample(), copied.sample()
+            assert torch.equal(one["index"], other["index"])
+            assert torch.equal(one["mixup_coefficient"], other["mixup_coefficient"])
+
+
+def test_a_state_of_a_version_without_clocks_is_loaded() -> None:
+    mixing = MixPairs(fraction=0.5, seed=0)
+    state = {name: value for name, value in mixing.get_extra_state().items() if name != "clocks"}
+    again = MixPairs(fraction=0.5, seed=1)
+    again.set_extra_state(state)
+    pairs = make_pairs()
+    assert torch.equal(again(pairs)["mixup_coefficient"], mixing(pairs)["mixup_coefficient"])
 
 
 def test_integers_are_refused_unless_keys_leave_them_out_and_other_dtypes_are_kept() -> None:

@@ -134,6 +134,7 @@ EXPERIMENTS = (
             last_of("td_error_over_newest", 8, "root of the surprise over the newest rows'", digits=2),
             last_of("refused", 1, "share of rows refused", digits=3),
         ),
+        comparisons=(("retention", "FIFO"), ("FIFO, 1,250", "FIFO"), ("retention", "FIFO, 1,250")),
         panels=(
             Panel("episode_return", "mean return of the last 50 episodes"),
             Panel("age_over_capacity", "mean age of kept rows over the capacity"),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures how much the contact forces of Ant-v5 decide which rows are neighbours.
+"""Measures how much the contact forces of Ant-v5 and Humanoid-v5 decide which rows are neighbours.
 
-python -m tests.benchmarks.ant_distances
+python -m tests.benchmarks.contact_distances
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from torch import Tensor
 
 from lightning_replay.neighbors import NeighborLists
 
-FILE = Path(__file__).parent / "results" / "ant-distances.json"
+FILE = Path(__file__).parent / "results" / "contact-distances.json"
 ROWS, COMPARED, NEIGHBORS = 10_000, 1_000, 25
 SEEDS = (0, 1, 2)
-CONTACT_FORCES = slice(27, 105)  # columns of the observation, after positions and velocities
+ENVIRONMENTS = ("Ant-v5", "Humanoid-v5")
+CONTACT_FORCES = 78  # the last columns of the observation, of both
 
 
-def random_rows(seed: int, rows: int) -> tuple[Tensor, Tensor]:
-    """Returns observations ``[rows, 105]`` and actions ``[rows, 8]`` of uniformly random actions."""
-    env = gymnasium.make("Ant-v5")
+def random_rows(name: str, seed: int, rows: int) -> tuple[Tensor, Tensor]:
+    """Returns observations and actions, ``[rows, ...]`` each, of uniformly random actions."""
+    env = gymnasium.make(name)
     env.action_space.seed(seed)
     observation, _ = env.reset(seed=seed)
     observations, actions = [], []
@@ -45,21 +46,22 @@ def neighbors_of(features: Tensor, compared: Tensor, num_neighbors: int) -> Tens
     return lists.neighbors(compared)
 
 
-def measure(seed: int, rows: int = ROWS, compared: int = COMPARED, num_neighbors: int = NEIGHBORS) -> dict[str, Any]:
+def measure(
+    name: str, seed: int, rows: int = ROWS, compared: int = COMPARED, num_neighbors: int = NEIGHBORS
+) -> dict[str, Any]:
     """Returns the numbers of varying columns and the share of neighbours that are others without contact forces.
 
     Every varying column has the same mean squared distance once standardised, so the share of the columns is that of
     the distance.
     """
-    observations, actions = random_rows(seed, rows)
-    kept = torch.ones(observations.shape[1], dtype=torch.bool)
-    kept[CONTACT_FORCES] = False
-    every, fewer = (torch.cat([part, actions], 1) for part in (observations, observations[:, kept]))
-    varying, contacts = (int((part.std(0) > 0).sum()) for part in (every, observations[:, CONTACT_FORCES]))
+    observations, actions = random_rows(name, seed, rows)
+    every, fewer = (torch.cat([part, actions], 1) for part in (observations, observations[:, :-CONTACT_FORCES]))
+    varying, contacts = (int((part.std(0) > 0).sum()) for part in (every, observations[:, -CONTACT_FORCES:]))
     chosen = torch.randperm(rows, generator=torch.Generator().manual_seed(seed))[:compared]
     found, others = (neighbors_of(features, chosen, num_neighbors) for features in (every, fewer))
     common = (found[:, :, None] == others[:, None, :]).any(-1).float().mean()
     return {
+        "env": name,
         "seed": seed,
         "varying columns": varying,
         "of contact forces": contacts,
@@ -68,10 +70,11 @@ def measure(seed: int, rows: int = ROWS, compared: int = COMPARED, num_neighbors
 
 
 def main() -> None:
-    """Measures every seed, prints and writes ``results/ant-distances.json``."""
+    """Measures every seed, prints and writes ``results/contact-distances.json``."""
     torch.set_num_threads(1)
-    settings = {"env": "Ant-v5", "rows": ROWS, "compared rows": COMPARED, "neighbours": NEIGHBORS}
-    content = {"command": "python -m tests.benchmarks.ant_distances", **settings, "runs": [measure(s) for s in SEEDS]}
+    settings = {"rows": ROWS, "compared rows": COMPARED, "neighbours": NEIGHBORS}
+    runs = [measure(name, seed) for name in ENVIRONMENTS for seed in SEEDS]
+    content = {"command": "python -m tests.benchmarks.contact_distances", **settings, "runs": runs}
     FILE.write_text(json.dumps(content, indent=1) + "\n")
     print(FILE.read_text(), end="")
 
