@@ -18,7 +18,7 @@ from lightning_replay.agents import DQN
 from lightning_replay.datasets import fill, from_d4rl
 from lightning_replay.lit.cli import main
 from lightning_replay.options import config_directory, config_files
-from tests.unit.transforms.test_shaping import squared
+from lightning_replay.transforms import PotentialShaping
 
 ENDS = ("terminated", "truncated", "done")
 LIGHTNING_CONFIGS = [name for name in config_files() if name.startswith("lightning/")]
@@ -176,20 +176,17 @@ def test_rewards_are_shaped_as_a_file_says(tmp_path: Path, capsys: pytest.Captur
     text = (config_directory() / "lightning/sset_ddqn_three_rooms.yaml").read_text()
     file, option = tmp_path / "shaped.yaml", f"{REPLAY}.transform.init_args"
     file.write_text(re.sub(r"(?m)^( +)# (transform:|  )", r"\1\2", text))
-    run_tiny(str(file))
-    run_tiny(str(file), f"{option}.potential=tests.unit.transforms.test_shaping.squared")
-    transforms = []
-    for version in (0, 1):
-        saved = tmp_path / f"lightning_logs/version_{version}/checkpoints/best.30.replay"
-        transforms += load_replay(saved, trust=["tests"]).transform
-    assert [type(one).__name__ for one in transforms] == ["PotentialShaping"] * 2
-    assert repr(transforms[0].potential) == "OneAt(low=[1.0], high=[1.0])" and transforms[1].potential is squared
-    with pytest.raises(SystemExit):
-        run_tiny(str(file), f"{option}.discount=0.9")
-    assert "the replay discounts potentials by 0.9, the agent by 0.97; give both" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        run_tiny(str(file), f"{option}.potential=tests.unit.transforms.test_shaping.cubed")
-    assert "data.replay.transform.potential: " in capsys.readouterr().err
+    run_tiny(str(file), "--data.init_args.warmup_steps=100", "--data.init_args.env_steps=110")
+    (saved,) = (tmp_path / "lightning_logs").glob("*/checkpoints/last.10.replay")
+    (shaping,) = load_replay(saved).transform
+    assert type(shaping) is PotentialShaping and repr(shaping.potential) == "OneAt(low=[1.0], high=[1.0])"
+    for given, message in {
+        ("potential=torch.sum", "discount=0.9"): "the replay discounts potentials by 0.9, the agent by 0.97; give both",
+        ("potential=lightning_replay.transforms.Nothing",): "data.replay.transform.potential: ",
+    }.items():
+        with pytest.raises(SystemExit):
+            run_tiny(str(file), *(f"{option}.{one}" for one in given))
+        assert message in capsys.readouterr().err
 
 
 def test_configs_lists_existing_files(capsys: pytest.CaptureFixture[str]) -> None:
