@@ -234,7 +234,7 @@ class MixedReplay(Seeded, TrainingReplay):
         filled: dict[str, Tensor] = {}  # a row of what a side may not have
         if self.is_prioritized:
             filled["priority_weight"] = torch.ones(1, *shape, device=device)
-        if self.returns:
+        if any(n_steps > 1 for n_steps, _ in self.returns):
             filled["steps_to_next_obs"] = torch.ones(1, 1, dtype=torch.int64, device=device)
         pairs = [
             name for name in ("index", "generation") if {part[name].ndim for part in parts if name in part} == {1, 2}

@@ -340,6 +340,7 @@ class ReplayTransform(Seeded, Transform):
     load_state_dict: Any = Module.load_state_dict
     get_extra_state: Any = Seeded._read_attributes
     set_extra_state: Any = Seeded._restore_attributes
+    shaping_discount: float | None = None  #: γ of potentials by which it changes rewards, where it does.
     takes_sequences: bool = True  #: Whether it leaves steps of a sequence in their order, each as it is.
     # Returns what forward makes of the pairs of rows in the slots [B, 2] of a PackedStorage; called where the
     # transform's own class defines it.

@@ -892,7 +892,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
 
     def _check_sequences(self, transforms: list[ReplayTransform]) -> None:
         # Parts that change or keep single rows leave no sequences to follow.
-        unfit = [f"n_steps={steps}" for steps, _ in self.returns]
+        unfit = [f"n_steps={steps}" for steps, _ in self.returns if steps > 1]
         unfit += [type(one).__name__ for one in transforms if not one.takes_sequences]
         if self._writer_hooks.may_refuse:
             unfit.append(type(self._writer).__name__)
@@ -1003,9 +1003,14 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
 
     @property
     def returns(self) -> list[tuple[int, float]]:
-        """Length above 1 and discount of the returns that are formed, at the draw or before rows are stored."""
+        """Length and discount of the returns that are formed, at the draw or before rows are stored.
+
+        The length is above 1, and 1 for rewards that are shaped by a potential.
+        """
         formed: list[Any] = [] if self._episodes is None else [self._episodes]
-        return [(one.n_steps, one.discount) for one in (*formed, *self._delaying()) if one.n_steps > 1]
+        own = [one for one in self._transforms if isinstance(one, ReplayTransform)]
+        shaped = [(1, one.shaping_discount) for one in own if one.shaping_discount is not None]
+        return [(one.n_steps, one.discount) for one in (*formed, *self._delaying()) if one.n_steps > 1] + shaped
 
     @property
     def is_prioritized(self) -> bool:

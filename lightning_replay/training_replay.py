@@ -21,8 +21,8 @@ class TrainingReplay:
     sequence_length: int | None = None  #: Steps of the sequences that are drawn; ``None`` where rows are.
     burn_in: int = 0  #: Steps at the start of each sequence that only warm up a recurrent state.
     needs_initial_surprise: Any = False  #: Whether it lacks a function for the surprise of new rows.
-    # Properties of both: most transitions kept; rows of a batch; the class of the sampler; lengths above 1 and
-    # discounts of returns; and whether something here takes feedback and has had none since the last draw.
+    # Properties of both: most transitions kept; rows of a batch; the class of the sampler; lengths and discounts of
+    # returns; and whether something here takes feedback and has had none since the last draw.
     capacity: Any
     batch_size: Any
     sampler_name: Any

@@ -228,6 +228,8 @@ def prepare_replay(
         checks.check_buffer(sample)
         if is_cql:
             check_cql(sample, config.algo_class, _replays_of(checks.replay_options(sample)))
+        if sample.replay_buffer_config.get("transform") is not None:
+            checks.check_discounts(sample, _replays_of(checks.replay_options(sample)))
         if require_cpus:
             checks.check_cpus(sample, in_tune=in_tune)
         if check_environments and (sample.env, sample.env_config) not in played:

@@ -24,6 +24,7 @@ from rllib_ext.sharded.routing import counting_shards, num_shards_in
 from rllib_ext.sharded.shard import check_shard_layout, options_of_shard
 
 if TYPE_CHECKING:
+    from lightning_replay.replay import Replay
     from lightning_replay.table_replay import CurriculumReplay
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -91,6 +92,16 @@ def check_buffer(config: AlgorithmConfig) -> None:
             raise ValueError(
                 f"num_shards is {number}, which leaves {rows} rows to a shard, and an EnvRunner sends {fragment} steps "
                 "of an episode at once, which go to one shard. Give fewer shards, or raise the capacity"
+            )
+
+
+def check_discounts(config: AlgorithmConfig, replays: Sequence[Replay]) -> None:
+    """Refuses rewards that are shaped with another discount than the algorithm's."""
+    for _, discount in (one for replay in replays for one in replay.returns):
+        if discount != config.gamma:
+            raise ValueError(
+                f"a transform of the replay has the discount {discount}, and gamma is {config.gamma}, so that other "
+                "policies would be the best ones. Give both the same"
             )
 
 

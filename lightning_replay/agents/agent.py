@@ -20,6 +20,7 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from lightning_replay.agents.cagrad import ConflictAverseStep
 from lightning_replay.agents.encoders import Encoder, checked_observation_size, entries_of
 from lightning_replay.agents.interfaces import (
     UpdateBatches,
@@ -263,12 +264,14 @@ class SizedAgent(L.LightningModule):
         epsilon = self.hparams.get("adam_epsilon", 1e-8)
         return torch.optim.Adam(list(parameters), lr=self.hparams[rate], eps=epsilon, fused=True)
 
-    def descend(self, optimizer: torch.optim.Optimizer | LightningOptimizer, loss: Tensor) -> None:
-        """Steps an optimizer by the gradient of ``loss``."""
+    def descend(
+        self, optimizer: torch.optim.Optimizer | LightningOptimizer, loss: Tensor, backward: Any = None
+    ) -> None:
+        """Steps an optimizer by the gradient of ``loss``, which ``backward`` sets in place of :meth:`take_gradients`."""
         for group in optimizer.param_groups:  # as optimizer.zero_grad, without 15 µs of its profiling
             for parameter in group["params"]:
                 parameter.grad = None
-        self.take_gradients(loss)
+        (backward or self.take_gradients)(loss)
         self.take_step(optimizer)
 
     def take_step(self, optimizer: torch.optim.Optimizer | LightningOptimizer) -> None:
@@ -375,6 +378,9 @@ class OffPolicyAgent(SizedAgent):
     def __init__(self) -> None:
         super().__init__()
         self._steps_directly = False  # until a trainer is known
+        # Of the option; with a command line, hparams hold its class path instead.
+        self._conflict_aversion: float | Schedule = 0.0
+        self._averse_step: ConflictAverseStep | None = None
         self.observation_encoder: nn.Module = nn.Identity()
         self.target_observation_encoder: nn.Module = nn.Identity()
 
@@ -398,6 +404,30 @@ class OffPolicyAgent(SizedAgent):
         encoders = self.observation_encoder, self.target_observation_encoder
         return TargetUpdate([*pairs, encoders], self.hparams["target_update_rate"])
 
+    def avert_conflicts(self, parameters: Iterable[Tensor]) -> None:
+        """Lets :meth:`descend_rows` step these parameters as the option ``conflict_aversion`` demands."""
+        if self._conflict_aversion != 0:
+            self._averse_step = ConflictAverseStep(parameters, self._conflict_aversion)
+
+    def descend_rows(self, optimizer: LightningOptimizer, rows: Tensor, batch: TensorDictBase) -> Tensor:
+        """Steps an optimizer by the losses of the rows, ``[B]``, times their weights; returns their mean.
+
+        With conflict aversion by the gradients of the batch's tables.
+        """
+        loss = weighted_mean(rows, batch)
+        if self._averse_step is None:
+            self.descend(optimizer, loss)
+            return loss.detach()
+        table, weight = batch.get("table", None), batch.get("priority_weight", None)
+        if table is None:
+            raise ValueError(
+                'the batch has no column "table", which conflict_aversion splits it by; draw from event tables '
+                "(recipes.event_tables), or set conflict_aversion=0.0."
+            )
+        weighted = rows if weight is None else rows * weight.reshape(rows.shape)
+        self.descend(optimizer, weighted, partial(self._averse_step.backward, parts=table))
+        return loss.detach()
+
     def update(self, batch: TensorDictBase) -> dict[str, Tensor]:
         """Takes one gradient step; returns ``loss`` and ``td_error`` ``[B]``, both detached."""
         raise NotImplementedError
@@ -419,15 +449,23 @@ class OffPolicyAgent(SizedAgent):
         return outputs
 
     def on_fit_start(self) -> None:
-        """Refuses a precision that scales gradients, and a replay with another discount or burn-in."""
+        """Refuses a precision that scales gradients, and a replay with another discount or burn-in.
+
+        With conflict aversion also gradients that the trainer syncs between devices.
+        """
         super().on_fit_start()
+        if self._averse_step is not None and not self.takes_plain_gradients:
+            raise ValueError(
+                f"conflict_aversion is {self.hparams['conflict_aversion']!r}, which needs one device and 32-bit "
+                "precision. Use Trainer(devices=1, precision=32), or conflict_aversion=0.0."
+            )
         data, options = training_data(self.trainer), self.hparams
         if data is not None and isinstance(replay := data.replay, TrainingReplay):
             for n_steps, discount in replay.returns:
                 if discount != options["discount"]:
                     raise ValueError(
-                        f"the replay discounts its {n_steps}-step returns by {discount}, the agent by "
-                        f"{options['discount']}; give both the same discount."
+                        f"the replay discounts {f'its {n_steps}-step returns' if n_steps > 1 else 'potentials'} by "
+                        f"{discount}, the agent by {options['discount']}; give both the same discount."
                     )
             if options.get("burn_in", replay.burn_in) != replay.burn_in:
                 raise ValueError(
@@ -459,9 +497,13 @@ class OffPolicyAgent(SizedAgent):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint.update({key: vars(self)[name] for key, name in self.counters.items()})
+        if self._averse_step is not None:
+            checkpoint["dqn_conflict_aversion"] = self._averse_step.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         vars(self).update({name: checkpoint.get(key, 0) for key, name in self.counters.items()})
+        if self._averse_step is not None and "dqn_conflict_aversion" in checkpoint:
+            self._averse_step.load_state_dict(checkpoint["dqn_conflict_aversion"])
 
 
 class ExploringAgent(OffPolicyAgent):

@@ -11,9 +11,10 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from lightning_replay.agents.agent import OffPolicyAgent, TargetUpdate, bootstrapped, target_of, weighted_mean
+from lightning_replay.agents.agent import OffPolicyAgent, TargetUpdate, bootstrapped, target_of
 from lightning_replay.agents.networks import Perceptron, TwoCritics
 from lightning_replay.agents.spaces import SizeReader, continuous_sizes
+from lightning_replay.schedules import Schedule
 
 _LOG_DENSITY = math.log(2 * math.pi) / 2 + 2 * math.log(2)
 _RAW_SHIFT = math.log(math.expm1(0.99))
@@ -52,6 +53,7 @@ class ContinuousAgent(OffPolicyAgent):
         self.actor: Perceptron = Perceptron(size, hidden, self.outputs_per_action * actions)
         self.critics: TwoCritics = TwoCritics(size, actions, hidden)
         self.target_critics: TwoCritics = target_of(self.critics)
+        self.avert_conflicts(self._critic_parameters())
 
     def bounded(self, outputs: Tensor) -> Tensor:
         """Returns actions within the bounds, from real numbers ``[..., A]``."""
@@ -68,14 +70,15 @@ class ContinuousAgent(OffPolicyAgent):
     def update_critics(self, optimizer: Any, batch: TensorDictBase) -> dict[str, Tensor]:
         """Steps the critics; returns what the training step returns."""
         distances = self.distances(batch)
-        loss = weighted_mean(self.critic_rows(distances, batch).sum(0), batch)
-        self.descend(optimizer, loss)
-        return {"loss": loss.detach(), "td_error": distances.detach().abs().amax(dim=0)}
+        loss = self.descend_rows(optimizer, self.critic_rows(distances, batch).sum(0), batch)
+        return {"loss": loss, "td_error": distances.detach().abs().amax(dim=0)}
+
+    def _critic_parameters(self) -> list[Tensor]:
+        return [*self.critics.parameters(), *self.observation_encoder.parameters()]
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
-        critics = [*self.critics.parameters(), *self.observation_encoder.parameters()]
         return [
-            self.adam(critics, "critic_learning_rate"),
+            self.adam(self._critic_parameters(), "critic_learning_rate"),
             self.adam(self.actor.parameters(), "actor_learning_rate"),
         ]
 
@@ -105,6 +108,8 @@ class SAC(ContinuousAgent):
             without biases. SAC as published has none; Neighborhood Mixup Experience Replay (Sander et al. 2022) uses
             1e-4 to 2e-2 by environment, 1e-3 on HalfCheetah and 2e-3 on Ant (rmsander/interreplay, ``SAC_L2_REG``).
         gradient_norm: largest norm of the gradient of each optimizer, 40 on Hopper there; ``None`` does not clip.
+        conflict_aversion: of the critics' loss between the tables of a batch, as of
+            :class:`~lightning_replay.agents.DQN`.
 
     Example:
         >>> agent = SAC(observation_size=3, action_low=[-2.0], action_high=[2.0])
@@ -131,8 +136,10 @@ class SAC(ContinuousAgent):
         target_update_rate: float = 0.005,
         actor_regularization: float = 0.0,
         gradient_norm: float | None = None,
+        conflict_aversion: float | Schedule = 0.0,
     ) -> None:
         super().__init__()
+        self._conflict_aversion = conflict_aversion
         self.set_up(locals())
 
     def build(self) -> None:
@@ -234,8 +241,10 @@ class TD3(ContinuousAgent):
         target_noise_clip: float = 0.5,
         exploration_noise: float = 0.1,
         gradient_norm: float | None = None,
+        conflict_aversion: float | Schedule = 0.0,
     ) -> None:
         super().__init__()
+        self._conflict_aversion = conflict_aversion
         self._updates = 0
         self.set_up(locals())
 

@@ -21,7 +21,6 @@ from lightning_replay.agents.agent import (
     target_of,
     weighted_mean,
 )
-from lightning_replay.agents.cagrad import ConflictAverseStep
 from lightning_replay.agents.networks import ImageNetwork, Layers, Perceptron, perceive, with_noise
 from lightning_replay.agents.spaces import SizeReader, discrete_sizes, image_sizes
 from lightning_replay.retention.surprise import categorical_projection, cross_entropy, kl_divergence, squared_td_error
@@ -86,8 +85,7 @@ class DQN(ExploringAgent):
         gradient_norm: float | None = None,
     ) -> None:
         super().__init__()
-        self._averse_step: ConflictAverseStep | None = None
-        self._conflict_aversion = conflict_aversion  # with a command line, hparams hold its class path instead
+        self._conflict_aversion = conflict_aversion
         self.set_up(locals())
 
     def build(self) -> None:
@@ -96,8 +94,7 @@ class DQN(ExploringAgent):
         self.network: Perceptron = Perceptron(*sizes)
         self.target_network: Perceptron = target_of(self.network)
         self.target_update: TargetUpdate = self.target_update_of((self.network, self.target_network))
-        if self._conflict_aversion != 0:
-            self._averse_step = ConflictAverseStep(self._learned_parameters(), self._conflict_aversion)
+        self.avert_conflicts(self._learned_parameters())
 
     def _learned_parameters(self) -> list[Tensor]:
         return [*self.network.parameters(), *self.observation_encoder.parameters()]
@@ -152,18 +149,7 @@ class DQN(ExploringAgent):
             self.take_step(optimizer)
         else:
             rows, td_error = self.losses(batch)
-            if self._averse_step is None:
-                loss = weighted_mean(rows, batch)
-                self.descend(optimizer, loss)
-            else:
-                table, weight = batch.get("table", None), batch.get("priority_weight", None)
-                if table is None:
-                    raise ValueError(
-                        'the batch has no column "table", which conflict_aversion splits it by; draw from event tables '
-                        "(recipes.event_tables), or set conflict_aversion=0.0."
-                    )
-                loss = self._averse_step.backward(rows if weight is None else rows * weight.reshape(rows.shape), table)
-                self.take_step(optimizer)
+            loss = self.descend_rows(optimizer, rows, batch)
         self.target_update.step()
         return {"loss": loss.detach(), "td_error": td_error}
 
@@ -177,8 +163,9 @@ class DQN(ExploringAgent):
             and kind.losses is DQN.losses
             and kind.distances is DQN.distances
             and kind.descend is DQN.descend
+            and kind.descend_rows is DQN.descend_rows
             and kind.take_gradients is DQN.take_gradients
-            and vars(self).keys().isdisjoint(("losses", "distances", "descend", "take_gradients"))
+            and vars(self).keys().isdisjoint(("losses", "distances", "descend", "descend_rows", "take_gradients"))
             and self.takes_plain_gradients
             and not (torch.is_anomaly_enabled() or torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled())
             and not any(
@@ -188,27 +175,8 @@ class DQN(ExploringAgent):
             )
         )
 
-    def on_fit_start(self) -> None:
-        """Refuses conflict aversion where the trainer scales gradients or syncs them between devices."""
-        super().on_fit_start()
-        if self._averse_step is not None and not self.takes_plain_gradients:
-            raise ValueError(
-                f"conflict_aversion is {self.hparams['conflict_aversion']!r}, which needs one device and 32-bit "
-                "precision. Use Trainer(devices=1, precision=32), or conflict_aversion=0.0."
-            )
-
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return self.adam(self._learned_parameters())
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        super().on_save_checkpoint(checkpoint)
-        if self._averse_step is not None:
-            checkpoint["dqn_conflict_aversion"] = self._averse_step.state_dict()
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        super().on_load_checkpoint(checkpoint)
-        if self._averse_step is not None and "dqn_conflict_aversion" in checkpoint:
-            self._averse_step.load_state_dict(checkpoint["dqn_conflict_aversion"])
 
 
 def _plain_columns(batch: TensorDictBase) -> dict[str, Any]:
@@ -283,6 +251,7 @@ class Rainbow(ExploringAgent):
         exploration_start: share of random actions at first, without ``noisy``.
         exploration_end: share of random actions after ``exploration_steps``, without ``noisy``.
         exploration_steps: environment steps, random warm-up not counted, over which the share falls linearly.
+        conflict_aversion: between the tables of a batch, as of :class:`~lightning_replay.agents.DQN`.
 
     Returned by each training step, all from the forward pass before the network changed:
         loss: the weighted loss.
@@ -330,8 +299,10 @@ class Rainbow(ExploringAgent):
         exploration_start: float = 1.0,
         exploration_end: float = 0.01,
         exploration_steps: int = 250_000,
+        conflict_aversion: float | Schedule = 0.0,
     ) -> None:
         super().__init__()
+        self._conflict_aversion = conflict_aversion
         self._updates = 0
         self.set_up(locals())
 
@@ -346,6 +317,7 @@ class Rainbow(ExploringAgent):
             **{name: options[name] for name in given},
         )
         self.target_network: ImageNetwork = target_of(self.network)
+        self.avert_conflicts(self.network.parameters())
         # the atoms
         support = torch.linspace(options["value_low"], options["value_high"], options["atoms"])
         self.register_buffer("support", support, persistent=False)
@@ -430,14 +402,13 @@ class Rainbow(ExploringAgent):
             self.target_network.apply(reset_noise)
         with with_noise():
             rows = self.rows(batch)
-        loss = weighted_mean(rows.loss, batch)
-        self.descend(optimizer, loss)
+        loss = self.descend_rows(optimizer, rows.loss, batch)
         self._updates += 1
         if self._updates % self.hparams["target_update_every"] == 0:
             for target, parameter in zip(self.target_network.parameters(), self.network.parameters(), strict=True):
                 target.data.copy_(parameter.data)
         return {
-            "loss": loss.detach(),
+            "loss": loss,
             "td_error": rows.surprise if self.hparams["samples_by_surprise"] else rows.td_error,
             "surprise": rows.surprise,
             "action_values": rows.action_values,

@@ -87,7 +87,7 @@ class TabularGrid(MiniGridEnv):
 
     Args:
         max_steps: steps after which an episode is truncated.
-        step_reward: added to every step, also the last; -0.1 in the paper.
+        step_reward: of every step but the one to the goal; -0.1 in the paper.
         one_hot: observe x, y and direction as one-hot vectors, from which small networks learn sooner.
         render_mode: ``None`` or ``"rgb_array"``.
 
@@ -153,7 +153,7 @@ class TabularGrid(MiniGridEnv):
                 self.agent_pos = (x, y)
                 terminated = cell is not None  # the goal or lava, the only things that can be entered
                 if (x, y) == self.GOAL:
-                    reward += GOAL_REWARD
+                    reward = GOAL_REWARD
         elif action in (LEFT, RIGHT):
             self.agent_dir = (self.agent_dir + (1 if action == RIGHT else -1)) % 4
         else:

@@ -24,6 +24,9 @@ from lightning_replay.saving.spec import recorded
 _DONE = ("next", "done")
 
 
+ReadColumn = Callable[[NestedKey], Tensor | None]  # reads a column of all stored rows by its key, [N, ...]
+
+
 class ConditionError(ValueError):
     """A condition raised, or did not return one truth value for each step."""
 
@@ -42,6 +45,10 @@ class Condition(ABC):
     def fresh(self) -> Condition:
         """Returns the same condition without memory; itself where it has none."""
         return self
+
+    def seen(self, read: ReadColumn) -> str:
+        """Returns what is stored of the column that it compares, for the warning that it is never true."""
+        return _seen_of(("next", "reward"), read)
 
     def end_episodes(self, trajectories: Sequence[int | None]) -> None:  # noqa: B027, most have nothing to end
         """Discards these running episodes, which got no done step; does nothing by default."""
@@ -156,16 +163,26 @@ def warn_of_unmet(
     what: str, condition: ConditionLike, rows: int, stored: TensorDictBase, slots: Tensor, done_key: NestedKey = _DONE
 ) -> bool:
     """Warns of a condition that was true at none of so many rows if an episode has ended; returns whether it did."""
-    done, reward = stored.get(done_key, None), stored.get(("next", "reward"), None)
+    done = stored.get(done_key, None)
     if done is None or not bool(done[slots].any()):
         return False
-    largest = "" if reward is None else f"; the largest reward stored is {float(reward[slots].max()):g}"
+
+    def read(key: NestedKey) -> Tensor | None:
+        found = stored.get(key, None)
+        return found[slots] if isinstance(found, Tensor) else None
+
+    seen = condition.seen(read) if isinstance(condition, Condition) else _seen_of(("next", "reward"), read)
     warnings.warn(
-        f"{what} {condition!r} was true at none of {rows:,} steps, although episodes end{largest}. If it cannot be "
+        f"{what} {condition!r} was true at none of {rows:,} steps, although episodes end{seen}. If it cannot be "
         "true in this environment, give another: lightning_replay.events.suggest_events(replay) proposes thresholds",
         stacklevel=3,
     )
     return True
+
+
+def _seen_of(key: NestedKey, read: ReadColumn) -> str:
+    value = read(key)
+    return "" if value is None else f"; stored values of {key!r} are {float(value.min()):g} to {float(value.max()):g}"
 
 
 def _columns(steps: TensorDictBase) -> str:
@@ -265,6 +282,9 @@ class EpisodeCondition(Condition):
         again = copy.copy(self)
         again.condition, again._running = own(self.condition), {}
         return again
+
+    def seen(self, read: ReadColumn) -> str:
+        return self.condition.seen(read) if isinstance(self.condition, Condition) else super().seen(read)
 
     def end_episodes(self, trajectories: Sequence[int | None]) -> None:
         """Discards these episodes; ``None`` is the episode of steps without ``trajectory``."""
@@ -415,6 +435,9 @@ class InfoKey(Condition):
     def __call__(self, steps: TensorDictBase) -> Tensor:
         return one_number(steps, unravel_key(("next", self.key))) >= self.at_least
 
+    def seen(self, read: ReadColumn) -> str:
+        return _seen_of(unravel_key(("next", self.key)), read)
+
 
 @recorded
 class KeyInRegion(Condition):
@@ -459,6 +482,16 @@ class KeyInRegion(Condition):
         dtype = value.dtype if value.is_floating_point() else torch.float64
         least, greatest = (bound.to(value.device, dtype) for bound in self.bounds)
         return ((value >= least) & (value <= greatest)).all(1)
+
+    def seen(self, read: ReadColumn) -> str:
+        value = read(self.key)
+        if value is None:
+            return ""
+        low, high = (one.double().cpu() for one in torch.aminmax(value.reshape(len(value), -1), dim=0))
+        apart = ((high < self.bounds[0]) | (low > self.bounds[1])).nonzero().flatten().tolist()
+        if not apart:
+            return f"; each component of {self.key!r} alone reaches its bounds"
+        return f"; stored values of component {apart[0]} of {self.key!r} are {low[apart[0]]:g} to {high[apart[0]]:g}"
 
 
 def _bounds(name: str, bound: Bound) -> tuple[float | None, ...]:

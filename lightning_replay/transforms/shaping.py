@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from numbers import Integral
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
@@ -102,20 +103,21 @@ class PotentialShaping(ReplayTransform):
     """Adds ``discount * potential(next observation) - potential(observation)`` to the rewards of a drawn batch.
 
     The best policies stay the same (Ng et al. 1999, https://dl.acm.org/doi/10.5555/645528.657613). A terminal state
-    has potential 0; a truncated one keeps its own. n-step rows, which carry ``discount`` (γ to the power of their
-    steps, 0 where terminated), use that instead: the terms between cancel. The stored rows are not changed. Baseline
-    of the SSET paper. Put it before transforms that change observations.
+    has potential 0; a truncated one keeps its own. In rows of n steps, which carry ``discount`` or
+    ``steps_to_next_obs``, the discount is γ to the power of their steps: the terms between cancel. The stored rows are
+    not changed. Baseline of the SSET paper. Put it before transforms that change observations.
 
     Args:
         potential: observations ``[B, ...]`` to ``[B]``: :class:`ManhattanDistance`, :class:`OneAt` or any callable; a
-            lambda works, but a saved buffer is not rebuilt with it.
-        discount: γ of the agent, per step.
+            lambda works, but a saved buffer is not rebuilt with it. In a file of the command line or of RLlib, a class
+            path with arguments or the import path of a function.
+        discount: γ of the agent and of returns over several steps, per step.
         observation_key: the argument of the potential; the next one is under ``"next"``. Of observations with several
             parts, such as ``("observation", "state")``; all of them are a TensorDict ``[B]``.
 
     Raises:
         ValueError: potentials of another shape, NaN or infinite ones, or no ``("next", "terminated")`` or observations
-            in the batch.
+            in the batch; in a ``Replay`` whose returns have another discount.
 
     Example:
         >>> from tensordict import TensorDict
@@ -126,14 +128,24 @@ class PotentialShaping(ReplayTransform):
         tensor([1.5000, 1.0000])
     """
 
+    # Not Callable[[Tensor], Tensor], which jsonargparse takes for a class of tensors.
     def __init__(
-        self, potential: Callable[[Tensor], Tensor], discount: float, observation_key: NestedKey = "observation"
+        self, potential: Callable[..., Any], discount: float, observation_key: NestedKey = "observation"
     ) -> None:
         super().__init__()
         check_kind("potential", potential, Callable, "a callable from observations [B, ...] to [B]")
         self.potential = potential
         self.discount: float = checked_share("discount", discount)
+        self.shaping_discount = self.discount
         self._path = checked_key("observation_key", observation_key)
+
+    def check_buffer(self, replay: Any) -> None:
+        others = [discount for _, discount in replay.returns if discount != self.discount]
+        if others:
+            raise ValueError(
+                f"PotentialShaping has the discount {self.discount} and the returns of the buffer {others[0]}, so that "
+                "other policies would be the best ones; give both the discount of the agent"
+            )
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Shapes the rewards of a batch of any shape."""
@@ -146,6 +158,8 @@ class PotentialShaping(ReplayTransform):
             )
         here, there = self._potentials(tensordict, terminated.reshape(-1)).unbind(0)
         factor = tensordict.get("discount", None)  # of rows of several steps, between which the terms cancel
+        if factor is None and (steps := tensordict.get("steps_to_next_obs", None)) is not None:
+            factor = self.discount**steps
         added = (self.discount if factor is None else factor.reshape(-1)) * there - here
         reward = tensordict.get(("next", "reward"))
         added = added.reshape(shape + (1,) * (reward.ndim - len(shape)))  # to all components of a reward alike

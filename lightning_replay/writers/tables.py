@@ -301,8 +301,13 @@ class EventTableWriter(TableWriter):
         if np.count_nonzero(fired):
             self._fired += fired.sum(1)
         if self._rows_tested >= self._judged_at:
-            self._judged_at = 2 * self._rows_tested  # before a warning that may be made an error
+            self._judge_later()  # before a warning that may be made an error
             self._judge_conditions()
+
+    def _judge_later(self) -> None:
+        # At a table's worth of rows, and whenever there are twice as many.
+        later = [table.capacity for table in self._event_tables if table.capacity > self._rows_tested]
+        self._judged_at = min([2 * self._rows_tested, *later])
 
     def _table_of(self, event: int) -> EventTable:
         return self._event_tables[self._event_arrays.table[event]]
@@ -366,6 +371,7 @@ class EventTableWriter(TableWriter):
             "running": self._running.state_dict(),
             "sent": torch.from_numpy(self._event_arrays.sent.T.copy()),
             "conditions": [state_of(event.condition) for event in self._events],
+            "warned_of": sorted(self._warned_of),
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -382,10 +388,9 @@ class EventTableWriter(TableWriter):
             self._running.abandon(state_dict["histories"]["trajectory"].tolist())
         self._event_arrays.sent[:] = state_dict["sent"].numpy().T
         self._fired = np.array(self._fired, dtype=np.int64)  # format 3 began with a list
-        if self._rows_tested >= _ROWS_BEFORE_WARNING:  # these were warned of before the save
-            self._judged_at = 2 * self._rows_tested
-            unmet = np.flatnonzero(self._fired == 0).tolist()
-            self._warned_of = {number for number in unmet if self._table_of(number).capacity <= self._rows_tested}
+        self._warned_of = set(state_dict.get("warned_of", ()))
+        if self._rows_tested >= _ROWS_BEFORE_WARNING:
+            self._judge_later()
         for event, state in zip(self._events, state_dict["conditions"], strict=True):
             load_state_of(event.condition, dict(state))
 

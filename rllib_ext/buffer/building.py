@@ -40,7 +40,7 @@ RECIPE_DEFAULTS: dict[str, dict[str, Any]] = {"event_tables": {"forget_stale": T
 _EXAMPLE = "lightning_replay.samplers.PrioritizedSampler"
 # By the name of an argument: its text is a class path, or a function that is not called; a dict may be arguments alone.
 _CONDITIONS = ("condition", "conditions", "goal")
-_FUNCTIONS = (*_CONDITIONS, "reward", "terminated")
+_FUNCTIONS = (*_CONDITIONS, "reward", "terminated", "potential")
 _PATHS = (*PARTS, "scheduler", *_FUNCTIONS)
 _CLASSES = {"tables": "lightning_replay.events.EventTable", "events": "lightning_replay.events.Event"}
 _LISTS = (*_CLASSES, "conditions")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import h5py
@@ -10,13 +11,15 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from jsonargparse import ArgumentError, ArgumentParser
 from tensordict import TensorDict
 
-from lightning_replay import recipes
+from lightning_replay import load_replay, recipes
 from lightning_replay.agents import DQN
 from lightning_replay.datasets import fill, from_d4rl
 from lightning_replay.lit.cli import main
 from lightning_replay.options import config_directory, config_files
+from lightning_replay.transforms import PotentialShaping
 
 ENDS = ("terminated", "truncated", "done")
 LIGHTNING_CONFIGS = [name for name in config_files() if name.startswith("lightning/")]
@@ -170,6 +173,26 @@ def test_an_agent_takes_a_schedule_by_its_class_path(tmp_path: Path) -> None:
         *(f"{option}.{name}" for name in ("start=0.5", "end=0.0", "duration=20", "clock=updates")),
     )
     assert list((tmp_path / "lightning_logs").glob("*/checkpoints/*.ckpt"))
+
+
+def test_rewards_are_shaped_as_a_file_says(tmp_path: Path) -> None:
+    """The option that stands in the file as a comment."""
+    text = (config_directory() / "lightning/sset_ddqn_three_rooms.yaml").read_text()
+    file = tmp_path / "shaped.yaml"
+    file.write_text(re.sub(r"(?m)^( +)# (transform:|  )", r"\1\2", text))
+    run_tiny(str(file))
+    (saved,) = (tmp_path / "lightning_logs").glob("*/checkpoints/last.30.replay")
+    (shaping,) = load_replay(saved).transform
+    assert type(shaping) is PotentialShaping and repr(shaping.potential) == "OneAt(low=[1.0], high=[1.0])"
+
+
+def test_a_potential_may_be_a_function_by_its_import_path() -> None:
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(PotentialShaping, "shaping")
+    given = parser.parse_args(["--shaping.potential=torch.sum", "--shaping.discount=0.9"])
+    assert parser.instantiate_classes(given).shaping.potential is torch.sum
+    with pytest.raises(ArgumentError, match="has no attribute .OneAtt"):
+        parser.parse_args(["--shaping.potential=lightning_replay.transforms.OneAtt", "--shaping.discount=0.9"])
 
 
 def test_configs_lists_existing_files(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from lightning_replay.agents import DQN
+from lightning_replay.agents import DQN, SAC, TD3, OffPolicyAgent, Rainbow
 from lightning_replay.agents.cagrad import ConflictAverseStep, conflict_averse_gradient
 from lightning_replay.schedules import Linear
 from tests.unit.agents.toys import fit, make_rows
@@ -168,39 +168,72 @@ def test_bad_input_is_refused() -> None:
             step.backward(torch.zeros(rows), torch.zeros(parts, dtype=torch.int64))
 
 
-def make_batch(size: int = 12) -> TensorDict:
+CONTINUOUS = {"observation_size": 3, "action_low": [-1.0], "action_high": [1.0], "hidden_sizes": (8,)}
+IMAGES = {"observation_shape": (1, 6, 6), "observation_high": 1.0, "hidden_size": 8, "gradient_norm": None}
+LAYERS = {"channels": (4,), "kernel_sizes": (3,), "strides": (2,), "atoms": 5}
+AGENTS = {
+    "dqn": lambda **options: DQN(observation_size=3, num_actions=4, hidden_sizes=(8,), **options),
+    "sac": lambda **options: SAC(**CONTINUOUS, **options),
+    "td3": lambda **options: TD3(**CONTINUOUS, **options),
+    "rainbow": lambda **options: Rainbow(**IMAGES, **LAYERS, num_actions=4, **options),
+}
+of_all_agents = pytest.mark.parametrize("make", AGENTS.values(), ids=AGENTS)
+
+
+def make_batch(agent: OffPolicyAgent, size: int = 12) -> TensorDict:
     columns = {"priority_weight": torch.rand(size), "table": torch.arange(size) % 3}
-    return make_rows(torch.randint(4, (size,)), **columns)
+    action = torch.rand(size, 1) if isinstance(agent, SAC | TD3) else torch.randint(4, (size,))
+    rows = make_rows(action, **columns)
+    if isinstance(agent, Rainbow):
+        rows["observation"], rows["next", "observation"] = torch.rand(2, size, 1, 6, 6)
+    return rows
 
 
-def make_agent(conflict_aversion: object) -> DQN:
+def make_agent(make, conflict_aversion: object) -> OffPolicyAgent:
     torch.manual_seed(3)
-    return DQN(observation_size=3, num_actions=4, hidden_sizes=(8,), conflict_aversion=conflict_aversion)
+    return make(conflict_aversion=conflict_aversion)
 
 
-def test_dqn_learns_with_the_gradient_of_its_tables(tmp_path: Path) -> None:
-    batch = make_batch()
-    plain, none, averse = make_agent(0.0), make_agent(Linear(0.0, 0.0, duration=1, clock="updates")), make_agent(0.9)
-    for agent in (plain, none, averse):
-        fit(agent, [batch], tmp_path)
-    gradients = [torch.cat([p.grad.flatten() for p in agent.network.parameters()]) for agent in (plain, none, averse)]
-    torch.testing.assert_close(gradients[0], gradients[1])
-    assert plain._averse_step is None
-    changed = (gradients[2] - gradients[0]).norm() / gradients[0].norm()
-    assert float(changed) == pytest.approx(0.9, rel=1e-4)
+def gradient_of(agent: OffPolicyAgent) -> torch.Tensor:
+    network = agent.critics if isinstance(agent, SAC | TD3) else agent.network
+    return torch.cat([p.grad.flatten() for p in network.parameters()])
 
 
-def test_dqn_saves_its_place_in_the_schedule(tmp_path: Path) -> None:
-    agent = make_agent(Linear(0.8, 0.0, duration=4, clock="updates"))
-    trainer, _ = fit(agent, [make_batch() for _ in range(3)], tmp_path)
+@of_all_agents
+def test_agents_learn_with_the_gradient_of_their_tables(make, tmp_path: Path) -> None:
+    """c is the length by which the gradient differs, as a share of the plain one."""
+    agents = [make_agent(make, c) for c in (0.0, Linear(0.0, 0.0, duration=1, clock="updates"), 0.9)]
+    batch, losses = make_batch(agents[0]), []
+    for agent in agents:
+        _, record = fit(agent, [batch], tmp_path, seed=5)
+        losses.append(record[0]["loss"])
+    plain, none, averse = map(gradient_of, agents)
+    torch.testing.assert_close(plain, none)
+    assert agents[0]._averse_step is None and losses[0] == losses[1] == losses[2]
+    assert float((averse - plain).norm() / plain.norm()) == pytest.approx(0.9, rel=1e-4)
+
+
+def test_rainbow_limits_the_norm_of_the_combined_gradient(tmp_path: Path) -> None:
+    agent = make_agent(lambda **options: AGENTS["rainbow"](**options), 0.9)
+    agent.hparams["gradient_norm"] = 0.01
+    fit(agent, [make_batch(agent)], tmp_path)
+    assert float(gradient_of(agent).norm()) == pytest.approx(0.01, rel=1e-3)
+
+
+@of_all_agents
+def test_agents_save_their_place_in_the_schedule(make, tmp_path: Path) -> None:
+    agent = make_agent(make, Linear(0.8, 0.0, duration=4, clock="updates"))
+    trainer, _ = fit(agent, [make_batch(agent) for _ in range(3)], tmp_path)
     assert agent._averse_step is not None and agent._averse_step.c == pytest.approx(0.2)
     trainer.save_checkpoint(tmp_path / "agent.ckpt")
-    again = DQN.load_from_checkpoint(tmp_path / "agent.ckpt")
+    again = type(agent).load_from_checkpoint(tmp_path / "agent.ckpt")
     assert again._averse_step is not None and again._averse_step.c == pytest.approx(0.2)
 
 
-def test_dqn_refuses_what_conflict_aversion_cannot_do(tmp_path: Path) -> None:
+@of_all_agents
+def test_agents_refuse_what_conflict_aversion_cannot_do(make, tmp_path: Path) -> None:
+    agent = make_agent(make, 0.5)
     with pytest.raises(ValueError, match='the batch has no column "table"'):
-        fit(make_agent(0.5), [make_batch().exclude("table")], tmp_path)
+        fit(agent, [make_batch(agent).exclude("table")], tmp_path)
     with pytest.raises(ValueError, match="needs one device and 32-bit precision"):
-        fit(make_agent(0.5), [make_batch()], tmp_path, precision="bf16-mixed")
+        fit(make_agent(make, 0.5), [make_batch(agent)], tmp_path, precision="bf16-mixed")

@@ -26,6 +26,7 @@ AGENTS = [
     pytest.param(lambda: DQN(3, 2, hidden_sizes=(8,), conflict_aversion=0.5), id="dqn-averse"),
     pytest.param(lambda: TD3(**SIZES), id="td3"),
     pytest.param(lambda: SAC(**SIZES), id="sac"),
+    pytest.param(lambda: SAC(**SIZES, conflict_aversion=0.5), id="sac-averse"),
     pytest.param(lambda: IQL(**SIZES), id="iql"),
     pytest.param(lambda: CQL(**SIZES), id="cql"),
 ]

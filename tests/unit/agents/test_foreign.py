@@ -18,6 +18,7 @@ from lightning_replay.agents.interfaces import (
 from lightning_replay.levels import LevelBuffer
 from lightning_replay.levels.scores import L1ValueLoss
 from lightning_replay.lit import ReplayDataModule
+from lightning_replay.transforms import PotentialShaping
 from tests.unit.agents.toys import make_rows
 from tests.unit.lit.toys import make_trainer
 
@@ -64,6 +65,9 @@ def test_without_spaces_the_sizes_have_to_be_given(tmp_path) -> None:
 def test_its_replay_must_discount_like_the_agent(tmp_path) -> None:
     data = Own(filled(n_steps=3, discount=0.9))
     with pytest.raises(ValueError, match="the replay discounts its 3-step returns by 0.9, the agent by 0.99"):
+        make_trainer(tmp_path, max_epochs=1).fit(DQN(hidden_sizes=(4,)), datamodule=data)
+    data = Own(filled(transform=PotentialShaping(torch.sum, 0.9)))
+    with pytest.raises(ValueError, match="the replay discounts potentials by 0.9, the agent by 0.99; give both"):
         make_trainer(tmp_path, max_epochs=1).fit(DQN(hidden_sizes=(4,)), datamodule=data)
 
 

@@ -25,8 +25,10 @@ AGENTS = {
     "dqn-one-layer": lambda: DQN(**DISCRETE | {"hidden_sizes": (7,)}),
     "dqn-twelve-layers": lambda: DQN(**DISCRETE | {"hidden_sizes": (9,) * 12}),
     "td3": lambda: TD3(**CONTINUOUS),
+    "td3-averse": lambda: TD3(**CONTINUOUS, conflict_aversion=0.4),
     "td3-delay": lambda: TD3(**CONTINUOUS, policy_delay=3, target_noise=0.8, target_noise_clip=1.5),
     "sac": lambda: SAC(**CONTINUOUS, initial_entropy_coefficient=0.3, entropy_learning_rate=0.01),
+    "sac-averse": lambda: SAC(**CONTINUOUS, conflict_aversion=0.4),
     "sac-regularized": lambda: SAC(**CONTINUOUS, actor_regularization=0.1, target_entropy=-1.0),
 }
 
@@ -207,6 +209,17 @@ class Oracle:
         loss.backward()
         optimizer.step()
 
+    def learn_rows(self, rows: torch.Tensor, batch: TensorDict) -> torch.Tensor:
+        loss = weighted_mean(rows, batch)
+        if self.agent.hparams.get("conflict_aversion", 0.0) == 0:
+            self.learn(self.critic, loss)
+            return loss
+        weight = batch.get("priority_weight", torch.ones(rows.shape))
+        parameters = [p for group in self.critic.param_groups for p in group["params"]]
+        ConflictAverseStep(parameters, 0.4).backward(rows * weight, batch["table"])
+        self.critic.step()
+        return loss
+
     def update(self, batch: TensorDict) -> dict[str, torch.Tensor]:
         self.updates += 1
         batch = batch.copy()
@@ -216,22 +229,13 @@ class Oracle:
         return {"loss": loss.detach(), "td_error": td_error.detach()}
 
     def update_dqn(self, batch: TensorDict) -> tuple[torch.Tensor, torch.Tensor]:
-        rows = self.loss(batch)["loss"]
-        loss = weighted_mean(rows, batch)
-        if self.agent._averse_step is None:
-            self.learn(self.critic, loss)
-        else:
-            weight = batch.get("priority_weight", torch.ones(rows.shape))
-            parameters = [p for group in self.critic.param_groups for p in group["params"]]
-            ConflictAverseStep(parameters, 0.4).backward(rows * weight, batch["table"])
-            self.critic.step()
+        loss = self.learn_rows(self.loss(batch)["loss"], batch)
         self.targets.step()
         return loss, batch["td_error"].squeeze(-1).sqrt()
 
     def update_td3(self, batch: TensorDict) -> tuple[torch.Tensor, torch.Tensor]:
         rows, details = self.loss.value_loss(batch)
-        loss = weighted_mean(rows, batch)
-        self.learn(self.critic, loss)
+        loss = self.learn_rows(rows, batch)
         if self.updates % self.agent.hparams["policy_delay"] == 0:
             self.learn(self.others[0], self.loss.actor_loss(batch)[0].mean())
             self.targets.step()
@@ -250,11 +254,11 @@ class Oracle:
         if isinstance(self.agent, CQL):
             rows, details = self.loss.q_loss(batch)
             loss = rows.mean() + self.agent.hparams["conservative_weight"] * self.loss.cql_loss(batch)[0].mean()
+            self.learn(self.critic, loss)
             details["td_error"] = details["td_error"].amax(0).sqrt()
         else:
             rows, details = self.loss.qvalue_v2_loss(batch)
-            loss = weighted_mean(rows, batch)
-        self.learn(self.critic, loss)
+            loss = self.learn_rows(rows, batch)
         rows, found = self.loss.actor_loss(batch)
         layers = [p for name, p in self.loss.actor_network_params.flatten_keys(".").items() if name.endswith("weight")]
         penalty = self.agent.hparams["actor_regularization"] / 2 * sum(p.square().sum() for p in layers)

@@ -110,7 +110,7 @@ def test_the_goal_pays_1_and_terminates_and_max_steps_truncates() -> None:
     for position in ((2, 2), (15, 3), (15, 4)):
         env.agent_pos, env.agent_dir = position, 1
         outcomes.append(env.step(FORWARD)[1:4])
-    assert outcomes == [(-0.1, False, False), (-0.1, False, False), (pytest.approx(0.9), True, False)]
+    assert outcomes == [(-0.1, False, False), (-0.1, False, False), (1.0, True, False)]
     env = ThreeRooms()
     env.reset()
     env.agent_pos = (14, 5)

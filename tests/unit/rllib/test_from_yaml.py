@@ -23,7 +23,7 @@ from rllib_ext.config_file import Settings, Stop, parse, updates_per_env_step
 from rllib_ext.environments import EnvironmentFromPath
 from tests.goal_steps import distance
 
-from .episodes import buffer_of
+from .episodes import buffer_of, column, numbered, numbers
 
 CONFIGS = [name for name in config_files() if name.startswith("rllib/")]
 SMALL: dict[str, Any] = {
@@ -112,6 +112,29 @@ def test_connectors_and_functions_of_goals_by_class_path(tmp_path: Path) -> None
         with pytest.raises(error, match=message):
             rllib_ext.load_config(written(tmp_path, env_runners={"env_to_module_connector": wrong}))
     refused("reward is None and no env is given", written(tmp_path, replay={**replay, "reward": None}))
+
+
+def test_rewards_are_shaped_as_a_file_says(tmp_path: Path) -> None:
+    """The option that stands in the file as a comment, with returns over three steps too; gamma is 0.97."""
+    text = (config_directory() / "rllib/sset_dqn_two_rooms.yaml").read_text()
+    path = tmp_path / "shaped.yaml"
+    path.write_text(re.sub(r"(?m)^( +)# (transform:|  )", r"\1\2", text))
+    option = "replay.transform.init_args"
+    condition = {"class_path": "lightning_replay.events.reward_at_least", "init_args": {"threshold": 4.0}}
+    table = {"name": "goal", "condition": condition, "history_length": 2, "capacity": 50, "share": 0.5}
+    own = {f"{option}.potential": "tests.unit.transforms.test_shaping.squared", "replay.tables": [table]}
+    config, _ = rllib_ext.load_config(path, own)
+    buffer = buffer_of(config.replay_buffer_config)
+    buffer.add(numbered("episode", 6, terminated=True))  # observed are 0 to 6, and the rewards are 0 to 5
+    for n_step in (1, 3):
+        drawn = buffer.sample(200, n_step=n_step, gamma=0.97)
+        for first, reward in zip(numbers(drawn), column(drawn, "get_rewards"), strict=True):
+            steps = min(n_step, 6 - first)
+            last = 0.0 if first + steps == 6 else 0.97**steps * ((first + steps) ** 2 + 1)
+            total = sum(0.97**step * (first + step) for step in range(steps))
+            assert reward == pytest.approx(total + last - (first**2 + 1), abs=1e-4)
+    refused("a transform of the replay has the discount 0.9, and gamma is 0.97", path, {f"{option}.discount": 0.9})
+    refused("potential names 'tests.nowhere', which cannot be imported", path, {f"{option}.potential": "tests.nowhere"})
 
 
 def test_own_recipes_by_import_path(tmp_path: Path) -> None:

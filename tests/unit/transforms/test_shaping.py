@@ -8,10 +8,11 @@ import math
 import pytest
 import torch
 from tensordict import TensorDict
+from torchrl.envs import Compose
 
 from lightning_replay.replay import Replay
 from lightning_replay.storage.packed import PackedStorage
-from lightning_replay.transforms import ManhattanDistance, OneAt, PotentialShaping
+from lightning_replay.transforms import ManhattanDistance, NStepTransitions, OneAt, PotentialShaping
 from tests.transitions import numbered_steps
 
 
@@ -59,6 +60,18 @@ def test_shaping_a_drawn_return_equals_summing_shaped_rewards(n_steps: int) -> N
     drawn, expected = late.sample()["next", "reward"], plain.sample()["next", "reward"]
     torch.testing.assert_close(drawn, expected, rtol=0, atol=1e-3)  # rewards of hundreds cancel
     assert torch.equal(late.storage.all_rows["next", "reward"], steps["next", "reward"])
+
+
+def test_steps_of_rows_without_discount_and_discounts_that_differ() -> None:
+    batch = make_batch().set("steps_to_next_obs", torch.tensor([[3], [2], [1]]))
+    expected = make_batch().set("discount", torch.tensor([[0.125], [0.25], [0.0]]))
+    shaping = PotentialShaping(squared, discount=0.5)
+    assert torch.equal(shaping(batch)["next", "reward"], shaping(expected)["next", "reward"])
+    replay = Replay(storage=PackedStorage(9), transform=shaping)
+    assert replay.returns == [(1, 0.5)]
+    for returns in ({"n_steps": 2, "discount": 0.9}, {"transform": Compose(shaping, NStepTransitions(2, 0.9))}):
+        with pytest.raises(ValueError, match=r"has the discount 0.5 and the returns of the buffer 0.9"):
+            Replay(storage=PackedStorage(9), **{"transform": shaping, **returns})
 
 
 def test_other_batch_shapes_keys_and_reward_shapes() -> None:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from pathlib import Path
 
@@ -123,7 +124,7 @@ def test_a_condition_that_is_always_true_is_warned_of_with_its_share() -> None:
 
 @pytest.mark.parametrize("as_columns", [False, True])
 def test_conditions_that_are_never_true_are_warned_of_once_each(as_columns: bool) -> None:
-    """Of as many rows as the table keeps, from 1,000 on whenever the rows have doubled, once an episode has ended."""
+    """Of as many rows as the table keeps; while no episode has ended, at the next table's, or of twice as many rows."""
     tables = [
         EventTable("goal", reward_at_least(1e6), history_length=2, capacity=5),
         EventTable("late", key_in_region("observation", low=1e6), history_length=2, capacity=1_500),
@@ -145,17 +146,37 @@ def test_conditions_that_are_never_true_are_warned_of_once_each(as_columns: bool
 
     assert not extend(0, ends=False)
     assert not extend(500, ends=False)  # nothing is known of the ends of episodes
-    assert not extend(1_000, ends=True)
-    goal, late, both = extend(1_500, ends=True)
+    before = replay.state_dict()
+    goal, late, both = extend(1_000, ends=True)
     assert "event table 'late', key_in_region('observation'" in late
-    assert "event table 'goal', reward_at_least(1000000.0) was true at none of 2,000 steps" in goal
-    assert "the largest reward stored is 1999." in goal
+    assert "stored values of component 0 of 'observation' are 0 to 1499. If" in late
+    assert "event table 'goal', reward_at_least(1000000.0) was true at none of 1,500 steps" in goal
+    assert "stored values of ('next', 'reward') are 0 to 1499. If" in goal
     assert "event table 'both', info_key('never', at_least=0.5)" in both  # of its two events this one alone
-    state = replay.state_dict()
-    assert not extend(2_000, ends=True)
-    replay = recipes.event_tables(capacity=4_000, batch_size=1, tables=tables)
-    replay.load_state_dict(state)
-    assert not extend(2_000, ends=True)
+    assert "stored values of ('next', 'never') are 0 to 0. If" in both
+    after = replay.state_dict()
+    assert not extend(1_500, ends=True)
+    for state, expected in ((after, []), (before, [goal, late, both])):
+        replay = recipes.event_tables(capacity=4_000, batch_size=1, tables=tables)
+        replay.load_state_dict(state)
+        assert extend(1_000, ends=True) == expected
+
+
+def test_a_warning_says_what_a_condition_looks_at() -> None:
+    corners = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
+    steps = numbered_steps(0, 1_000, done_every=10)
+    steps["observation"] = corners.repeat(500, 1)
+    conditions = {
+        "alone reaches its bounds": key_in_region("observation", low=1.0),
+        "component 1 of 'observation' are 0 to 1": first_in_episode(key_in_region("observation", [None, 2.0])),
+        "'reward') are 0 to 999": every_of(lambda steps: steps["next", "reward"].flatten() < 0),
+    }
+    for message, condition in conditions.items():
+        table = EventTable("goal", condition=condition, history_length=1, capacity=5)
+        replay = recipes.event_tables(1_000, 1, tables=[table], check_continuity=False)
+        with pytest.warns(UserWarning, match=re.escape(message)) as heard:
+            replay.extend(steps)
+        assert len(heard) == 1
 
 
 @pytest.mark.parametrize("history_length", [1, 4])
