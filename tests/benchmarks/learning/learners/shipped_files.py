@@ -33,10 +33,12 @@ def evaluations(file: str, arguments: Sequence[str] = ()) -> list[tuple[int, flo
     logger = ["--trainer.logger=lightning.pytorch.loggers.CSVLogger", "--trainer.logger.save_dir=."]
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        given = sys.argv
+        given, said = sys.argv, io.StringIO()
         try:
-            with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+            with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
                 main(["fit", f"-c={config_directory() / file}", *logger, "--trainer.accelerator=cpu", *arguments])
+        except SystemExit as refusal:
+            raise ValueError(f"the command refused {file} with {list(arguments)}: {said.getvalue()}") from refusal
         finally:
             sys.argv = given  # the command line replaces it
         (metrics,) = Path(folder).rglob("metrics.csv")
