@@ -175,7 +175,7 @@ class MPDQN(ExploringAgent):
                 any_action = torch.randint_like(discrete, len(self.hparams["parameter_sizes"]))
                 discrete = torch.where(is_random, any_action, discrete)
                 if noise := self.hparams["exploration_noise"]:
-                    parameters = (parameters + noise * torch.randn_like(parameters)).clamp(-1.0, 1.0)
+                    parameters = parameters + noise * torch.randn_like(parameters)
                 parameters = torch.where(is_random.unsqueeze(-1), 2 * torch.rand_like(parameters) - 1, parameters)
             return discrete, torch.clamp(self.center + self.half_range * parameters, self.low, self.high)
 
