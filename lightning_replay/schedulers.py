@@ -201,8 +201,9 @@ class Exp3(Scheduler):
     Each signal causes one update. It is applied at once if its task was drawn since the task's last update, with the
     probability of the last draw; otherwise it is kept for the next draw of the task, and a newer signal replaces it.
 
-    Weights do not decay: the task that has positive signals first, usually an easy one, keeps the largest weight, and
-    the target falls towards ``exploration / N``. :class:`Exp3S`, or :class:`ReturnChange` as signal, corrects that.
+    Where every task has signals equally often, probabilities settle in proportion to the signals, none below
+    ``exploration / N``: with mean returns the tasks that are played best are drawn most, and the target falls to that
+    bound until it is solved. :class:`ReturnChange` as signal prefers the tasks that are being learned instead.
 
     Args:
         exploration: γ, the share of probability spread evenly over the tasks; in (0, 1], 1 draws uniformly.

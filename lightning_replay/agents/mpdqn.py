@@ -67,6 +67,8 @@ class MPDQN(ExploringAgent):
         exploration_start: share of random actions with random parameters at the first action taken.
         exploration_end: their share after ``exploration_steps``.
         exploration_steps: environment steps, random warm-up not counted, over which the share falls linearly.
+        exploration_noise: standard deviation of normal noise on the parameters of actions that are not random, in
+            halves of their ranges.
 
     Raises:
         ValueError: no action has a parameter, sizes and bounds disagree, a bound is not finite or its lower one is
@@ -108,6 +110,7 @@ class MPDQN(ExploringAgent):
         exploration_start: float = 1.0,
         exploration_end: float = 0.1,
         exploration_steps: int = 20_000,
+        exploration_noise: float = 0.0,
     ) -> None:
         super().__init__()
         self.set_up(locals())
@@ -161,7 +164,8 @@ class MPDQN(ExploringAgent):
     def act(self, observation: Tensor | TensorDictBase, explore: bool) -> tuple[Tensor, Tensor]:
         """Returns discrete actions int64 ``[N]`` and all actions' parameters ``[N, P]`` in the environment's units.
 
-        The most valuable, or with probability ``exploration_rate`` a random action with random parameters.
+        The most valuable, with noise on its parameters if ``explore``; or with probability ``exploration_rate`` a
+        random action with random parameters.
         """
         with torch.no_grad():
             features = self.features_of(observation)
@@ -171,6 +175,8 @@ class MPDQN(ExploringAgent):
                 is_random = self.draw_random(len(discrete))
                 any_action = torch.randint_like(discrete, len(self.hparams["parameter_sizes"]))
                 discrete = torch.where(is_random, any_action, discrete)
+                if noise := self.hparams["exploration_noise"]:
+                    parameters = parameters + noise * torch.randn_like(parameters)
                 parameters = torch.where(is_random.unsqueeze(-1), 2 * torch.rand_like(parameters) - 1, parameters)
             return discrete, torch.clamp(self.center + self.half_range * parameters, self.low, self.high)
 

@@ -299,7 +299,8 @@ class HalfField(TaskChoice, gymnasium.Env[Any, Any]):
     the game of Li & Ji 2021, which has no release on PyPI.
 
     An episode terminates when the ball enters the goal, leaves the half field or is caught by the keeper; it is
-    truncated after ``max_steps``, or after ``untouched_limit`` steps without a kick that reached the ball.
+    truncated after ``max_steps``, or after ``untouched_limit`` steps without a kick that reached the ball, or
+    terminates then with ``time_outs_terminate``.
 
     Args:
         task: one of :attr:`TASKS`; ``None`` is the target. See :class:`~lightning_replay.envs.building.TaskChoice`.
@@ -307,6 +308,8 @@ class HalfField(TaskChoice, gymnasium.Env[Any, Any]):
         max_steps: cycles of the server after which an episode is truncated.
         untouched_limit: cycles in a row without a kick; ``None`` for no limit.
         frame_skip: cycles for which each action is repeated.
+        time_outs_terminate: whether episodes terminate where they run out of time, as agents of Half Field Offense
+            take it: otherwise no target lowers the values of a policy that walks in circles.
         player_noise: of the player's movement and turn, as a share of its speed and of the turn (RoboCup: 0.1).
         ball_noise: of the ball's movement, as a share of its speed (RoboCup: 0.05).
         kick_noise: of a kick with power 100, in metres per step (RoboCup: 0.1).
@@ -334,6 +337,7 @@ class HalfField(TaskChoice, gymnasium.Env[Any, Any]):
         max_steps: int = 200,
         untouched_limit: int | None = 100,
         frame_skip: int = 1,
+        time_outs_terminate: bool = False,
         player_noise: float = 0.0,
         ball_noise: float = 0.0,
         kick_noise: float = 0.0,
@@ -343,6 +347,7 @@ class HalfField(TaskChoice, gymnasium.Env[Any, Any]):
         self.max_steps: int = checked_count("max_steps", max_steps)
         self.untouched_limit: int | None = checked_optional_count("untouched_limit", untouched_limit)
         self.frame_skip: int = checked_count("frame_skip", frame_skip)
+        self.time_outs_terminate: bool = checked_flag("time_outs_terminate", time_outs_terminate)
         self.player_noise: float = checked_number("player_noise", player_noise, 0.0)
         self.ball_noise: float = checked_number("ball_noise", ball_noise, 0.0)
         self.kick_noise: float = checked_number("kick_noise", kick_noise, 0.0)
@@ -393,6 +398,7 @@ class HalfField(TaskChoice, gymnasium.Env[Any, Any]):
             timed_out = self._steps >= self.max_steps or self._untouched == self.untouched_limit
             if terminated or timed_out:
                 break
+        terminated |= timed_out and self.time_outs_terminate
         reward, truncated = GOAL_REWARD if goal else 0.0, timed_out and not terminated
         return self._observation(), reward, terminated, truncated, self._info(goal, caught, kicked)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lightning_replay.agents.interfaces import UpdateBatches, UpdatePriorities
-    from lightning_replay.lit.callbacks import LogLevelStats, LogReplayStats
+    from lightning_replay.lit.callbacks import LinearLearningRate, LogLevelStats, LogReplayStats
     from lightning_replay.lit.checkpoints import ReplayCheckpoint
     from lightning_replay.lit.data import UpdateStream
     from lightning_replay.lit.evaluation import Evaluate, GeneralizationGap, ReplayProgressBar
@@ -25,6 +25,7 @@ __all__ = [
     "LearningCurve",
     "LevelCurriculum",
     "LevelDataModule",
+    "LinearLearningRate",
     "LogLevelStats",
     "LogReplayStats",
     "ReplayCheckpoint",

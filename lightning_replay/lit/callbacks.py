@@ -25,7 +25,7 @@ from lightning_replay.lit.pictures import (
     draw_score_against_staleness,
 )
 from lightning_replay.lit.replay_data import ReplayDataModule
-from lightning_replay.options import checked_count
+from lightning_replay.options import checked_count, checked_share
 from lightning_replay.table_replay import CurriculumReplay
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "InspectBuffer",
     "LearningCurve",
     "LevelCurriculum",
+    "LinearLearningRate",
     "LogLevelStats",
     "LogReplayStats",
     "ReplayCheckpoint",
@@ -98,6 +99,42 @@ class LogReplayStats(_LogStats, ActsAtUpdates):
     def is_due(self, source: EnvStepDataModule) -> bool:
         has_loggers = source.trainer is not None and bool(source.trainer.loggers)
         return has_loggers and source.updates_done // self.every_n_updates > self._last[0] // self.every_n_updates
+
+
+class LinearLearningRate(L.Callback, ActsAtUpdates):
+    """Lowers the learning rates of all optimizers linearly over the run, to the share ``end`` of their first values.
+
+    For agents that optimise manually, for which Lightning steps no schedulers, and without a subclass. A checkpoint
+    holds the first values, as ``initial_lr`` of the optimizers; a run that is resumed with more steps follows the new
+    length.
+
+    Args:
+        end: share at the last step of the run, in [0, 1].
+        every_n_updates: updates between two changes.
+    """
+
+    def __init__(self, end: float = 0.0, every_n_updates: int = 100) -> None:
+        self.end: float = checked_share("end", end)
+        self.every_n_updates: int = checked_count("every_n_updates", every_n_updates)
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._set(trainer, source_of(trainer, self))
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if self.is_due(source := source_of(trainer, self)):
+            self._set(trainer, source)
+
+    def is_due(self, source: EnvStepDataModule) -> bool:
+        return source.updates_done // self.every_n_updates > self._last // self.every_n_updates
+
+    def _set(self, trainer: L.Trainer, source: EnvStepDataModule) -> None:
+        self._last = source.updates_done
+        share = 1.0 + (self.end - 1.0) * min(1.0, source.steps_done / source.total_steps)
+        for optimizer in trainer.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = share * group.setdefault("initial_lr", group["lr"])
 
 
 class LogLevelStats(_LogStats):

@@ -108,6 +108,14 @@ def test_a_curriculum(run_example: Any) -> None:
     assert lines[-1] == f"rows of each task: {{'target': {each}, 'far': {each}, 'near': {each}, 'nearest': {each}}}"
 
 
+def test_mpdqn_in_a_curriculum(run_example: Any) -> None:
+    lines = run_example("rllib_mpdqn.py")
+    table = rows(lines, "env_steps  updates")
+    assert len(table) == 10 and int(table[-1][0]) >= 400 and int(table[-1][1]) > 30
+    stored = list(map(int, re.findall(r"'[a-z_]+': (\d+)", lines[-1])))
+    assert len(stored) == 4 and sum(stored) == int(table[-1][0]) and max(stored) - min(stored) <= 4
+
+
 def test_retention_of_atari_frames(run_example: Any) -> None:
     pytest.importorskip("ale_py")
     lines = run_example("rllib_surprise_retention.py")

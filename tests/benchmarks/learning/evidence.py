@@ -8,8 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tests.benchmarks.learning.experiment import Experiment
-from tests.benchmarks.learning.page import markdown_table, spans
+from tests.benchmarks.learning.page import markdown_table, mean_text, spans
 
 PAGE = Path(__file__).parents[3] / "docs" / "evidence.md"
 PAGES = "../tests/benchmarks/results"
@@ -60,7 +62,7 @@ METHODS: Mapping[str, tuple[str, Sequence[str]]] = {
     ),
     "Parallel curriculum": (
         "half-field offense, 1v0: 99.5 % goals after a million updates, a direct buffer fails",
-        ("half-field",),
+        ("half-field", "half-field-file"),
     ),
     "Recurrent agents on sequences": (
         "stored recurrent states and prioritized sequences solve tasks of memory that an agent without state cannot",
@@ -147,6 +149,8 @@ def rows(experiments: Mapping[str, Experiment], results: Path) -> Iterator[list[
 def headline_text(content: dict[str, Any], experiment: Experiment) -> str:
     """Returns the headline comparisons by the primary measure, and a link to all where there are more.
 
+    An experiment with one arm has none, and its mean stands there.
+
     Args:
         content: of its ``NAME.json``.
         experiment: whose ``headlines`` are shown.
@@ -154,6 +158,9 @@ def headline_text(content: dict[str, Any], experiment: Experiment) -> str:
     prefix = "unfinished; " if content["missing"] else ""
     every = content["comparisons"][content["measure"]]
     texts = [pair["text"] for pair in every if (pair["arm"], pair["other"]) in experiment.headlines]
+    if not every:  # of one arm
+        values = content["values"][content["measure"]].items()
+        texts = [f"{arm} {mean_text(np.array([*of.values()]), experiment.measure.digits)}" for arm, of in values]
     if len(texts) < len(every):
         texts.append(f"[all {len(every)} comparisons]({PAGES}/{experiment.name}.md)")
     return "<br>".join([f"{prefix}{content['measure']}:", *texts])

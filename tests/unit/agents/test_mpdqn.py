@@ -229,6 +229,16 @@ def test_actions_lie_in_the_space_and_random_ones_fill_it() -> None:
     assert not parameters.requires_grad
 
 
+def test_noise_is_measured_in_half_ranges_and_kept_within_bounds() -> None:
+    agent = make_agent(hidden_sizes=(), exploration_start=0.0, exploration_end=0.0, exploration_noise=0.1)
+    make_linear(agent, [[0.0] * 5] * 3, [0.0, 1.0, -0.5])
+    _, parameters = agent.act(torch.zeros(50_000, 2), explore=True)
+    noise = parameters - agent.act(torch.zeros(50_000, 2), explore=False)[1]
+    torch.testing.assert_close(noise.std(0)[[0, 2]], torch.tensor([0.1, 0.5]), rtol=0.03, atol=0)
+    # x = 1 is the upper bound: half of the noise is cut off there
+    assert parameters[:, 1].max() == 100.0 and (noise[:, 1] == 0).float().mean().item() == pytest.approx(0.5, abs=0.02)
+
+
 def test_it_explores_and_is_saved(tmp_path: Path) -> None:
     agent = make_agent(exploration_start=0.1, exploration_end=0.1)
     observation = torch.zeros(20_000, 2)

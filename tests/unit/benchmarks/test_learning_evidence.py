@@ -92,6 +92,15 @@ def test_a_row_has_the_headlines_and_a_link_to_all(tmp_path: Path) -> None:
     assert link == "[all 18 comparisons](../tests/benchmarks/results/event-tables.md)"
 
 
+def test_an_experiment_of_one_arm_shows_its_mean(tmp_path: Path) -> None:
+    experiments = all_experiments()
+    content = {"measure": "success", "comparisons": {"success": []}, "missing": {}}
+    content["values"] = {"success": {"the file": {"390": 0.5, "391": 0.7}}}
+    (tmp_path / "half-field-file.json").write_text(json.dumps(content))
+    (found,) = (row[2] for row in rows(experiments, tmp_path) if "ONLY=half-field-file`" in row[3])
+    assert found.startswith("success:<br>the file 0.60 [")
+
+
 def test_the_length_of_a_run_is_that_of_the_settings() -> None:
     experiments = all_experiments()
     settings = experiments["locks"].settings | {"updates": 1_234}

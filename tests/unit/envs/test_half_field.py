@@ -116,6 +116,12 @@ def test_time_limits_truncate() -> None:
     assert env.step(turn(0.0))[2:4] == (True, False)  # a goal in the last step is no time-out
 
 
+def test_time_outs_terminate_on_request() -> None:
+    for limits in ({"max_steps": 3}, {"untouched_limit": 3}):
+        env = placed(ball=(10.385, 0.0), time_outs_terminate=True, **limits)
+        assert [env.step(turn(0.0))[1:4] for _ in range(3)] == [(0.0, False, False)] * 2 + [(0.0, True, False)]
+
+
 def test_an_action_is_held_for_its_cycles_and_no_longer_than_the_episode() -> None:
     """As many single cycles give the same observation; the kick of the first cycle alone reaches the ball."""
     held, single = (placed(ball=(10.385, 0.0), max_steps=10, frame_skip=skip) for skip in (4, 1))

@@ -13,7 +13,14 @@ import torch
 from lightning.pytorch.loggers import Logger
 
 from lightning_replay import recipes
-from lightning_replay.lit import Evaluate, LearningCurve, LogReplayStats, ReplayDataModule, ReplayProgressBar
+from lightning_replay.lit import (
+    Evaluate,
+    LearningCurve,
+    LinearLearningRate,
+    LogReplayStats,
+    ReplayDataModule,
+    ReplayProgressBar,
+)
 from lightning_replay.lit import evaluation as progress
 from lightning_replay.lit.playing import episode_returns
 from lightning_replay.writers import SurpriseOnly
@@ -55,6 +62,27 @@ def test_evaluation_is_due_by_environment_steps(tmp_path: Path) -> None:
     assert evaluate.history == [(0, 15.0), (22, 15.0), (30, 15.0), (46, 15.0), (60, 15.0)]
     assert trainer.callback_metrics["eval/return"] == 15.0
     assert [(step, m["eval/return"]) for step, m in logger.records if "eval/return" in m] == evaluate.history
+
+
+def test_learning_rates_fall_linearly_and_go_on_after_a_checkpoint(tmp_path: Path) -> None:
+    class Rates(L.Callback):
+        def __init__(self) -> None:
+            self.seen: dict[int, float] = {}
+
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
+            self.seen[trainer.datamodule.updates_done] = trainer.optimizers[0].param_groups[0]["lr"]
+
+    # steps of the environment: 60, updates 1 to 40 after steps 21 to 60; every 10 updates the rate is set
+    seen, checkpoint = Rates(), tmp_path / "half.ckpt"
+    trainer = make_trainer(tmp_path, [seen, LinearLearningRate(end=0.1, every_n_updates=10)], max_steps=25)
+    trainer.fit(Tiny(), datamodule=make_data())
+    trainer.save_checkpoint(checkpoint)
+    # an update is the step's whose rate was set before it: 1e-4 (1 - 0.9 * 30 / 60) after update 10, at step 30
+    assert [seen.seen[update] for update in (1, 10, 11, 20, 21)] == pytest.approx([1e-4, 1e-4, 5.5e-5, 5.5e-5, 4e-5])
+    trainer = make_trainer(tmp_path, [seen, LinearLearningRate(end=0.1, every_n_updates=10)])
+    trainer.fit(Tiny(), datamodule=make_data(), ckpt_path=checkpoint)
+    assert [seen.seen[update] for update in (26, 31, 40)] == pytest.approx([3.25e-5, 2.5e-5, 2.5e-5])
+    assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(1e-5)  # at the end
 
 
 def test_evaluation_does_not_disturb_training(tmp_path: Path) -> None:

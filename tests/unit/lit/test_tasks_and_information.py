@@ -15,7 +15,7 @@ from lightning_replay import recipes
 from lightning_replay.lit import Evaluate, ReplayDataModule
 from lightning_replay.lit.collection import Collection, InformationColumns, TaskAssignment
 from lightning_replay.lit.playing import make_environments
-from lightning_replay.schedulers import EasyToHard, MeanReturn
+from lightning_replay.schedulers import EasyToHard, Exp3, MeanReturn
 from tests.unit.lit.toys import Counting, Tiny, make_replay, make_trainer
 
 LENGTHS = {"target": 4, "middle": 3, "easy": 2}
@@ -119,17 +119,37 @@ def test_several_environments_play_their_own_tasks() -> None:
 
 
 @pytest.mark.slow
-def test_processes_of_their_own_play_the_same_tasks() -> None:
-    rows = []
+def test_processes_of_their_own_play_the_same_tasks_for_an_agent_that_learns(tmp_path: Path) -> None:
+    from lightning_replay.agents import MPDQN
+
+    rows, weights = [], []
     for asynchronous in (False, True):
-        environments = make_environments("HalfField-1v0", {"max_steps": 3}, 3, asynchronous)
-        tasks = curriculum(tasks=["target", "far", "near"])
-        found, collection = collect(environments, 21, tasks, None, info_keys=("ball_distance",))
-        rows.append(found)
-        collection.close()
+        torch.manual_seed(0)
+        replay = curriculum(tasks=["target", "far", "near"], n_steps=2, discount=0.9, scheduler=Exp3())
+        data = ReplayDataModule(
+            "HalfField-1v0",
+            replay,
+            env_kwargs={"max_steps": 3, "time_outs_terminate": True},
+            env_steps=60,
+            warmup_steps=21,
+            updates_per_env_step=1 / 3,
+            num_envs=3,
+            asynchronous=asynchronous,
+            seed=0,
+            progress=MeanReturn(low=0.0, high=5.0, every=1),
+            info_keys=("ball_distance",),
+        )
+        agent = MPDQN(hidden_sizes=(8,), discount=0.9, exploration_start=0.3, exploration_noise=0.1)
+        trainer = make_trainer(tmp_path)
+        trainer.fit(agent, datamodule=data)
+        assert trainer.global_step == 13
+        rows.append(replay[:])
+        weights.append(agent.value_network[0].weight.detach())
     for key in ("observation", "task", "trajectory", ("action", "parameters"), ("next", "ball_distance")):
         assert torch.equal(rows[0][key], rows[1][key]), key
-    assert rows[0]["task"][:3].tolist() == [0, 1, 2]
+    assert torch.equal(*weights)
+    assert rows[1]["task"].tolist() == [0, 1, 2] * 20  # one for each actor
+    assert rows[1]["next", "terminated"].flatten().tolist() == ([False] * 6 + [True] * 3) * 6 + [False] * 6
 
 
 def test_the_assignment_and_the_progress_go_on_after_a_restore() -> None:

@@ -93,6 +93,20 @@ def test_many_updates_stay_finite(scheduler: schedulers.Exp3) -> None:
     assert probabilities.min() >= 0.05 - 1e-12 and probabilities.sum() == pytest.approx(1.0, abs=1e-12)
 
 
+@pytest.mark.parametrize(("signals", "expected"), [
+    ([0.35, 0.6, 0.8, 0.95], [0.35 / 2.7, 0.6 / 2.7, 0.8 / 2.7, 0.95 / 2.7]),
+    ([0.0, 0.3, 0.6, 0.9], [0.05, 0.95 / 6, 0.95 / 3, 0.95 / 2]),  # 1 : 2 : 3 of what the bound 0.2 / 4 leaves
+])  # fmt: skip
+def test_signals_of_all_tasks_equally_often_settle_exp3_in_proportion_to_them(signals, expected) -> None:
+    scheduler, ready = started(schedulers.Exp3(exploration=0.2)), np.ones(4, dtype=bool)
+    for _ in range(2_000):
+        for task, probability in enumerate(scheduler.probabilities(ready).tolist()):
+            scheduler.drawn(task, probability)
+        for task, signal in enumerate(signals):
+            scheduler.progress(task, signal)
+    assert scheduler.probabilities(ready) == pytest.approx(expected, abs=0.001)
+
+
 def test_exp3s_by_hand() -> None:
     """Weights 1, 1; task 0 pays 1 with p = 1/2, γ = 1/2, α = 0.1: w0 = e^(0.5 / 1) + e·0.1/2·2, w1 = 1 + e·0.1/2·2."""
     scheduler = started(schedulers.Exp3S(exploration=0.5, weight_sharing=0.1), ["a", "b"])
