@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-# isort: split  after the grids, which name the extra where MiniGrid is missing
+from lightning_replay.envs.grids import FullGrid, reach_the_goal
+from lightning_replay.options import checked_choice, checked_count, checked_counts, checked_entries, checked_flag
+
+# After the grids, which name the extra where MiniGrid is missing.
+# isort: split
 from minigrid.core.constants import COLOR_NAMES, COLOR_TO_IDX, OBJECT_TO_IDX, STATE_TO_IDX
 from minigrid.core.grid import Grid
 from minigrid.core.mission import MissionSpace
 from minigrid.core.world_object import Door, Floor, Goal, Key, Lava, Wall
-
-from lightning_replay.envs.grids import FullGrid, reach_the_goal
-from lightning_replay.options import checked_choice, checked_count, checked_counts, checked_entries, checked_flag
 
 SECTIONS = ("spikes", "gap", "lava", "door")
 _VIEW, _ROWS, _SECTION = 5, 4, 3  # cells seen ahead and across, free rows, and columns of a room with its obstacle
