@@ -129,8 +129,8 @@ class ObstacleCourse(FullGrid):
     def gen_obs(self) -> np.ndarray:
         left, top, right, bottom = self.get_view_exts()
         # Beyond the grid are walls, as at its edge.
-        x, y = np.arange(left, right).clip(0, self.width - 1), np.arange(top, bottom).clip(0, self.height - 1)
-        view = np.rot90(self.cells()[x[:, None], y], -1 - self.agent_dir)
+        columns = self.cells().take(range(left, right), axis=0, mode="clip")
+        view = np.rot90(columns.take(range(top, bottom), axis=1, mode="clip"), -1 - self.agent_dir)
         carried = (0, -1, -1) if self.carrying is None else (1, *self.carrying.encode()[:2])
         observation = np.array([*view.flat, *carried, *self.agent_pos, self.agent_dir], np.float32)
         if not self.one_hot:

@@ -83,28 +83,25 @@ class CourseRuns:
     def __init__(self, settings: dict[str, Any], seeds: Sequence[int]) -> None:
         self.agent, self.env_steps = agent_of(settings, seeds), 0
         self._settings, self._seeds = settings, list(seeds)
-        self._replays = [replay_of(settings, seed) for seed in seeds]
+        self.replays = [replay_of(settings, seed) for seed in seeds]
         self._random = [np.random.default_rng(seed) for seed in seeds]
-        self._courses = [course_of(settings) for _ in seeds]
-        self._observation = np.stack([env.reset(seed=seed)[0] for env, seed in zip(self._courses, seeds, strict=True)])
+        self.courses = [course_of(settings) for _ in seeds]
+        self._observation = np.stack([env.reset(seed=seed)[0] for env, seed in zip(self.courses, seeds, strict=True)])
 
-    def walk_to_goal(self) -> np.ndarray:
-        """Plays random actions until each run has reached its goal, and stores them; returns the steps ``[R]``."""
-        walked = []
-        for run, (env, generator) in enumerate(zip(self._courses, self._random, strict=True)):
-            rows: list[tuple[Any, ...]] = []
-            steps, is_there = 0, False
-            while not is_there:
-                actions = generator.choice(len(RANDOM_ACTIONS), 512, p=RANDOM_ACTIONS)
-                for action in actions:
-                    rows.append(self._play(run, env, int(action)))
-                    if is_there := bool(rows[-1][-1][-1]):
+    def walk_to_goal(self, most: int) -> np.ndarray:
+        """Plays random actions until each run has reached its goal, at most so many; returns how many ``[R]``."""
+        walked = np.zeros(len(self._seeds), dtype=np.int64)
+        for run, (generator, replay) in enumerate(zip(self._random, self.replays, strict=True)):
+            is_there = False
+            while not is_there and walked[run] < most:
+                rows = []
+                for action in generator.choice(6, 512, p=RANDOM_ACTIONS).tolist():
+                    rows.append(self._step(run, action))
+                    if is_there := bool(rows[-1][-1][EVENTS.index("goal")]):
                         break
-                steps += len(rows)
-                self._replays[run].extend(rows_of(rows))
-                rows.clear()
-            walked.append(steps)
-        return np.array(walked)
+                replay.extend(rows_of(rows))
+                walked[run] += len(rows)
+        return walked
 
     def play(self, env_steps: int) -> None:
         """Plays and learns until so many steps of each run's course have been taken."""
@@ -117,14 +114,14 @@ class CourseRuns:
             for step in range(count):
                 best = self.agent.act(torch.from_numpy(self._observation).unsqueeze(1)).squeeze(1).numpy()
                 action = np.where(chance[:, step] < exploration, drawn[:, step], best)
-                for run, env in enumerate(self._courses):
-                    rows[run].append(self._play(run, env, int(action[run])))
+                for run in range(len(rows)):
+                    rows[run].append(self._step(run, int(action[run])))
             self.env_steps += count
-            for replay, steps in zip(self._replays, rows, strict=True):
+            for replay, steps in zip(self.replays, rows, strict=True):
                 replay.extend(rows_of(steps))
-            batches = [replay.sample() for replay in self._replays]
+            batches = [replay.sample() for replay in self.replays]
             td_errors, _ = self.agent.learn(batches, updates, in_turn=True)
-            for replay, batch, td_error in zip(self._replays, batches, td_errors, strict=True):
+            for replay, batch, td_error in zip(self.replays, batches, td_errors, strict=True):
                 if replay.is_prioritized:
                     replay.update_priority(batch["index"], td_error, generation=batch["generation"])
 
@@ -133,10 +130,10 @@ class CourseRuns:
         first, last, steps = (self._settings[name] for name in ("first_exploration", "last_exploration", "falls_for"))
         return first + min(1.0, self.env_steps / steps) * (last - first)
 
-    def _play(self, run: int, env: ObstacleCourse, action: int) -> tuple[Any, ...]:
-        before = self._observation[run].copy()
-        after, reward, terminated, truncated, info = env.step(action)
-        self._observation[run] = env.reset()[0] if terminated or truncated else after
+    def _step(self, run: int, action: int) -> tuple[Any, ...]:
+        course, before = self.courses[run], self._observation[run].copy()
+        after, reward, terminated, truncated, info = course.step(action)
+        self._observation[run] = course.reset()[0] if terminated or truncated else after
         return before, action, after, reward, terminated, truncated, [info[event] for event in EVENTS]
 
 
@@ -165,7 +162,7 @@ class Checks:
 
     def __init__(self, settings: dict[str, Any], runs: int, **options: Any) -> None:
         self._episodes, self._limit = settings["check_episodes"], settings["check_steps"]
-        self._courses = [course_of(settings, **options) for _ in range(runs * self._episodes)]
+        self.courses = [course_of(settings, **options) for _ in range(runs * self._episodes)]
 
     def play(self, agent: StackedDQN) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Plays the levels 0, 1, 2, ...; returns goals and returns ``[R, E]``, and difficulties ``[E]``.
@@ -173,7 +170,7 @@ class Checks:
         5 % of the actions are random, as policies without chance end in loops.
         """
         generator = np.random.default_rng(0)
-        first = [env.reset(seed=number % self._episodes) for number, env in enumerate(self._courses)]
+        first = [env.reset(seed=number % self._episodes) for number, env in enumerate(self.courses)]
         seen, difficulty = np.stack([pair[0] for pair in first]), np.array([pair[1]["difficulty"] for pair in first])
         is_playing, is_there, returns = np.ones(len(seen), bool), np.zeros(len(seen), bool), np.zeros(len(seen))
         for _ in range(self._limit):
@@ -183,7 +180,7 @@ class Checks:
             repeat = len(seen) // self._episodes
             action = np.where(np.tile(is_random, repeat), np.tile(drawn, repeat), best)
             for row in np.flatnonzero(is_playing):
-                seen[row], reward, terminated, _, info = self._courses[row].step(int(action[row]))
+                seen[row], reward, terminated, _, info = self.courses[row].step(int(action[row]))
                 returns[row] += reward
                 is_there[row] |= info["goal"]
                 is_playing[row] = not terminated
