@@ -79,10 +79,10 @@ SKILLS: Settings = {
 LEARNER = (
     "Reward 1 at the goal, -1 on a spike or on lava; one-hot inputs of a double DQN with 64 and 64 units. A random "
     "walk until the first goal, the same for all arms of a seed; then random actions, 40 % of them forward, whose "
-    "share falls from 1 to 0.1 in the first part of the run, and every 16 steps 256 rows in 4 updates. Half of the rows "
-    "come from tables of the steps that led to each event, with histories of 50 steps as in the paper: {events}. "
-    "Checks play the same levels with 5 % of random actions. The pilots, seeds 0 to 4, showed in which length goals are "
-    "learned; no arm was tuned."
+    "share falls from 1 to 0.1 in the first part of the run, and every 16 steps 256 rows in 4 updates. Half of the "
+    "rows come from tables of the steps that led to each event, with histories of 50 steps as in the paper: {events}. "
+    "Checks play the same levels with 5 % of random actions. The pilots, seeds 0 to 4, showed in which length goals "
+    "are learned; no arm was tuned."
 )
 OPTIONS = {
     "length": "{env_steps:,} steps after the first goal",
