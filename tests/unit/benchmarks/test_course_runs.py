@@ -59,7 +59,10 @@ def test_a_run_is_the_same_alone_and_beside_others() -> None:
 def test_policies_are_tested_on_the_same_levels_from_the_start_that_is_given() -> None:
     settings = SMALL | SKILLS | {"check_episodes": 12, "check_steps": 30}
     agent = agent_of(settings, (0, 0, 1))
-    goals, returns, difficulty = Checks(settings, 3).play(agent)
+    checks = Checks(settings, 3)
+    goals, returns, difficulty = checks.play(agent)
+    grids = [course.grid.encode().tolist() for course in checks.courses]
+    assert grids[:12] == grids[12:24] and len({str(grid) for grid in grids[:12]}) > 6
     assert goals.shape == returns.shape == (3, 12) and set(difficulty) == {0, 1, 2}
     assert np.array_equal(returns[0], returns[1])  # equal weights, levels and random actions
     shifted = Checks(SMALL | {"check_episodes": 2, "check_steps": 1}, 1, start=(1, 4))
