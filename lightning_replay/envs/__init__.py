@@ -23,7 +23,11 @@ _ENVIRONMENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "RecallCue-v0": ("recall:RecallCue", {}),
     "ThreeRooms-v0": ("grids:ThreeRooms", {}),
     "TwoRooms-v0": ("grids:TwoRooms", {}),
-    "ObstacleCourse-v0": ("grids:ObstacleCourse", {}),
+    "ObstacleCourse-v0": ("obstacle_course:ObstacleCourse", {}),
+    "RandomSkills-v0": (
+        "obstacle_course:ObstacleCourse",
+        {"sections": ("lava", "gap", "door"), "random_section": True, "max_steps": 100},
+    ),
     "PointMazeTasks-UMaze-v0": ("point_maze:PointMazeTasks", {"maze": "UMaze"}),
     "PointMazeTasks-Medium-v0": ("point_maze:PointMazeTasks", {"maze": "Medium"}),
 }

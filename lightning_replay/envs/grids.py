@@ -24,7 +24,7 @@ try:
     from minigrid.core.grid import Grid
     from minigrid.core.mission import MissionSpace
     from minigrid.core.roomgrid import RoomGrid
-    from minigrid.core.world_object import Ball, Goal, Lava, Wall
+    from minigrid.core.world_object import Ball, Goal, Wall
     from minigrid.envs import MultiRoomEnv
     from minigrid.envs.obstructedmaze import ObstructedMazeEnv
     from minigrid.envs.obstructedmaze_v1 import ObstructedMaze_Full_V1
@@ -62,7 +62,8 @@ class FullGrid(MiniGridEnv):
         # MiniGrid truncates an episode that reaches its goal in the last step too.
         return observation, float(reward), terminated, truncated and not terminated, {"difficulty": self.difficulty}
 
-    def gen_obs(self) -> np.ndarray:
+    def cells(self) -> np.ndarray:
+        """Returns kind, colour and state of each cell, ``[width, height, 3]``; not to be written to."""
         x, y = self.agent_pos
         if self._encoded is None or self._encoded is not self.grid:  # a new level
             self._encoded, self._encoding = self.grid, self.grid.encode()
@@ -71,7 +72,11 @@ class FullGrid(MiniGridEnv):
             ahead = x + AHEAD[self.agent_dir][0], y + AHEAD[self.agent_dir][1]
             cell = self.grid.get(*ahead)
             self._encoding[ahead] = _EMPTY if cell is None else cell.encode()
-        observation = self._encoding.copy()
+        return self._encoding
+
+    def gen_obs(self) -> np.ndarray:
+        observation = self.cells().copy()
+        x, y = self.agent_pos
         observation[x, y] = (OBJECT_TO_IDX["agent"], COLOR_TO_IDX["red"], self.agent_dir)
         return observation
 
@@ -83,7 +88,7 @@ GOAL_REWARD = 1.0
 class TabularGrid(MiniGridEnv):
     """A fixed grid: turn left, turn right or go forward to the goal; reward 1 there, else ``step_reward``.
 
-    An episode terminates at the goal or on lava and is truncated after ``max_steps``.
+    An episode terminates at the goal and is truncated after ``max_steps``.
 
     Args:
         max_steps: steps after which an episode is truncated.
@@ -92,7 +97,7 @@ class TabularGrid(MiniGridEnv):
         render_mode: ``None`` or ``"rgb_array"``.
 
     Attributes:
-        MAP: ``#`` wall, ``.`` floor, ``L`` lava; the agent starts in the upper left corner facing right.
+        MAP: ``#`` wall, ``.`` floor; the agent starts in the upper left corner facing right.
         GAPS: the floor cells in the walls between rooms, from start to goal, as (x, y).
         START, GOAL: (x, y) of the first and of the rewarded cell.
 
@@ -129,7 +134,7 @@ class TabularGrid(MiniGridEnv):
         checked_choice("render_mode", render_mode, (None, "rgb_array"))
         width, height = len(self.MAP[0]), len(self.MAP)
         super().__init__(
-            mission_space=MissionSpace(mission_func=_mission),
+            mission_space=MissionSpace(mission_func=reach_the_goal),
             width=width,
             height=height,
             max_steps=max_steps,
@@ -151,7 +156,7 @@ class TabularGrid(MiniGridEnv):
             cell = self.grid.get(x, y)
             if cell is None or cell.can_overlap():
                 self.agent_pos = (x, y)
-                terminated = cell is not None  # the goal or lava, the only things that can be entered
+                terminated = cell is not None  # the goal, the only thing that can be entered
                 if (x, y) == self.GOAL:
                     reward = GOAL_REWARD
         elif action in (LEFT, RIGHT):
@@ -171,11 +176,10 @@ class TabularGrid(MiniGridEnv):
 
     def _gen_grid(self, width: int, height: int) -> None:
         self.grid: Grid = Grid(width, height)
-        things = {"#": Wall, "L": Lava}
         for y, row in enumerate(self.MAP):
             for x, mark in enumerate(row):
-                if mark in things:
-                    self.grid.set(x, y, things[mark]())
+                if mark == "#":
+                    self.grid.set(x, y, Wall())
         self.put_obj(Goal(), *self.GOAL)
         self.agent_pos = self.START
         self.agent_dir = 0
@@ -213,27 +217,8 @@ class TwoRooms(TabularGrid):
     GOAL: tuple[int, int] = (11, 1)
 
 
-class ObstacleCourse(TabularGrid):
-    """Walls with gaps, lava beside the way and a last obstacle; the shortest way takes 25 steps.
-
-    The paper does not print its map; this one is within the history of 50 steps that it used. ``GAPS`` are those of the
-    two whole walls.
-    """
-
-    MAP: tuple[str, ...] = (
-        "###############",
-        "#...#...#.....#",
-        "#...#.........#",
-        "#...#.L.#.#...#",
-        "#.......#.#...#",
-        "#...#...#.#...#",
-        "###############",
-    )
-    GAPS: tuple[tuple[int, int], ...] = ((4, 4), (8, 2))
-    GOAL: tuple[int, int] = (13, 5)
-
-
-def _mission() -> str:
+def reach_the_goal() -> str:
+    """Returns the mission of the grids, MiniGrid's text for the agent."""
     return "reach the goal"
 
 

@@ -21,6 +21,7 @@ from lightning_replay.envs.atari import MinAtarGame, atari
 from lightning_replay.envs.bit_flipping import BitFlipping
 from lightning_replay.envs.grids import MultiRooms, ObstructedMazeGamut, ThreeRooms
 from lightning_replay.envs.half_field import HalfField
+from lightning_replay.envs.obstacle_course import ObstacleCourse
 from lightning_replay.envs.point_maze import PointMazeTasks
 from lightning_replay.inspection import compare as inspection
 from lightning_replay.levels import scores
@@ -122,6 +123,7 @@ OTHERS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (scores.generalized_advantages, COLUMNS | {"discount": 0.9, "gae_lambda": 0.9}),
     (HalfField, {}),
     (MultiRooms, {}),
+    (ObstacleCourse, {}),
     (ObstructedMazeGamut, {"num_mazes": 3}),
     (PointMazeTasks, {}),
     (MinAtarGame, {"game": "breakout"}),

@@ -57,6 +57,8 @@ METHODS: Mapping[str, tuple[str, Sequence[str]]] = {
             "event-tables-in-turn",
             "event-tables-agent",
             "event-tables-file",
+            "obstacle-course",
+            "random-skills",
             "lunar-lander",
         ),
     ),

@@ -15,7 +15,7 @@ from gymnasium.utils.env_checker import check_env
 
 import lightning_replay.envs  # noqa: F401  registers them
 
-GRIDS = ("ThreeRooms-v0", "TwoRooms-v0", "ObstacleCourse-v0")
+GRIDS = ("ThreeRooms-v0", "TwoRooms-v0", "ObstacleCourse-v0", "RandomSkills-v0")
 MAZES = tuple(f"ObstructedMazeGamut-{difficulty}-v0" for difficulty in ("Easy", "Medium", "Hard"))
 
 
@@ -86,7 +86,8 @@ def test_a_seed_is_one_level_whatever_was_played_before(identifier: str) -> None
 
 def test_a_missing_package_is_named_with_its_extra() -> None:
     modules = ("minigrid", "gymnasium_robotics", "ale_py", "minatar")
-    made = {"MultiRoom-N4-Random-v0": {}, "ThreeRooms-v0": {}, MAZES[0]: {}, "PointMazeTasks-UMaze-v0": {}}
+    made = {"MultiRoom-N4-Random-v0": {}, "ThreeRooms-v0": {}, MAZES[0]: {}, "ObstacleCourse-v0": {}}
+    made |= {"PointMazeTasks-UMaze-v0": {}}
     made |= {"Atari-v0": {"game": "Breakout"}, "MinAtar-v0": {"game": "breakout"}}
     code = (
         f"import sys; sys.modules.update(dict.fromkeys({modules}))\n"
@@ -97,7 +98,7 @@ def test_a_missing_package_is_named_with_its_extra() -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     needed = "needs {}, which is not installed: pip install 'lightning-replay[{}]'"
-    assert result.stdout.count(needed.format("MiniGrid", "grids")) == 3
+    assert result.stdout.count(needed.format("MiniGrid", "grids")) == 4
     for package, extra in (("gymnasium-robotics", "mazes"), ("ale-py", "atari"), ("MinAtar", "minatar")):
         assert result.stdout.count(needed.format(package, extra)) == 1
 

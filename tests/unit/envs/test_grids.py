@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import lightning_replay.envs  # noqa: F401
-from lightning_replay.envs.grids import FORWARD, LEFT, RIGHT, ObstacleCourse, ThreeRooms, TwoRooms
+from lightning_replay.envs.grids import FORWARD, LEFT, RIGHT, ThreeRooms, TwoRooms
 from lightning_replay.envs.grids import TabularGrid as RoomGrid
 
-GRIDS = [ThreeRooms, TwoRooms, ObstacleCourse]
+GRIDS = [ThreeRooms, TwoRooms]
 
 
 def shortest_ways(grid: type[RoomGrid]) -> dict[tuple[int, int], int]:
@@ -36,7 +36,7 @@ def shortest_ways(grid: type[RoomGrid]) -> dict[tuple[int, int], int]:
     return {cell: min(count for (other, _), count in steps.items() if other == cell) for cell in cells}
 
 
-@pytest.mark.parametrize(("grid", "steps"), [(ThreeRooms, 23), (TwoRooms, 21), (ObstacleCourse, 25)])
+@pytest.mark.parametrize(("grid", "steps"), [(ThreeRooms, 23), (TwoRooms, 21)])
 def test_the_shortest_way_to_the_goal(grid: type[RoomGrid], steps: int) -> None:
     ways = shortest_ways(grid)
     assert ways[grid.GOAL] == steps
@@ -50,15 +50,6 @@ def test_maps_are_closed_and_nothing_passes_a_wall_but_through_its_gap(grid: typ
     assert set(rows[0] + rows[-1]) == {"#"} and all(row[0] == row[-1] == "#" for row in rows)
     for x, y in grid.GAPS:
         assert rows[y][x] == "." and all(row[x] == "#" for number, row in enumerate(rows) if number != y)
-
-
-def test_the_obstacle_course_has_lava_that_ends_the_episode_without_reward() -> None:
-    env = ObstacleCourse()
-    env.reset()
-    env.agent_pos, env.agent_dir = (5, 3), 0
-    observation, reward, terminated, truncated, _ = env.step(FORWARD)
-    assert ObstacleCourse.MAP[3][6] == "L"
-    assert (observation[:2].tolist(), reward, terminated, truncated) == ([6.0, 3.0], 0.0, True, False)
 
 
 def test_steps_by_hand() -> None:
