@@ -3,57 +3,24 @@
 
 from __future__ import annotations
 
-import contextlib
-import csv
-import io
-import sys
-import tempfile
-import warnings
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import yaml
 
 from lightning_replay.options import config_directory
 from tests.benchmarks.learning.experiment import Experiment, Panel, Settings, final, mean_of, steps_to
+from tests.benchmarks.learning.learners.shipped_files import evaluations, seeded
 from tests.benchmarks.learning.recorder import Recorder
 
 FILE = "lightning/sset_ddqn_three_rooms.yaml"
 
 
-def evaluations(arguments: Sequence[str]) -> list[tuple[int, float]]:
-    """Runs the command; returns steps and returns of its evaluations after the random steps."""
-    from lightning_replay.lit.cli import main
-    from tests.benchmarks.learning.learners.trainers import quiet_lightning
-
-    quiet_lightning()
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        given = sys.argv
-        with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
-            main(["fit", f"-c={config_directory() / FILE}", *arguments])
-        sys.argv = given  # the command line replaces it
-        (metrics,) = Path(folder).rglob("metrics.csv")
-        rows = [row for row in csv.DictReader(metrics.open()) if row["eval/return"]]
-    return [(int(row["step"]), float(row["eval/return"])) for row in rows if int(row["step"]) > 0]
-
-
 def run(settings: Settings, seeds: Sequence[int], out: Recorder) -> None:
     """Records the greedy episode at each evaluation, and the steps to the first that reached the goal."""
     (seed,) = seeds
-    found = evaluations(
-        [
-            f"--seed_everything={seed}",
-            f"--data.init_args.seed={seed}",
-            "--trainer.logger=lightning.pytorch.loggers.CSVLogger",
-            "--trainer.logger.save_dir=.",
-            "--trainer.accelerator=cpu",
-            *settings["arguments"],
-            *settings["steps"],
-            f"--data.init_args.replay.init_args.seed={seed}",
-        ]
-    )
+    replay_seed = f"--data.init_args.replay.init_args.seed={seed}"
+    found = evaluations(FILE, [*seeded(seed), *settings["arguments"], *settings["steps"], replay_seed])
     for step, greedy_return in found:
         out.record(step, greedy_return=[greedy_return])
     reached = [step for step, greedy_return in found if greedy_return == 1.0]
