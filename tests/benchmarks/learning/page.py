@@ -110,7 +110,7 @@ class Results:
                 f"{f'; pilot seeds {spans(experiment.pilot_seeds)}' if experiment.pilot_seeds else ''}.",
                 verdicts,
                 self._arms_table(),
-                self._pairs_table(),
+                self._pairs_table() if experiment.pairs else "",
                 LEGEND,
                 experiment.notes,
                 f"Settings: `{json.dumps(experiment.settings)}`. Arms: `{json.dumps(dict(experiment.arms))}`.",
