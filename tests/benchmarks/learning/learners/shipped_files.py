@@ -107,8 +107,17 @@ def _rllib_returns(file: str, arguments: Sequence[str], here: Path) -> dict[int,
     given = [f"--restore={checkpoint}"] if checkpoint.exists() else []
     with open(here / "printed.txt", "a") as printed:
         _run(main, [str(config_directory() / file), *given, *arguments], printed)
+    return returns_in((here / "printed.txt").read_text())
+
+
+def returns_in(printed: str) -> dict[int, float]:
+    """Returns the return at each step from the table that ``python -m rllib_ext`` prints.
+
+    Where it has a column of held-out levels, that one; rows without a number are left out.
+    """
     returns: dict[int, float] = {}
-    for words in map(str.split, (here / "printed.txt").read_text().splitlines()):
+    header: list[str] = []
+    for words in map(str.split, printed.splitlines()):
         if words[:1] == ["env_steps"]:
             header = words
         elif words and words[0].isdigit() and len(words) == len(header):  # others have no evaluation
