@@ -6,20 +6,21 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from lightning_replay.options import config_directory, config_files
 from tests.benchmarks.learning.evidence import PAGE, replace_table
-from tests.benchmarks.learning.experiment import Experiment, hash_of
-from tests.benchmarks.learning.experiments.shipped_files import arm
+from tests.benchmarks.learning.experiment import Experiment, Measure, hash_of
+from tests.benchmarks.learning.experiments.shipped_files import HALF_FIELD, arm
 from tests.benchmarks.learning.page import markdown_table, spans
 from tests.benchmarks.learning.recorder import SeedRun, seed_runs
 
 CONFIGURATIONS = PAGE.with_name("configurations.md")
 PREFIX = "files-"  # of the experiments that are not on methods but on files
+ELSEWHERE = {"half-field-file": HALF_FIELD}  # experiments of one arm, which is a file
 HEADER = ("file", "steps", "seeds", "return at the end, mean (lowest to highest)", "random actions", "minutes a run")
 
 
@@ -28,20 +29,24 @@ class Reached:
     """What the runs of a file reached.
 
     Args:
-        experiment: with an arm of the file's name.
         file: of ``configs``.
+        env_steps: of a run.
         runs: by seed; those with other settings than the experiment's are left out.
+        measure: of the experiment.
+        is_return: whether the measure is one of returns, and not named in the table.
     """
 
-    experiment: Experiment
     file: str
-    runs: Mapping[int, SeedRun]
+    env_steps: int
+    runs: Mapping[int, SeedRun] = field(default_factory=dict)
+    measure: Measure | None = None
+    is_return: bool = True
 
     @property
     def steps(self) -> str:
-        """Steps of a run, in words where they are a part."""
-        run, full = (each["env_steps"] for each in (self.experiment.arms[self.file], arm(self.file)))
-        return f"{run:,}" + (f" of {full:,}" if run < full else "")
+        """Steps of a run, and of how many where they are a part."""
+        full = arm(self.file)["env_steps"]
+        return f"{self.env_steps:,}" + (f" of {full:,}" if self.env_steps < full else "")
 
     @property
     def row(self) -> list[str]:
@@ -49,28 +54,28 @@ class Reached:
         link = f"[`{self.file}`](../configs/{self.file})"
         if not self.runs:
             return [link, self.steps, "", "not run yet", "", ""]
-        others = [self._mean(name) for name in ("random_return", "minutes")]
-        return [link, self.steps, spans(self.runs), self._returns, figure(others[0]), figure(others[1])]
+        reached = self._values if self.is_return else f"{self.measure.name}: {self._values}"  # type: ignore[union-attr]
+        return [link, self.steps, spans(self.runs), reached, self._mean("random_return"), self._mean("minutes")]
 
     @property
     def comment(self) -> str:
         """Line of the file."""
         if not self.runs:
             return "# Reached: not run yet; see docs/configurations.md."
-        seeds = f"seed {spans(self.runs)}" if len(self.runs) == 1 else f"seeds {spans(self.runs)}"
-        return (
-            f"# Reached: return {self._returns} after {self.steps} steps, {seeds}; random actions "
-            f"{figure(self._mean('random_return'))}."
-        )
+        what = "return" if self.is_return else self.measure.name  # type: ignore[union-attr]
+        seeds = f"{'seeds' if len(self.runs) > 1 else 'seed'} {spans(self.runs)}"
+        random = f"; random actions {mean}" if (mean := self._mean("random_return")) else ""
+        return f"# Reached: {what} {self._values} after {self.steps} steps, {seeds}{random}."
 
     @property
-    def _returns(self) -> str:
-        values = [self.experiment.measure.of(run) for run in self.runs.values()]
+    def _values(self) -> str:
+        values = [self.measure.of(run) for run in self.runs.values()]  # type: ignore[union-attr]
         spread = f" ({figure(min(values))} to {figure(max(values))})" if values[1:] else ""
         return f"{figure(float(np.mean(values)))}{spread}"
 
-    def _mean(self, name: str) -> float:
-        return float(np.mean([run.final[name] for run in self.runs.values()]))
+    def _mean(self, name: str) -> str:
+        values = [run.final[name] for run in self.runs.values() if name in run.final]
+        return figure(float(np.mean(values))) if values else ""
 
 
 def figure(value: float) -> str:
@@ -89,15 +94,18 @@ def reached(experiments: Mapping[str, Experiment], results: Path) -> list[Reache
     Raises:
         ValueError: a file has no arm in an experiment on files.
     """
-    found: dict[str, Reached] = {}
-    for experiment in (each for name, each in experiments.items() if name.startswith(PREFIX)):
-        path = results / f"{experiment.name}.json"
+    found = {file: Reached(file, arm(file)["env_steps"]) for file in ELSEWHERE.values()}
+    for name, experiment in experiments.items():
+        is_return, path = name.startswith(PREFIX), results / f"{name}.json"
+        if not (is_return or name in ELSEWHERE):
+            continue
         units = json.loads(path.read_text())["units"] if path.exists() else []
-        for file in experiment.arms:
-            settings = hash_of(experiment.settings_of(file))
-            mine = [unit for unit in units if (unit["arm"], unit["settings_hash"]) == (file, settings)]
+        for each in experiment.arms:
+            file, settings = ELSEWHERE.get(name, each), experiment.settings_of(each)
+            mine = [unit for unit in units if (unit["arm"], unit["settings_hash"]) == (each, hash_of(settings))]
             runs = {seed: run for unit in mine for seed, run in seed_runs(unit).items()}
-            found[file] = Reached(experiment, file, runs)
+            steps = settings.get("env_steps", arm(file)["env_steps"])
+            found[file] = Reached(file, steps, runs, experiment.measure, is_return)
     if absent := set(config_files()) ^ set(found):
         raise ValueError(f"{sorted(absent)}: each file of configs has an arm in one experiment named {PREFIX}…")
     return [found[file] for file in config_files()]

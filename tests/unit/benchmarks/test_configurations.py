@@ -13,10 +13,10 @@ from lightning_replay.options import config_directory
 from tests.benchmarks.learning.command import RESULTS
 from tests.benchmarks.learning.configurations import CONFIGURATIONS, figure, reached, table, with_comment
 from tests.benchmarks.learning.evidence import BEGIN, END
-from tests.benchmarks.learning.experiment import Experiment, hash_of
+from tests.benchmarks.learning.experiment import Experiment, hash_of, last_of
 from tests.benchmarks.learning.experiments import shipped_files
 from tests.benchmarks.learning.learners.shipped_files import evaluations, random_return, returns_in
-from tests.benchmarks.learning.runner import record, runs_of
+from tests.benchmarks.learning.runner import all_experiments, record, runs_of
 
 CARTPOLE = "lightning/per_dqn_cartpole.yaml"
 RECALL = "lightning/recurrent_dqn_recall.yaml"
@@ -25,8 +25,8 @@ EXPERIMENTS = {each.name: each for each in shipped_files.EXPERIMENTS}
 
 def test_the_page_and_the_files_have_what_the_kept_results_have() -> None:
     kept = CONFIGURATIONS.read_text().split(BEGIN)[1].split(END)[0].strip()
-    assert kept == table(EXPERIMENTS, RESULTS), "run `make experiments FLAGS=--redraw`"
-    for each in reached(EXPERIMENTS, RESULTS):
+    assert kept == table(all_experiments(), RESULTS), "run `make experiments FLAGS=--redraw`"
+    for each in reached(all_experiments(), RESULTS):
         text = (config_directory() / each.file).read_text()
         assert text == with_comment(text, each.comment) and len(each.comment) <= 120
 
@@ -39,7 +39,7 @@ def unit(experiment: Experiment, seed: int, returns: list[float], **other: Any) 
     return {
         "arm": CARTPOLE,
         "seeds": [seed],
-        "settings_hash": hash_of(experiment.settings_of(CARTPOLE)),
+        "settings_hash": hash_of(experiment.settings | experiment.arms.get(CARTPOLE, {})),
         "steps": list(range(1, len(returns) + 1)),
         "curves": {"return": [[value] for value in returns]},
         "final": {"random_return": [-22.0], "minutes": [2.0 + seed % 2]},
@@ -59,6 +59,23 @@ def test_a_row_has_the_last_three_evaluations_of_the_present_file(tmp_path: Path
     assert {each.row[3] for each in others} == {"not run yet"}
     (part,) = (each for each in others if each.file == shipped_files.MIXUP)
     assert part.steps == "25,000 of 200,000"
+
+
+def test_a_file_with_an_experiment_of_its_own_has_the_measure_of_that(tmp_path: Path) -> None:
+    goals = dataclasses.replace(
+        EXPERIMENTS["files-lightning"],
+        name="half-field-file",
+        arms={"the file": {}},
+        measure=last_of("success", 1, "success at the end"),
+    )
+    made = {"arm": "the file", "settings_hash": hash_of(goals.settings_of("the file")), "final": {}}
+    runs = unit(goals, 5, [0.2]) | made | {"curves": {"success": [[0.9]]}}
+    write(tmp_path, goals, runs)
+    (found,) = (
+        each for each in reached(EXPERIMENTS | {goals.name: goals}, tmp_path) if each.file == shipped_files.HALF_FIELD
+    )
+    assert found.row[2:] == ["5", "success at the end: 0.90", "", ""]
+    assert found.comment == f"# Reached: success at the end 0.90 after {found.steps} steps, seed 5."
 
 
 def test_every_file_has_a_place() -> None:

@@ -20,6 +20,7 @@ from tests.benchmarks.learning.learners.shipped_files import contents, evaluatio
 from tests.benchmarks.learning.recorder import Recorder
 from tests.benchmarks.learning.units import ROOT
 
+HALF_FIELD = "lightning/dpcer_mpdqn_half_field.yaml"  # has an experiment of its own
 UNIFORM, MIXUP = (f"lightning/{method}_td3_halfcheetah.yaml" for method in ("uniform", "nmer"))
 # Three seeds of these take more than five core hours: the steps that are run.
 PARTS = {
@@ -30,7 +31,7 @@ PARTS = {
     "rllib/dpcer_sac_point_maze.yaml": 200_000,
     "rllib/retention_dqn_atari.yaml": 20_000,
 }
-WHOLE = [file for file in config_files() if file not in {UNIFORM, MIXUP, *PARTS}]
+WHOLE = [file for file in config_files() if file not in {HALF_FIELD, UNIFORM, MIXUP, *PARTS}]
 
 
 def run(settings: Settings, seeds: Sequence[int], out: Recorder) -> None:
