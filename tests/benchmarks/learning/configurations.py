@@ -125,6 +125,6 @@ def write(experiments: Mapping[str, Experiment], results: Path) -> None:
 
 
 def with_comment(text: str, comment: str) -> str:
-    """Returns a file's text with this line at the end of its first comment."""
-    without = re.sub(r"^# Reached: .*\n", "", text, flags=re.MULTILINE)
-    return re.sub(r"\A((?:#.*\n)+)", lambda head: f"{head[0]}{comment}\n", without)
+    """Returns a file's text with this line after its command."""
+    command, rest = re.sub(r"^# Reached: .*\n", "", text, flags=re.MULTILINE).split("\n", 1)
+    return f"{command}\n{comment}\n{rest}"

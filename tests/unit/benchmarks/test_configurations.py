@@ -84,9 +84,9 @@ def test_every_file_has_a_place() -> None:
         reached({"files-lightning": EXPERIMENTS["files-lightning"]}, RESULTS)
 
 
-def test_the_line_of_a_file_ends_its_first_comment() -> None:
+def test_the_line_of_a_file_follows_its_command() -> None:
     before = "# command\n# paper\n# Reached: 3.\nmodel: 1  # Reached: no\n# more\n"
-    after = "# command\n# paper\n# Reached: 4.\nmodel: 1  # Reached: no\n# more\n"
+    after = "# command\n# Reached: 4.\n# paper\nmodel: 1  # Reached: no\n# more\n"
     assert with_comment(before, "# Reached: 4.") == with_comment(after, "# Reached: 4.") == after
 
 
