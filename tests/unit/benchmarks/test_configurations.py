@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import json
 from pathlib import Path
@@ -128,7 +129,11 @@ def test_an_interrupted_run_goes_on_where_its_folder_left_it(tmp_path: Path) -> 
     first = evaluations(RECALL, [*small, "--data.init_args.env_steps=500"], tmp_path)
     both = evaluations(RECALL, [*small, "--data.init_args.env_steps=1_000"], tmp_path)
     assert [step for step, _ in first] == [500] and [step for step, _ in both] == [500, 1_000]
-    assert both[0] == first[0] and len(list(tmp_path.rglob("metrics.csv"))) == 2
+    with open(tmp_path / "lightning_logs/version_1/metrics.csv") as file:
+        assert [row["step"] for row in csv.DictReader(file) if row["eval/return"]] == [
+            "1000"
+        ]  # 500 was not played anew
+    assert both[0] == first[0]
 
 
 def test_a_refused_option_is_reported_in_the_words_of_the_command() -> None:

@@ -87,7 +87,7 @@ def _lightning_returns(file: str, arguments: Sequence[str], here: Path) -> dict[
     given += ["--ckpt_path=last"] if list(here.rglob("last.ckpt")) else []
     program = sys.argv
     try:
-        with open(here / "printed.txt", "a") as printed:
+        with open(here / "printed.txt", "a", buffering=1) as printed:
             _run(
                 main,
                 ["fit", f"-c={config_directory() / file}", *given, "--trainer.accelerator=cpu", *arguments],
@@ -105,7 +105,7 @@ def _rllib_returns(file: str, arguments: Sequence[str], here: Path) -> dict[int,
 
     checkpoint = here / contents(file)["checkpoint"]
     given = [f"--restore={checkpoint}"] if checkpoint.exists() else []
-    with open(here / "printed.txt", "a") as printed:
+    with open(here / "printed.txt", "a", buffering=1) as printed:
         _run(main, [str(config_directory() / file), *given, *arguments], printed)
     return returns_in((here / "printed.txt").read_text())
 
