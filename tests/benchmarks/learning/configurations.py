@@ -32,6 +32,7 @@ class Reached:
         file: of ``configs``.
         env_steps: of a run.
         runs: by seed; those with other settings than the experiment's are left out.
+        minutes: of CPU of the process that learns, mean of the runs.
         measure: of the experiment.
         is_return: whether the measure is one of returns, and not named in the table.
     """
@@ -39,6 +40,7 @@ class Reached:
     file: str
     env_steps: int
     runs: Mapping[int, SeedRun] = field(default_factory=dict)
+    minutes: float = 0.0
     measure: Measure | None = None
     is_return: bool = True
 
@@ -55,7 +57,7 @@ class Reached:
         if not self.runs:
             return [link, self.steps, "", "not run yet", "", ""]
         reached = self._values if self.is_return else f"{self.measure.name}: {self._values}"  # type: ignore[union-attr]
-        return [link, self.steps, spans(self.runs), reached, self._mean("random_return"), self._mean("minutes")]
+        return [link, self.steps, spans(self.runs), reached, self._random, figure(self.minutes)]
 
     @property
     def comment(self) -> str:
@@ -64,7 +66,7 @@ class Reached:
             return "# Reached: not run yet; see docs/configurations.md."
         what = "return" if self.is_return else self.measure.name  # type: ignore[union-attr]
         seeds = f"{'seeds' if len(self.runs) > 1 else 'seed'} {spans(self.runs)}"
-        random = f"; random actions {mean}" if (mean := self._mean("random_return")) else ""
+        random = f"; random actions {mean}" if (mean := self._random) else ""
         return f"# Reached: {what} {self._values} after {self.steps} steps, {seeds}{random}."
 
     @property
@@ -73,8 +75,9 @@ class Reached:
         spread = f" ({figure(min(values))} to {figure(max(values))})" if values[1:] else ""
         return f"{figure(float(np.mean(values)))}{spread}"
 
-    def _mean(self, name: str) -> str:
-        values = [run.final[name] for run in self.runs.values() if name in run.final]
+    @property
+    def _random(self) -> str:
+        values = [run.final["random_return"] for run in self.runs.values() if "random_return" in run.final]
         return figure(float(np.mean(values))) if values else ""
 
 
@@ -105,7 +108,8 @@ def reached(experiments: Mapping[str, Experiment], results: Path) -> list[Reache
             mine = [unit for unit in units if (unit["arm"], unit["settings_hash"]) == (each, hash_of(settings))]
             runs = {seed: run for unit in mine for seed, run in seed_runs(unit).items()}
             steps = settings.get("env_steps", arm(file)["env_steps"])
-            found[file] = Reached(file, steps, runs, experiment.measure, is_return)
+            minutes = sum(unit["seconds"] for unit in mine) / 60 / max(1, len(runs))
+            found[file] = Reached(file, steps, runs, minutes, experiment.measure, is_return)
     if absent := set(config_files()) ^ set(found):
         raise ValueError(f"{sorted(absent)}: each file of configs has an arm in one experiment named {PREFIX}…")
     return [found[file] for file in config_files()]

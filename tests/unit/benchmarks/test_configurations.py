@@ -44,7 +44,8 @@ def unit(experiment: Experiment, seed: int, returns: list[float], **other: Any) 
         "settings_hash": hash_of(experiment.settings | experiment.arms.get(CARTPOLE, {})),
         "steps": list(range(1, len(returns) + 1)),
         "curves": {"return": [[value] for value in returns]},
-        "final": {"random_return": [-22.0], "minutes": [2.0 + seed % 2]},
+        "final": {"random_return": [-22.0]},
+        "seconds": 120.0 + 60.0 * (seed % 2),
     } | other
 
 
@@ -76,7 +77,7 @@ def test_a_file_with_an_experiment_of_its_own_has_the_measure_of_that(tmp_path: 
     (found,) = (
         each for each in reached(EXPERIMENTS | {goals.name: goals}, tmp_path) if each.file == shipped_files.HALF_FIELD
     )
-    assert found.row[2:] == ["5", "success at the end: 0.90", "", ""]
+    assert found.row[2:] == ["5", "success at the end: 0.90", "", "3.00"]
     assert found.comment == f"# Reached: success at the end 0.90 after {found.steps} steps, seed 5."
 
 
@@ -118,9 +119,12 @@ def test_random_actions_recall_half_of_the_cues() -> None:
 
 
 @pytest.mark.slow
-def test_a_run_records_the_evaluations_of_its_file() -> None:
-    (run,) = runs_of(record(EXPERIMENTS["files-lightning"], RECALL, (5,), is_fast=True)).values()
-    assert run.steps == [330] and run.curves["return"][0] <= 1.0 and run.final["minutes"] > 0
+def test_a_run_records_the_evaluations_of_its_file_and_counts_the_seconds_before_it(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "seconds.txt").write_text("1000")
+    out = record(EXPERIMENTS["files-lightning"], RECALL, (5,), is_fast=True, folder=tmp_path)
+    (run,) = runs_of(out).values()
+    assert run.steps == [330] and run.curves["return"][0] <= 1.0 and 1_000 < out.content["seconds"] < 2_000
 
 
 @pytest.mark.slow

@@ -4,15 +4,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import runpy
 import tempfile
-import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from lightning_replay.options import config_files
 from tests.benchmarks.learning.experiment import Experiment, Settings, final, hash_of, last_of
@@ -35,7 +31,7 @@ WHOLE = [file for file in config_files() if file not in {HALF_FIELD, UNIFORM, MI
 
 
 def run(settings: Settings, seeds: Sequence[int], out: Recorder) -> None:
-    """Records the evaluations of a file's run, the return of random actions in its environment, and its minutes."""
+    """Records the evaluations of a file's run, and the return of random actions in its environment."""
     (seed,) = seeds
     file, steps = settings["file"], settings["env_steps"]
     if file.startswith("rllib/"):
@@ -53,21 +49,15 @@ def run(settings: Settings, seeds: Sequence[int], out: Recorder) -> None:
         if "halves" in file and not (folder / "runs").exists():
             demonstrate = runpy.run_path(str(ROOT / "examples/lightning_halves.py"))["demonstrate"]
             demonstrate(settings["demonstrations"]).save(folder / "runs/lightning_halves/demonstrations")
-        started = _seconds(file)
+        spent = folder / "seconds.txt"
+        out.add_seconds(float(spent.read_text()) if spent.exists() else 0.0)
         try:
             found = evaluations(file, [*arguments, *settings["arguments"]], folder)
         finally:
-            with open(folder / "seconds.txt", "a") as spent:
-                print(_seconds(file) - started, file=spent)
-        minutes = np.loadtxt(folder / "seconds.txt").sum() / 60
+            spent.write_text(str(out.content["seconds"]))
     for step, value in found:
         out.record(step, **{"return": [value]})
-    out.final(random_return=[random_return(file, seed, settings["random_episodes"])], minutes=[minutes])
-
-
-def _seconds(file: str) -> float:
-    """Seconds of CPU; of wall clock for RLlib, whose processes are not this one's children."""
-    return time.monotonic() if file.startswith("rllib/") else sum(os.times()[:4])
+    out.final(random_return=[random_return(file, seed, settings["random_episodes"])])
 
 
 def arm(file: str, env_steps: int | None = None) -> Settings:
@@ -86,18 +76,14 @@ def experiment_of(name: str, title: str, arms: Iterable[Settings], **changes: An
         title=title,
         claim="none of a paper: what users run learns.",
         task="The command in the first line of each file, with a seed for everything. Files of RLlib that evaluate "
-        "nothing show the mean return of the last episodes in training, exploration included. Minutes are of CPU, with "
-        "RLlib of the wall clock on two shared cores.",
+        "nothing show the mean return of the last episodes in training, exploration included.",
         length="the steps of each file, {random_episodes} episodes of random actions",
         arms=made,
         settings={"warmup_steps": None, "arguments": [], "demonstrations": 100, "random_episodes": 20},
         fast={"env_steps": 330, "warmup_steps": 300, "demonstrations": 1, "random_episodes": 1},
         pilot_seeds=(1,),
         measure=last_of("return", 3, "mean return of the last three evaluations", digits=2),
-        also=(
-            final("random_return", "of random actions", digits=2),
-            final("minutes", "minutes", higher_is_better=False, digits=1),
-        ),
+        also=(final("random_return", "of random actions", digits=2),),
         run=run,
         **options,
     )
