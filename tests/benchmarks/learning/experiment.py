@@ -156,7 +156,7 @@ class Experiment:
         run: plays and learns with some seeds of one arm, see the module.
         fast: settings of ``--fast``, a run of seconds without results.
         also: further measures, for the tables.
-        comparisons: pairs of an arm and the one it is compared with; all with the first arm if empty.
+        comparisons: pairs of an arm and the one it is compared with; all with the first arm by default.
         headline: at most four of these pairs, for the table of all experiments; the first four if empty.
         panels: of the picture.
         xlabel: what the steps of ``out.record`` count.
@@ -177,7 +177,7 @@ class Experiment:
     settings: Settings = field(default_factory=dict)
     fast: Settings = field(default_factory=dict)
     also: Sequence[Measure] = ()
-    comparisons: Pairs = ()
+    comparisons: Pairs | None = None
     headline: Pairs = ()
     panels: Sequence[Panel] = ()
     xlabel: str = "environment steps"
@@ -197,7 +197,7 @@ class Experiment:
             raise ValueError(
                 f"{self.name}: {sorted(both)} are pilot seeds and count too; choose seeds not used before."
             )
-        named = {arm for pair in self.comparisons for arm in pair} | {
+        named = {arm for pair in self.comparisons or () for arm in pair} | {
             arm for panel in self.panels for arm in panel.arms
         }
         if unknown := named - set(self.arms):
@@ -222,7 +222,7 @@ class Experiment:
     def pairs(self) -> Pairs:
         """Arms that are compared, ``(arm, other)``."""
         first, *others = self.arms
-        return self.comparisons or [(arm, first) for arm in others]
+        return [(arm, first) for arm in others] if self.comparisons is None else self.comparisons
 
     @property
     def headlines(self) -> Pairs:

@@ -84,6 +84,10 @@ class Recorder:
         """Records numbers of the end of the run: by name, one for each seed."""
         self._content["final"] |= {name: self._numbers(name, value) for name, value in values.items()}
 
+    def add_seconds(self, seconds: float) -> None:
+        """Counts CPU seconds of earlier processes, of a run that keeps its state without :meth:`checkpoint`."""
+        self._content["seconds"] += seconds
+
     def checkpoint(self, save: Callable[[Path], None]) -> None:
         """Makes the unit resumable from here, if the last checkpoint is old enough.
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from tests.benchmarks.learning import configurations
 from tests.benchmarks.learning.command import COMMAND, RESULTS, chosen, command_of, worker_options
 from tests.benchmarks.learning.evidence import check_places, write_table
 from tests.benchmarks.learning.experiment import Experiment, Settings
@@ -74,6 +75,7 @@ def main(options: argparse.Namespace, experiments: dict[str, Experiment] | None 
             unfinished += not run(experiments[name], arms[name], options, deadline)
     if writes_table:
         write_table(all_experiments(), RESULTS)
+        configurations.write(all_experiments(), RESULTS)
     return int(unfinished > 0)
 
 
