@@ -71,6 +71,9 @@ class ObstacleCourse(FullGrid):
         ((81,), [1.0, 1.0, 0.0])
     """
 
+    agent_pos: tuple[int, int]
+    agent_dir: int
+
     def __init__(
         self,
         *,
@@ -84,12 +87,13 @@ class ObstacleCourse(FullGrid):
         names = checked_entries("sections", sections, f"a list of some of {', '.join(map(repr, SECTIONS))}")
         self.sections: list[str] = [checked_choice(f"sections[{n}]", name, SECTIONS) for n, name in enumerate(names)]
         self.random_section: bool = checked_flag("random_section", random_section)
-        self.start: tuple[int, ...] = tuple(checked_counts("start", start))
-        if not names or len(self.start) != 2 or self.start[0] >= _SECTION or self.start[1] > _ROWS:
+        place = checked_counts("start", start)
+        if not names or len(place) != 2 or place[0] >= _SECTION or place[1] > _ROWS:
             raise ValueError(
                 f"sections is {sections!r} and start is {start!r}; there must be at least one section, and start must "
                 f"be (x, y) with 1 <= x < {_SECTION} and 1 <= y <= {_ROWS}"
             )
+        self.start: tuple[int, int] = (place[0], place[1])
         checked_choice("render_mode", render_mode, (None, "rgb_array"))
         self.one_hot: bool = checked_flag("one_hot", one_hot)
         super().__init__(
