@@ -73,7 +73,8 @@ def test_the_file_without_levels_in_flight_trains_and_differs_in_little(tmp_path
     assert used["data"]["init_args"]["levels"]["init_args"]["replay_in_flight"] is False
     plain, changed = (yaml.safe_load((config_directory() / name).read_text()) for name in (FILE, file))
     plain["data"]["init_args"] |= {"num_envs": 64, "rollout_length": 128}
-    plain["data"]["init_args"]["levels"]["init_args"]["replay_in_flight"] = False
+    assert plain["data"]["init_args"]["levels"]["init_args"]["score_temperature"] == 1.0  # the paper's is 0.1
+    plain["data"]["init_args"]["levels"]["init_args"] |= {"replay_in_flight": False, "score_temperature": 0.1}
     assert changed == plain
 
 
