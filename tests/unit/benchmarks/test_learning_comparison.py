@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import numpy as np
 import pytest
 from scipy.stats import binomtest, ttest_rel
 
+from tests.benchmarks.interval_sizes import ARMS, FILE, false_verdicts, table
 from tests.benchmarks.learning.comparison import (
     Contrast,
     _verdict,
@@ -21,6 +23,7 @@ from tests.benchmarks.learning.comparison import (
     probability_of_improvement,
     ratio_of_medians,
 )
+from tests.benchmarks.learning.evidence import PAGE
 
 
 def test_interquartile_mean_leaves_out_a_quarter_on_each_side() -> None:
@@ -64,24 +67,19 @@ def test_an_interval_of_a_ratio_is_symmetric_around_its_logarithm() -> None:
 
 
 TRIALS = 1_000
-ARMS = {
-    "normal": lambda rng, seeds: rng.normal(size=(2, seeds)),
-    "log-normal": lambda rng, seeds: rng.lognormal(size=(2, seeds)),
-    "steps": lambda rng, seeds: np.minimum(
-        np.ceil(rng.exponential(9.0, size=(2, seeds))), 12.0
-    ),  # a quarter at a limit
-}
 
 
 @pytest.mark.parametrize("seeds", range(3, 8))
-@pytest.mark.parametrize("kind", ARMS)
+@pytest.mark.parametrize("kind", [kind for kind in ARMS if "equal means alone" not in kind])
 def test_equal_arms_of_few_seeds_are_called_different_in_one_case_of_twenty_at_most(kind: str, seeds: int) -> None:
-    rng, contrast = np.random.default_rng(seeds), ratio_of_medians if kind == "steps" else difference_of_means
-    ends = (interval(contrast.statistic, *ARMS[kind](rng, seeds), is_ratio=contrast.is_ratio) for _ in range(TRIALS))
-    wrong = sum(not low <= contrast.neutral <= high for low, high in ends)
+    wrong = false_verdicts(kind, seeds, TRIALS)
     assert binomtest(wrong, TRIALS, 0.05, alternative="greater").pvalue > 1e-4, wrong
-    if kind == "normal":
+    if kind == "normal returns":
         assert binomtest(wrong, TRIALS, 0.05).pvalue > 1e-4, wrong
+
+
+def test_the_page_has_the_kept_sizes() -> None:
+    assert table(json.loads(FILE.read_text())["shares"]) in PAGE.read_text()
 
 
 def test_seeds_are_resampled_together() -> None:
