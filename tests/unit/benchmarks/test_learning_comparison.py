@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import numpy as np
 import pytest
+from scipy.stats import binomtest, ttest_rel
 
+from tests.benchmarks.interval_sizes import ARMS, FILE, false_verdicts, table
 from tests.benchmarks.learning.comparison import (
     Contrast,
     _verdict,
@@ -20,6 +23,7 @@ from tests.benchmarks.learning.comparison import (
     probability_of_improvement,
     ratio_of_medians,
 )
+from tests.benchmarks.learning.evidence import PAGE
 
 
 def test_interquartile_mean_leaves_out_a_quarter_on_each_side() -> None:
@@ -43,14 +47,47 @@ def test_intervals_of_few_seeds_are_as_wide_as_students() -> None:
     )
 
 
-def test_an_interval_of_four_seeds_is_their_range() -> None:
-    assert interval(np.mean, [1.0, 2.0, 3.0, 8.0]) == (pytest.approx(1.0, abs=0.3), pytest.approx(8.0, abs=0.6))
+@pytest.mark.parametrize("seeds", range(2, 8))
+def test_intervals_of_fewer_than_eight_seeds_are_students(seeds: int) -> None:
+    values, others = np.random.default_rng(seeds).exponential(size=(2, seeds))
+    expected = ttest_rel(values, others).confidence_interval()
+    assert interval(difference_of_means.statistic, values, others) == pytest.approx(tuple(expected))
+
+
+def test_an_interval_of_four_seeds_by_hand() -> None:
+    # mean 3.5, standard deviation sqrt((2.5² + 1.5² + 0.5² + 4.5²) / 3) = 3.109, t of 3 degrees at 97.5 % is 3.182
+    assert interval(np.mean, [1.0, 2.0, 3.0, 8.0]) == pytest.approx((3.5 - 4.947, 3.5 + 4.947), abs=1e-3)
+
+
+def test_an_interval_of_a_ratio_is_symmetric_around_its_logarithm() -> None:
+    # of two seeds the medians are 3 and 1; resamples have ratios 2, 3, 3, 4, whose logarithms vary by 0.2468; with
+    # n / (n - 1) = 2 under the root 0.3491, and t of one degree is 12.706
+    low, high = interval(ratio_of_medians.statistic, [2.0, 4.0], [1.0, 1.0], is_ratio=True)
+    assert (math.log(3 / low), math.log(high / 3)) == pytest.approx((4.436, 4.436), abs=1e-3)
+
+
+TRIALS = 1_000
+
+
+@pytest.mark.parametrize("seeds", range(3, 8))
+@pytest.mark.parametrize("kind", [kind for kind in ARMS if "equal means alone" not in kind])
+def test_equal_arms_of_few_seeds_are_called_different_in_one_case_of_twenty_at_most(kind: str, seeds: int) -> None:
+    wrong = false_verdicts(kind, seeds, TRIALS)
+    assert binomtest(wrong, TRIALS, 0.05, alternative="greater").pvalue > 1e-4, wrong
+    if kind == "normal returns":
+        assert binomtest(wrong, TRIALS, 0.05).pvalue > 1e-4, wrong
+
+
+def test_the_page_has_the_kept_sizes() -> None:
+    assert table(json.loads(FILE.read_text())["shares"]) in PAGE.read_text()
 
 
 def test_seeds_are_resampled_together() -> None:
     values = np.array([0.0, 10.0, 20.0, 30.0, 40.0, 50.0])
     assert interval(difference_of_means.statistic, values + 1.0, values) == (1.0, 1.0)
-    assert interval(ratio_of_medians.statistic, 0.5 * values + 5, values + 10) == (0.5, 0.5)
+    assert interval(ratio_of_medians.statistic, 0.5 * values + 5, values + 10, is_ratio=True) == pytest.approx(
+        (0.5, 0.5)
+    )
 
 
 def test_fewer_than_four_seeds_have_no_verdict() -> None:
@@ -93,7 +130,7 @@ def test_a_verdict_by_a_ratio_is_relative_to_one() -> None:
 
 def test_a_ratio_to_nothing() -> None:
     assert compare("A", "B", [0.0] * 4, [0.0] * 4, ratio_of_medians).verdict == "no difference found"
-    assert compare("A", "B", [1.0, 2.0, 3.0, 4.0], [0.0] * 4, ratio_of_medians).verdict == "better"
+    assert compare("A", "B", [1.0, 2.0, 3.0, 4.0], [0.0] * 4, ratio_of_medians).verdict == "no difference found"
 
 
 @pytest.mark.parametrize("ends", [(1.0, math.nan), (math.nan, 1.0), (-1.0, math.nan), (math.nan, -1.0)])

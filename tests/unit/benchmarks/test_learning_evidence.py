@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of the page on evidence is that of the kept results, and the README quotes its figures."""
+"""The table of the page on evidence is that of the kept results, and all pages quote their figures."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from tests.benchmarks.learning.evidence import BEGIN, END, METHODS, PAGE, REPLAC
 from tests.benchmarks.learning.experiment import Pairs
 from tests.benchmarks.learning.runner import all_experiments
 
-README = PAGE.parents[1] / "README.md"
-FIGURE = re.compile(r"[-+]?[\d.,]*\d \[[^\]]+\]")  # a number with its interval
+ROOT = PAGE.parents[1]
+README = ROOT / "README.md"
+FIGURE = re.compile(r"[-+]?[\d.,]*\d \[[-+]?[\d.,]*\d, [-+]?[\d.,]*\d\]")  # a number with its interval
 # Rows of the README by how they begin, and the method of the page that has their figures.
 QUOTED = {
     "| PER,": "Event tables",
@@ -58,6 +59,17 @@ def test_the_effects_in_the_readme_are_figures_of_the_same_method(begins: str) -
 def test_every_interval_in_the_readme_is_of_a_method() -> None:
     quoting = [line for line in README.read_text().splitlines() if FIGURE.search(line)]
     assert [line for line in quoting if not line.startswith(tuple(QUOTED))] == []
+
+
+def test_every_interval_in_a_text_is_of_a_kept_result() -> None:
+    kept = {figure for page in RESULTS.glob("*.md") for figure in FIGURE.findall(page.read_text())}
+    texts = [README, ROOT / "CHANGELOG.md"]
+    for folder, pattern in (("docs", "*.md"), ("docs", "*.ipynb"), ("configs", "*.yaml"), ("examples", "*.py")):
+        texts += (ROOT / folder).rglob(pattern)
+    texts += [*(ROOT / "lightning_replay").rglob("*.py"), *(ROOT / "rllib_ext").rglob("*.py")]
+    quoted = {(str(text.relative_to(ROOT)), figure) for text in texts for figure in FIGURE.findall(text.read_text())}
+    assert len(quoted) > 200
+    assert {(text, figure) for text, figure in quoted if figure not in kept} == set()
 
 
 def test_rows_name_what_is_compared_and_what_is_unfinished(tmp_path: Path) -> None:

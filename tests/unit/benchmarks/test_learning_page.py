@@ -41,13 +41,13 @@ def test_tables_have_the_seeds_that_count_and_their_pairs() -> None:
     ]
     page = Results(EXPERIMENT, units, [0, 1]).page({"command": "", "versions": {}})
     rows = [line for line in page.splitlines() if line.startswith("| ")]
-    # of two seeds an interval is their range
+    # of two seeds an interval is Student's of one degree: 12.706 times half of the difference, on each side
     assert rows[2:4] == [
-        "| one | 2 | 2.0 [1.0, 3.0] | 2.0 | 2.0 | 15 [10, 20] | 20.0 |",
-        "| two | 2 | 4.5 [2.0, 7.0] | 4.5 | 4.5 | 40 [40, 40] | 150 |",
+        "| one | 2 | 2.0 [-10.7, 14.7] | 2.0 | 2.0 | 15 [-49, 79] | 20.0 |",
+        "| two | 2 | 4.5 [-27.3, 36.3] | 4.5 | 4.5 | 40 [40, 40] | 150 |",
     ]
-    # 2 is above 1, 7 above 1 and 3: three of four pairs; resamples of one seed alone have all
-    assert rows[-1] == "| two with one | +2.5 [+1.0, +4.0] | +25 [+20, +30] | 0.75 [0.75, 1.00] | 2 of 2 |"
+    # 2 is above 1, 7 above 1 and 3: three of four pairs
+    assert rows[-1] == "| two with one | +2.5 [-16.6, +21.6] | +25 [-39, +89] | 0.75 [0.00, 1.00] | 2 of 2 |"
     assert "no verdict from so few seeds" in page
 
 

@@ -113,8 +113,6 @@ EXPERIMENTS = (
         xlabel="episodes",
         run=run,
         seeds_together=16,
-        notes="Pilots with temperature 1 also had staleness weight 0.1, which was worse. To see whether a long memory "
-        "of steps does what level replay would, seeds 124 to 139 were run afterwards with room for 500 and for 150 "
-        "steps: level replay was not better than uniform levels there either. Why it is not is open.",
+        notes="Pilots with temperature 1 also had staleness weight 0.1. Why level replay is not better is open.",
     ),
 )
