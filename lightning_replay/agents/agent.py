@@ -464,7 +464,7 @@ class OffPolicyAgent(SizedAgent):
             for n_steps, discount in replay.returns:
                 if discount != options["discount"]:
                     raise ValueError(
-                        f"the replay discounts {f'its {n_steps}-step returns' if n_steps > 1 else 'potentials'} by "
+                        f"the replay discounts its {f'{n_steps}-step returns' if n_steps > 1 else 'potentials'} by "
                         f"{discount}, the agent by {options['discount']}; give both the same discount."
                     )
             if options.get("burn_in", replay.burn_in) != replay.burn_in:

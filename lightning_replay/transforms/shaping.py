@@ -136,7 +136,7 @@ class PotentialShaping(ReplayTransform):
         check_kind("potential", potential, Callable, "a callable from observations [B, ...] to [B]")
         self.potential = potential
         self.discount: float = checked_share("discount", discount)
-        self.shaping_discount = self.discount
+        self.shaping_discount: float | None = self.discount
         self._path = checked_key("observation_key", observation_key)
 
     def check_buffer(self, replay: Any) -> None:

@@ -67,7 +67,7 @@ def test_its_replay_must_discount_like_the_agent(tmp_path) -> None:
     with pytest.raises(ValueError, match="the replay discounts its 3-step returns by 0.9, the agent by 0.99"):
         make_trainer(tmp_path, max_epochs=1).fit(DQN(hidden_sizes=(4,)), datamodule=data)
     data = Own(filled(transform=PotentialShaping(torch.sum, 0.9)))
-    with pytest.raises(ValueError, match="the replay discounts potentials by 0.9, the agent by 0.99; give both"):
+    with pytest.raises(ValueError, match="the replay discounts its potentials by 0.9, the agent by 0.99; give both"):
         make_trainer(tmp_path, max_epochs=1).fit(DQN(hidden_sizes=(4,)), datamodule=data)
 
 
