@@ -23,19 +23,14 @@ SECTIONS = ("spikes", "gap", "lava", "door")
 _VIEW, _ROWS, _SECTION = 5, 4, 3  # cells seen ahead and across, free rows, and columns of a room with its obstacle
 _PENALTY = -1.0
 
-
-def _spike() -> Floor:
-    return Floor("yellow")
-
-
-_OBSTACLES = {"spikes": _spike, "gap": Wall, "lava": Lava, "door": Wall}
+_OBSTACLES = {"spikes": lambda: Floor("yellow"), "gap": Wall, "lava": Lava, "door": Wall}
 
 
 class ObstacleCourse(FullGrid):
     """Rooms in a row with an obstacle behind each, seen through a window of 5 x 5 cells; new in every episode.
 
     The obstacle course of Kompella et al. 2022, section 5, https://arxiv.org/abs/2211.00576, and as ``RandomSkills-v0``
-    its randomised multi-skill task. The paper prints neither its map nor its sizes: here a room has 2 x 4 cells, and
+    its randomised multi-skill task. The paper's text gives no map and no sizes: here a room has 2 x 4 cells, and
     the goal is in the lower right corner of the last one. ``reset(seed=level_id)`` plays the level of that seed.
 
     A column of obstacles is behind each room. ``"spikes"``: free in the first row only. ``"gap"``: a wall with a gap.
