@@ -328,7 +328,8 @@ def test_each_file_trains(name: str, shared_ray: None, tmp_path: Path, capsys: A
     # A round of several environments goes on while one of them begins an episode, and has more steps then; the limiter
     # of Ape-X holds the ratio over a run that is longer than this one.
     is_vector = "num_envs_per_env_runner" in (config_directory() / name).read_text()
-    assert "apex" in name or learned == pytest.approx(expected * played, rel=0.25 if is_vector else 1e-4)
+    tolerance = 0.25 if is_vector else 1e-3  # of a number with four digits
+    assert "apex" in name or learned == pytest.approx(expected * played, rel=tolerance)
     assert int(updates) >= 1
     assert 80 <= int(env_steps) <= int(stored) + waiting and int(stored) <= int(env_steps) and int(drawn) >= 64
     folder = tmp_path / "runs" / name.removesuffix(".yaml")
