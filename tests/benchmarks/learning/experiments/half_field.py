@@ -90,6 +90,7 @@ EXPERIMENTS = (
         comparisons=(
             *((arm, NONE) for arm in (UNIFORM, EXP3, EASY_TO_HARD, REVERSE)),
             *((arm, UNIFORM) for arm in (EXP3, EASY_TO_HARD, REVERSE)),
+            (EASY_TO_HARD, EXP3),
         ),
         panels=[
             *(Panel(task, "greedy success", title=f"task {task}") for task in TASKS),
