@@ -105,7 +105,7 @@ def _rllib_returns(file: str, arguments: Sequence[str], here: Path) -> dict[int,
 
     checkpoint = here / contents(file)["checkpoint"]
     given = [f"--restore={checkpoint}"] if checkpoint.exists() else []
-    with open(here / "printed.txt", "a", buffering=1) as printed:
+    with open(here / "printed.txt", "a" if given else "w", buffering=1) as printed:  # rows of a lost run are no part
         _run(main, [str(config_directory() / file), *given, *arguments], printed)
     return returns_in((here / "printed.txt").read_text())
 
