@@ -161,9 +161,10 @@ def headline_text(content: dict[str, Any], experiment: Experiment) -> str:
     prefix = "unfinished; " if content["missing"] else ""
     every = content["comparisons"][content["measure"]]
     texts = [pair["text"] for pair in every if (pair["arm"], pair["other"]) in experiment.headlines]
-    if not every:  # of one arm
+    if not every:  # of one arm, or of one that is finished
         values = content["values"][content["measure"]].items()
-        texts = [f"{arm} {mean_text(np.array([*of.values()]), experiment.measure.digits)}" for arm, of in values]
+        digits = experiment.measure.digits
+        texts = [f"{arm} {mean_text(np.array([*of.values()]), digits)}" for arm, of in values if of]
     if len(texts) < len(every):
         texts.append(f"[all {len(every)} comparisons]({PAGES}/{experiment.name}.md)")
     return "<br>".join([f"{prefix}{content['measure']}:", *texts])
