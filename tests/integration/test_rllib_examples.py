@@ -164,10 +164,10 @@ def test_the_command_takes_modules_of_the_folder_and_ctrl_c_leaves_a_checkpoint(
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, cwd=tmp_path, env=environment, text=True, **pipes) as process:
         assert process.stdout is not None
-        first = [next(process.stdout).split()[0] for _ in range(2)]
+        first = [next(process.stdout).split()[0] for _ in range(3)]
         process.send_signal(signal.SIGINT)
         rest, errors = process.communicate(timeout=280)
-    assert first == ["env_steps", "30"] and process.returncode == 128 + signal.SIGINT, errors[-2000:]
+    assert first == ["updates", "env_steps", "30"] and process.returncode == 128 + signal.SIGINT, errors[-2000:]
     assert "interrupted: training ends after this iteration" in errors
     assert rest.splitlines()[-1] == f"checkpoint with the replay buffer: {tmp_path / 'here'}"
     saved = json.loads((tmp_path / "here" / "replay_buffer" / "buffer.json").read_text())
