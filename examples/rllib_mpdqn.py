@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """MP-DQN in RLlib: half-field soccer with parameterised actions, one task for each EnvRunner, EXP3 in the buffer.
 
-    python examples/rllib_mpdqn.py           # 20,000 steps, about five minutes on two cores: the easy tasks are learned
+    python examples/rllib_mpdqn.py           # 20,000 steps
     python examples/rllib_mpdqn.py --fast    # 400 steps in one process, to see it run
 
 RLlib has no algorithm for discrete actions with parameters, Tuple(Discrete, Box, ..., Box). Its DQN has the rest: it
