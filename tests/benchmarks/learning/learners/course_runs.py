@@ -14,6 +14,7 @@ from torch import Tensor
 from lightning_replay import Replay, recipes
 from lightning_replay.envs.obstacle_course import ObstacleCourse
 from lightning_replay.events import EventTable, info_key
+from tests.benchmarks.learning.learners import three_rooms
 from tests.benchmarks.learning.learners.stacked_dqn import StackedDQN
 
 EVENTS = ("spikes", "gap", "lava", "door", "key", "goal")  # flags of the course's infos
@@ -28,12 +29,9 @@ def course_of(settings: dict[str, Any], **options: Any) -> ObstacleCourse:
 
 def replay_of(settings: dict[str, Any], seed: int) -> Replay:
     """Returns the replay of an arm; ``batch_size`` rows are one draw."""
+    if settings["replay"] != "event tables":
+        return three_rooms.replay_of(settings, seed)
     capacity, batch_size = settings["capacity"], settings["batch_size"]
-    if settings["replay"] == "uniform":
-        return recipes.uniform(capacity, batch_size, seed=seed)
-    if settings["replay"] == "prioritized":
-        exponent = settings["importance_exponent"]
-        return recipes.prioritized(capacity, batch_size, importance_exponent=exponent, seed=seed)
     history, most, least = (settings[name] for name in ("history_length", "table_capacity", "table_min_size"))
     return recipes.event_tables(
         capacity - most * len(settings["events"]),
