@@ -97,8 +97,7 @@ def measure(work: str, rounds: int, table: Table) -> dict[str, dict[str, float]]
 
 def draw(found: dict[str, dict[str, dict[str, float]]], path: Path) -> None:
     """Bars of every contender, a panel for each work."""
-    size = {"rows": 2, "columns": 2, "height": 5.2}
-    figure, grid = make_figure("the picture of the benchmark", **size)
+    figure, grid = make_figure("the picture of the benchmark", len(found), 1, 2.2 * len(found), 4.4)
     for axes, (work, times) in zip(grid.flat, found.items(), strict=True):
         names = list(reversed(times))
         bars = axes.barh(names, [times[name]["wall"] for name in names])
@@ -108,7 +107,7 @@ def draw(found: dict[str, dict[str, dict[str, float]]], path: Path) -> None:
         axes.set_xlim(0, 1.3 * max(times[name]["wall"] for name in names))  # for the labels
         axes.set_title(f"{work.upper()}, {WORKS[work].env}", fontsize="medium")
         axes.tick_params(labelsize="small")
-    figure.suptitle("Microseconds per environment step with its update, one core")
+    figure.suptitle("Microseconds per environment step\nwith its update, one core")
     save_figure(figure, path)
 
 

@@ -100,8 +100,9 @@ def time(microseconds: float) -> str:
 def draw(results: Path = RESULTS, path: Path = FIGURE) -> None:
     """Draws bars of every contender, a panel for each work."""
     from lightning_replay.inspection.plotting import make_figure, save_figure
+    from tests.benchmarks.learning.pictures import NARROW_WIDTH, shrink
 
-    figure, grid = make_figure("the picture of the benchmarks", rows=2, columns=2, height=4.4)
+    figure, grid = make_figure("the picture of the benchmarks", rows=len(PANELS), height=6.4, width=NARROW_WIDTH)
     for axes, (title, (name, work, contenders)) in zip(grid.flat, PANELS.items(), strict=True):
         times = json.loads((results / f"{name}.json").read_text())["us"][work]
         labels = list(reversed(contenders))
@@ -114,6 +115,7 @@ def draw(results: Path = RESULTS, path: Path = FIGURE) -> None:
         axes.tick_params(labelsize="small")
     figure.supxlabel("microseconds", fontsize="medium")
     save_figure(figure, path)
+    shrink(path)
 
 
 def _of_the_same_contenders(times: Mapping[str, Mapping[str, float]]) -> list[list[str]]:
