@@ -22,14 +22,14 @@ FIGURE = re.compile(r"[-+]?[\d.,]*\d \[[-+]?[\d.,]*\d, [-+]?[\d.,]*\d\]")  # a n
 # By method of the page of evidence: how the rows with its figures begin, in the README and in "Which method".
 QUOTED = {
     README: {
-        "| [HER](": "Hindsight",
-        "| [SSET](": "Event tables",
-        "| [PLR](": "Prioritized level replay",
-        "| [DPCER](": "Parallel curriculum",
-        "| [R2D2](": "Recurrent agents on sequences",
-        "| [NMER](": "Neighbourhood mixup",
-        "| [PER](": "Event tables",
-        "| [RLPD](": "Demonstrations in half of each batch",
+        "| [Hindsight](": "Hindsight",
+        "| [Event tables](": "Event tables",
+        "| [Level replay](": "Prioritized level replay",
+        "| [Parallel curriculum](": "Parallel curriculum",
+        "| [Sequences](": "Recurrent agents on sequences",
+        "| [Neighbourhood mixup](": "Neighbourhood mixup",
+        "| [Prioritized](": "Event tables",
+        "| [Half from demonstrations](": "Demonstrations in half of each batch",
         "| [UCB-DrAC](": "mixreg and UCB-DrAC",
         "| [Retention](": "Retention by surprise and on-policyness",
         "| [Variants](": "Prioritization variants",
