@@ -16,6 +16,7 @@ SHORTER = {  # the same code, fewer environment steps, EnvRunners and Learners, 
     "env_steps=6_000": "env_steps=1_050",
     "env_steps=6_200": "env_steps=1_100",
     "range(3_000)": "range(300)",
+    "for iteration in range(4)": "for iteration in range(1)",
     "grace_period=2_500, max_t=10_000": "grace_period=500, max_t=1_000",
     "num_samples=8": "num_samples=1",
     "ray.init(num_cpus=8": "ray.init(num_cpus=8, ignore_reinit_error=True",  # the Ray that is there
