@@ -14,6 +14,10 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SHORTER = {  # the same code, fewer environment steps, EnvRunners and Learners, smaller networks
     "env_steps=6_000": "env_steps=1_050",
+    "range(3_000)": "range(300)",
+    "for iteration in range(4)": "for iteration in range(1)",
+    "grace_period=2_500, max_t=10_000": "grace_period=500, max_t=500",
+    "num_samples=8": "num_samples=1",
     "ray.init(num_cpus=8": "ray.init(num_cpus=8, ignore_reinit_error=True",  # the Ray that is there
     "num_env_runners=2, num_envs_per_env_runner=2": "num_env_runners=0, num_envs_per_env_runner=2",
     "num_env_runners=1": "num_env_runners=0",
