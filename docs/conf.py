@@ -20,6 +20,7 @@ from sphinx.parsers import Parser
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 from inventories import write_inventories  # noqa: E402
+from page_parts import LICENSE, LINKS, VERSION  # noqa: E402
 
 # Names in signatures whose documentation has no page of their own, or that are imported for annotations alone.
 NOT_IN_AN_INVENTORY = (
@@ -38,8 +39,9 @@ NOT_IN_AN_INVENTORY = (
 )
 
 project = "lightning-replay"
-copyright = "the authors of lightning-replay"
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.intersphinx", "sphinx.ext.napoleon"]
+copyright = f"the authors of lightning-replay, licence {LICENSE}"
+version = release = VERSION
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.intersphinx", "sphinx.ext.napoleon", "page_parts"]
 
 root_doc = "docs/index"
 source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb", ".py": "listing", ".yaml": "listing"}
@@ -75,7 +77,10 @@ napoleon_custom_sections = [(name, "params_style") for name in ("Sampled keys", 
 napoleon_use_ivar = True  # attributes that a docstring lists are not described a second time
 
 html_theme = "furo"
-html_title = "lightning-replay"
+html_title = f"lightning-replay {VERSION}"
+html_theme_options = {
+    "footer_icons": [{"name": "Repository", "url": LINKS["Source"], "html": "Repository", "class": ""}]
+}
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_copy_source = False

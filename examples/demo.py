@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Three published effects in two minutes on two cores: a table, and one picture with a panel for each.
 
-    python examples/demo.py            # writes runs/demo/demo.png
+    python examples/demo.py            # writes runs/demo/demo.png and demo-narrow.png
     python examples/demo.py --fast     # two seeds and few steps, to see it run
 
 Level replay, event tables and neighbourhood mixup, each beside uniform replay with the same seeds. These are mechanism
@@ -266,13 +266,14 @@ def print_table(panel: Panel) -> None:
     print(f"  {panel.labels[1]} better for {ahead.sum()} of {len(ahead)} seeds; medians {medians}")
 
 
-def draw(built: list[Panel], path: Path) -> None:
+def draw(built: list[Panel], path: Path, columns: int) -> None:
     """Writes a PNG file: means of the finished panels, with bands of one standard error."""
     from lightning_replay.inspection.plotting import count_on, make_figure, save_figure
     from tests.benchmarks.learning.pictures import band_note, draw_band
 
-    figure, row = make_figure("the picture of the demo", columns=len(built), width=4.4 * len(built), height=4.6)
-    for axes, panel in zip(row[0], built, strict=True):
+    rows = len(built) // columns
+    figure, grid = make_figure("the picture of the demo", rows, columns, width=4.4 * columns, height=4.6 * rows)
+    for axes, panel in zip(grid.flat, built, strict=True):
         axes.set(title=panel.title, xlabel=panel.axes[0], ylabel=panel.axes[1])
         count_on(axes.xaxis)
         if not panel.is_done:
@@ -297,7 +298,8 @@ def main() -> None:
     print("Each method beside uniform replay, same seeds, none left out; about two minutes on two cores.", flush=True)
     for panel in run_all(built, options.fast):
         print_table(panel)
-        draw(built, picture)
+        draw(built, picture, columns=len(built))
+        draw(built, picture.with_stem("demo-narrow"), columns=1)
         print(f"  {time.perf_counter() - started:.0f} s; this panel is in {picture}", flush=True)
     print(f"\n{picture}: the three learning curves. {time.perf_counter() - started:.0f} s in all.\n{CLOSING}")
 

@@ -15,7 +15,7 @@ import torch
 from lightning_replay.inspection.plotting import COLORS, make_figure, save_figure
 from lightning_replay.levels import LevelBuffer, Rank, UniformLevels, scores
 from lightning_replay.levels.selector import LevelSelector
-from tests.benchmarks.learning.pictures import shrink
+from tests.benchmarks.learning.pictures import NARROW_WIDTH, shrink
 from tests.benchmarks.page_pictures import IMAGES
 
 LEVELS, BATCH, OUTCOMES, UPDATES = 2_000, 64, 8, 200
@@ -75,7 +75,7 @@ def learnability(staleness_weight: float = 0.1, **options) -> LevelBuffer:
 
 def draw_spread() -> None:
     """Effective levels and duplicates of a batch by temperature and staleness weight."""
-    figure, panels = make_figure("spread", 1, 2, 3.5)
+    figure, panels = make_figure("spread", 2, 1, 6.0, NARROW_WIDTH)
     rates = np.random.default_rng(0).uniform(0.0, 1.0, LEVELS)
     temperatures = (0.1, 0.3, 1.0, 3.0)
     kinds: dict[str, dict] = {"by rank": {"prioritization": Rank()}, "in proportion": {}}
@@ -91,11 +91,11 @@ def draw_spread() -> None:
                 twice.append(sum(BATCH - len(batch.unique()) for batch in drawn) / (40 * BATCH))
             label = f"{kind}, staleness weight {staleness_weight:g}"
             panels[0, 0].plot(temperatures, spread, style, marker="o", color=COLORS[number], label=label)
-            panels[0, 1].plot(temperatures, twice, style, marker="o", color=COLORS[number])
+            panels[1, 0].plot(temperatures, twice, style, marker="o", color=COLORS[number])
             print(f"  {label}: effective {np.round(spread, 1)}, duplicates {np.round(twice, 3)} at {temperatures}")
     panels[0, 0].set(xscale="log", yscale="log", xlabel="score_temperature", ylabel="effective levels")
-    panels[0, 1].set(xscale="log", xlabel="score_temperature", ylabel="duplicates in a batch of 64")
-    figure.legend(loc="outside lower center", ncols=2)
+    panels[1, 0].set(xscale="log", xlabel="score_temperature", ylabel="duplicates in a batch of 64")
+    figure.legend(loc="outside lower center", fontsize="small")
     save_figure(figure, IMAGES / "levels_spread.png")
 
 
@@ -105,43 +105,42 @@ def draw_wrong_scores() -> None:
         "uniform": lambda: UniformLevels(LEVELS, seed=0),
         "learnability": learnability,
     }
-    figure, panels = make_figure("wrong scores", 1, 3, 3.5)
+    figure, panels = make_figure("wrong scores", 3, 1, 8.0, NARROW_WIDTH)
     names = ("ladder, within reach or above", "ladder, solved", "coins", "unsolvable")
-    for axes, (name, make) in zip(panels[0], arms.items(), strict=False):
+    for axes, (name, make) in zip(panels.flat, arms.items(), strict=False):
         curves = learn(make())
         ladder, coins, unsolvable = curves["shares"].T
         parts = [smooth(part) for part in (ladder - curves["solved"], curves["solved"], coins, unsolvable)]
         axes.stackplot(np.arange(UPDATES), parts, colors=COLORS[:4], labels=names)
-        axes.set(title=name, xlabel="updates", ylim=(0, 1))
+        axes.set(title=name, xlabel="updates", ylabel="share of a batch", ylim=(0, 1))
         shares = {label: round(float(part[-100:].mean()), 2) for label, part in zip(names, parts, strict=True)}
         print(f"{name}: skill {curves['skill'][-1]:.2f}; shares of the last 100 batches {shares}")
-    panels[0, 0].set_ylabel("share of a batch")
     for number, coins in enumerate((0.0, 0.1, 0.4)):
         for style, (name, make) in zip((":", "-"), arms.items(), strict=True):
             curves = learn(make(), coins=coins)
-            panels[0, 2].plot(curves["skill"], style, color=COLORS[number], label=f"{name}, {coins:.0%} coins")
+            panels[2, 0].plot(curves["skill"], style, color=COLORS[number], label=f"{name}, {coins:.0%} coins")
             print(f"{name}, {coins:.0%} coins: skill {curves['skill'][-1]:.2f}")
-    panels[0, 2].set(xlabel="updates", ylabel="skill", ylim=(-0.5, 18))
-    panels[0, 2].legend(fontsize="x-small")
-    figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    panels[2, 0].set(xlabel="updates", ylabel="skill", ylim=(-0.5, 18))
+    panels[2, 0].legend(fontsize="x-small")
+    figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize="small")
     save_figure(figure, IMAGES / "levels_wrong_scores.png")
 
 
 def draw_staleness() -> None:
     """Levels that came within reach and still have the score 0 of their first outcomes, by staleness weight."""
-    figure, panels = make_figure("staleness", 1, 2, 3.5)
+    figure, panels = make_figure("staleness", 2, 1, 6.0, NARROW_WIDTH)
     for number, weight in enumerate((0.0, 0.1, 0.3, 0.6)):
         runs = [learn(learnability(weight), seed, measured=True, coins=0.0) for seed in range(2)]
         stale, skill = (np.mean([one[key] for one in runs], 0) for key in ("stale", "skill"))
         panels[0, 0].plot(smooth(stale), color=COLORS[number], label=f"staleness weight {weight:g}")
-        panels[0, 1].plot(skill, color=COLORS[number])
+        panels[1, 0].plot(skill, color=COLORS[number])
         print(f"staleness weight {weight:g}: {stale[-100:].mean():.2f} stale, skill {skill[-1]:.2f}")
     runs = [learn(UniformLevels(LEVELS, seed=0), seed, measured=True, coins=0.0) for seed in range(2)]
-    panels[0, 1].plot(np.mean([one["skill"] for one in runs], 0), ":", color="0.4", label="uniform levels")
+    panels[1, 0].plot(np.mean([one["skill"] for one in runs], 0), ":", color="0.4", label="uniform levels")
     print(f"uniform: skill {np.mean([one['skill'][-1] for one in runs]):.2f}")
-    panels[0, 0].set(xlabel="updates", ylabel="learnable levels with a score of 0")
-    panels[0, 1].set(xlabel="updates", ylabel="skill")
-    figure.legend(loc="outside lower center", ncols=3)
+    panels[0, 0].set(xlabel="updates", ylabel="learnable levels\nwith a score of 0")
+    panels[1, 0].set(xlabel="updates", ylabel="skill")
+    figure.legend(loc="outside lower center", ncols=2, fontsize="small")
     save_figure(figure, IMAGES / "levels_staleness.png")
 
 

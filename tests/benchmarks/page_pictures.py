@@ -21,7 +21,7 @@ from lightning_replay.inspection.plotting import COLORS, make_figure, save_figur
 from lightning_replay.lit.pictures import draw_level_curriculum, draw_score_against_staleness
 from tests.benchmarks.learning.experiments import locks as experiment
 from tests.benchmarks.learning.learners.combination_lock import CombinationLocks, TabularActorCritic
-from tests.benchmarks.learning.pictures import shrink
+from tests.benchmarks.learning.pictures import NARROW_WIDTH, shrink
 
 IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
 STARTS = 100  # of each task
@@ -31,10 +31,10 @@ SEED, STALENESS_WEIGHT = 200, 0.3  # of the levels; the first seed of the experi
 
 def draw_half_field(path: Path) -> None:
     """Where the ball lies at the starts of every task of half-field soccer, over one start as ``render`` draws it."""
-    figure, panels = make_figure("the tasks", 1, len(HalfField.TASKS), 3.0, sharey=True)
+    figure, panels = make_figure("the tasks", 2, 2, 5.6, NARROW_WIDTH, sharex=True, sharey=True)
     env = HalfField(render_mode="rgb_array")
     half = soccer.HALF_WIDTH + MARGIN
-    for axes, task in zip(panels[0], HalfField.TASKS, strict=True):
+    for axes, task in zip(panels.flat, HalfField.TASKS, strict=True):
         env.task = task
         balls = []
         for seed in range(STARTS):
@@ -42,11 +42,12 @@ def draw_half_field(path: Path) -> None:
             balls.append((env.ball.x, env.ball.y))
         axes.imshow(env.render(), extent=(-MARGIN, soccer.FIELD_LENGTH + MARGIN, -half, half))
         axes.scatter(*zip(*balls, strict=True), s=4, color="white")
-        axes.set(title=task, xlabel="m from midline")
+        axes.set(title=task)
         axes.grid(False)
     env.close()
-    panels[0, 0].set_ylabel("m from the middle of the goal")
-    figure.suptitle(f"Ball (white) at {STARTS} starts of each task; goal in yellow")
+    figure.supxlabel("m from midline", fontsize="medium")
+    figure.supylabel("m from the middle of the goal", fontsize="medium")
+    figure.suptitle(f"Ball (white) at {STARTS} starts of each\ntask; goal in yellow")
     save_figure(figure, path)
 
 
@@ -57,17 +58,17 @@ def draw_mixed_pairs(path: Path) -> None:
         "random pairs\n(recipes.mixup)": recipes.mixup(ROWS, DRAWN, seed=0),
         "pairs of neighbours\n(recipes.neighborhood_mixup)": recipes.neighborhood_mixup(ROWS, DRAWN, seed=0),
     }
-    figure, panels = make_figure("mixed pairs", 1, 2, 4.5, sharey=True)
+    figure, panels = make_figure("mixed pairs", 1, 2, 3.4, NARROW_WIDTH, sharey=True)
     for axes, (name, replay) in zip(panels[0], buffers.items(), strict=True):
         stored, mixed = steps["observation"], mixed_observations(replay, steps)
         axes.scatter(*stored[:, :2].T, s=6, color="0.7", label=f"{ROWS:,} stored")
         axes.scatter(*mixed[:, :2].T, s=6, color=COLORS[1], label=f"{len(mixed)} mixed")
         axes.set(xlabel="cosine of the angle", aspect="equal")
-        axes.set_title(name, fontsize="medium")
+        axes.set_title(name, fontsize="small")
     panels[0, 0].set_ylabel("sine of the angle")
     handles, labels = panels[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2, markerscale=2.5)
-    figure.suptitle("Observations of Pendulum-v1 under random actions, one batch")
+    figure.suptitle("Observations of Pendulum-v1 under\nrandom actions, one batch")
     save_figure(figure, path)
 
 

@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,42 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
         [*command, "--conf-dir", DOCS, ROOT, tmp_path / "site"], capture_output=True, text=True, env=os.environ
     )
     assert built.returncode == 0, built.stderr
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The first page and that of curricula, in HTML, without the other pages that they link to."""
+    out = tmp_path_factory.mktemp("site")
+    only = "include_patterns=docs/index.md,docs/curriculum.md,docs/which-method.md"
+    command = [sys.executable, "-m", "sphinx", "-Q", "--conf-dir", DOCS, "--define", only, ROOT, out]
+    subprocess.run(command, check=True, env=os.environ)
+    return {page.stem: page.read_text() for page in (out / "docs").glob("*.html")}
+
+
+def test_pages_have_a_description_and_a_card(pages: dict[str, str]) -> None:
+    for page, title in (("index", "lightning-replay"), ("curriculum", "Curriculum")):
+        tags = dict(re.findall(r'<meta (?:name|property)="([\w:]+)" content="([^"]*)"', pages[page]))
+        first = re.search(r"^(?!#|Version)\w.*$", (DOCS / f"{page}.md").read_text(), re.MULTILINE).group()
+        assert tags["og:title"] == title and tags["og:image"].endswith("/main/docs/images/card.png")
+        assert tags["description"] == tags["og:description"] and len(tags["description"]) <= 200
+        assert first.startswith(tags["description"].removesuffix(" …")[:60])
+
+
+def test_the_first_page_has_version_licence_and_repository(pages: dict[str, str]) -> None:
+    about = re.search(r'<p class="about">(.*?)</p>', pages["index"]).group(1)
+    assert f"Version {version('lightning-replay')}, licence Apache-2.0" in about
+    assert 'href="https://github.com/lightning-replay/lightning-replay">Source<' in about
+    assert 'class="about"' not in pages["curriculum"]
+
+
+def test_narrow_screens_get_narrow_figures_and_tables_as_lists(pages: dict[str, str]) -> None:
+    forms = re.findall(
+        r'<img .*?class="(wide|narrow)".*?src="\.\./_images/([\w-]+)\.png" style="width: (\d+)px', pages["curriculum"]
+    )
+    assert forms == [("wide", "half-field", "672"), ("narrow", "half-field-narrow", "422")]
+    table = re.search(r'<table class="[^"]*prose.*?</table>', pages["which-method"], re.DOTALL).group()
+    heads, rows = re.findall(r'<th class="head"><p>(.*?)</p>', table), table.split("<tr")[2:]
+    assert re.findall(r'<p class="column">(.*?)</p>', rows[0]) == heads[1:]
 
 
 @pytest.mark.parametrize("module", PUBLIC)

@@ -16,7 +16,8 @@ from lightning_replay.inspection.plotting import count_on, fill_band, line_style
 from tests.benchmarks.learning.experiment import Experiment
 from tests.benchmarks.learning.recorder import SeedRun
 
-TITLE_WIDTH = 36  # letters for each column of panels
+TITLE_WIDTH, LABEL_WIDTH = 36, 24  # letters for each column of panels, and along the height of one
+NARROW_WIDTH = 4.4  # inches of a column of panels alone: text of 10 points is readable on a telephone
 
 
 def draw_band(axes: Any, x: ArrayLike, curves: ArrayLike, label: str, **line_options: Any) -> Any:
@@ -48,8 +49,10 @@ def band_note(seeds: int) -> str:
     return "one seed" if seeds == 1 else f"mean of {seeds} seeds, band: ± 1 standard error"
 
 
-def draw_panels(experiment: Experiment, runs: Mapping[str, Mapping[int, SeedRun]], path: Path) -> None:
-    """Draws the panels of an experiment, two side by side, as a small PNG file.
+def draw_panels(
+    experiment: Experiment, runs: Mapping[str, Mapping[int, SeedRun]], path: Path, *, columns: int = 2
+) -> None:
+    """Draws the panels of an experiment as a small PNG file.
 
     An arm has the same line in all panels. The legend, below them, names the number of seeds. Panels of arms that
     were not run are left out; without any panel no file is written.
@@ -58,32 +61,32 @@ def draw_panels(experiment: Experiment, runs: Mapping[str, Mapping[int, SeedRun]
         experiment: names the panels.
         runs: by arm and seed.
         path: of the picture.
+        columns: of panels at most; one is for narrow screens.
     """
     panels = [panel for panel in experiment.panels if any(runs[arm] for arm in panel.arms or experiment.arms)]
     if not panels:
         return
-    columns = min(2, len(panels))
+    columns = min(columns, len(panels))
     rows = -(-len(panels) // columns)
-    figure, grid = make_figure(
-        "the picture of an experiment", rows, columns, height=1.4 + (3.4 if columns == 1 else 2.8) * rows
-    )
     arms = [arm for arm in experiment.arms if runs[arm] and any(arm in (panel.arms or [arm]) for panel in panels)]
     counts = {arm: len(runs[arm]) for arm in arms}
     is_even = len(set(counts.values())) == 1
+    labels = {arm: arm if is_even else f"{arm}, {counts[arm]} seed(s)" for arm in arms}
+    entries = min(len(arms), columns + (max(map(len, labels.values())) <= 20))  # of the legend, side by side
+    size = (1.4 + 2.8 * rows, 7.0) if columns > 1 else (0.8 + 2.4 * rows + 0.2 * -(-len(arms) // entries), NARROW_WIDTH)
+    figure, grid = make_figure("the picture of an experiment", rows, columns, *size)
     lines = {}
     for axes, panel in zip(grid.flat, panels, strict=False):
         for arm in (arm for arm in arms if arm in (panel.arms or arms)):
             at, curves = curves_of(runs[arm], panel.curve, panel.block)
-            label = arm if is_even else f"{arm}, {counts[arm]} seed(s)"
-            lines[label] = draw_band(axes, at, curves, label, **line_style(arms.index(arm)))
-        axes.set(xlabel=textwrap.fill(experiment.xlabel, TITLE_WIDTH), ylabel=panel.label)
+            lines[labels[arm]] = draw_band(axes, at, curves, labels[arm], **line_style(arms.index(arm)))
+        axes.set(xlabel=textwrap.fill(experiment.xlabel, TITLE_WIDTH), ylabel=textwrap.fill(panel.label, LABEL_WIDTH))
         axes.set_title(panel.title, fontsize="medium")
         count_on(axes.xaxis)
     for axes in list(grid.flat)[len(panels) :]:
         axes.remove()
     note = band_note(*set(counts.values())) if is_even else "mean over seeds, band: ± 1 standard error"
-    columns = 1 if len(lines) == 1 else 2 if max(map(len, lines)) > 20 else 3
-    figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=columns, fontsize="small", title=note)
+    figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=entries, fontsize="small", title=note)
     figure.suptitle(textwrap.fill(experiment.title, TITLE_WIDTH * grid.shape[1]))
     save_figure(figure, path)
     shrink(path)
@@ -103,5 +106,6 @@ def curves_of(runs: Mapping[int, SeedRun], curve: str, block: int = 1) -> tuple[
 
 
 def shrink(path: Path) -> None:
-    """Rewrites a picture with a palette of 256 colours, which takes a third of the bytes."""
-    Image.open(path).convert("RGB").quantize(256).save(path, optimize=True)
+    """Rewrites a picture with a palette of 128 colours, which takes a quarter of the bytes, and keeps its inches."""
+    image = Image.open(path)
+    image.convert("RGB").quantize(128).save(path, optimize=True, dpi=image.info["dpi"])

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from tests.benchmarks.learning.command import RESULTS
 from tests.benchmarks.learning.evidence import REPLACED
@@ -56,6 +57,18 @@ def test_an_arm_has_the_same_line_in_all_panels(tmp_path: Path, saved_figures: l
         ("steps", "success", "the second"),
     ]
     assert (tmp_path / "picture.png").stat().st_size < 100_000
+
+
+def test_a_narrow_picture_has_its_panels_below_one_another(tmp_path: Path, saved_figures: list[Any]) -> None:
+    runs = {arm: {0: run_of(0.0, 0.5)} for arm in EXPERIMENT.arms}
+    draw_panels(EXPERIMENT, runs, tmp_path / "wide.png")
+    draw_panels(EXPERIMENT, runs, tmp_path / "narrow.png", columns=1)
+    wide, narrow = saved_figures
+    assert [figure.get_figwidth() for figure in saved_figures] == [7.0, 4.4]
+    (left, _), (upper, lower) = wide.axes, narrow.axes
+    assert left.get_position().x1 < 0.5 < lower.get_position().x1 and lower.get_position().y1 < upper.get_position().y0
+    with Image.open(tmp_path / "narrow.png") as image:
+        assert image.size == (528, 696) and round(image.info["dpi"][0]) == 120
 
 
 def test_arms_of_different_numbers_of_seeds_name_theirs(tmp_path: Path, saved_figures: list[Any]) -> None:
