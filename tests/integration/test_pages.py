@@ -14,7 +14,10 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SHORTER = {  # the same code, fewer environment steps, EnvRunners and Learners, smaller networks
     "env_steps=6_000": "env_steps=1_050",
-    "env_steps=6_200": "env_steps=1_100",
+    "range(3_000)": "range(300)",
+    "for iteration in range(4)": "for iteration in range(1)",
+    "grace_period=2_500, max_t=10_000": "grace_period=500, max_t=500",
+    "num_samples=8": "num_samples=1",
     "ray.init(num_cpus=8": "ray.init(num_cpus=8, ignore_reinit_error=True",  # the Ray that is there
     "num_env_runners=2, num_envs_per_env_runner=2": "num_env_runners=0, num_envs_per_env_runner=2",
     "num_env_runners=1": "num_env_runners=0",
@@ -77,3 +80,16 @@ def test_links_of_a_page_lead_somewhere_and_files_named_in_it_exist(page: Path) 
     folders = "configs|examples|tests|docs|lightning_replay"
     for target in re.findall(rf"\b(?:{folders})/[\w./-]*\w\.(?:py|yaml|md|json)", text):
         assert (ROOT / target).exists(), target
+
+
+def test_the_readme_is_read_in_a_few_minutes() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert len(text.split()) <= 1_200
+    cells = [cell for line in text.splitlines() if line.startswith("|") for cell in line.split(" | ")]
+    assert len(cells) > 40 and [cell for cell in cells if len(cell.split()) > 25] == []
+
+
+@pytest.mark.parametrize("name", ["benchmarks", "evidence", "scaling"])
+def test_a_long_page_begins_with_a_summary_and_a_table(name: str) -> None:
+    summary, table = (ROOT / "docs" / f"{name}.md").read_text().split("\n## ")[0].split("\n|", maxsplit=1)
+    assert summary.startswith("# ") and len(summary.split()) <= 150 and table.count("\n|") >= 4

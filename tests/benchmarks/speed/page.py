@@ -16,13 +16,18 @@ from tests.benchmarks.learning.page import markdown_table
 
 RESULTS = Path(__file__).parents[1] / "results"
 PAGE = Path(__file__).parents[3] / "docs" / "benchmarks.md"
+PLACE = "../tests/benchmarks/results"
 FIGURE = RESULTS / "buffer_times.png"
+OWN = {"as columns", "its torch index"}  # contenders of this library beside the first
 
-# The name of a result, between the markers of its tables.
+# The name of a result, between the markers of its tables; and the markers of the table at the top.
 _MARKED = re.compile(r"(<!-- tables of (\w+) -->\n).*?(<!-- end of the tables -->\n)", re.DOTALL)
+_TOP = re.compile(r"(<!-- overview -->\n).*?(<!-- end of the overview -->\n)", re.DOTALL)
 
-# Panels of the figure: result, work, and its contenders by the name on the axis.
-PANELS: Mapping[str, tuple[str, str, Mapping[str, str]]] = {
+# Result, work, and its contenders by their names on the page, this library first.
+Row = tuple[str, str, Mapping[str, str]]
+# Panels of the figure by their titles.
+PANELS: Mapping[str, Row] = {
     "draw 256 uniformly": (
         "uniform",
         "uniform 256",
@@ -46,6 +51,23 @@ PANELS: Mapping[str, tuple[str, str, Mapping[str, str]]] = {
     ),
     "draw 32 stacks of frames": ("frames", "sample 32", {"this library": "ours", "TorchRL": "torchrl"}),
 }
+_WHOLE = {
+    "this library": "ours, Lightning",
+    "a loop in one file": "single file, fused Adam",
+    **{name: name for name in ("Stable-Baselines3", "TorchRL", "tianshou")},
+}
+# Rows of the table at the top, beside the panels.
+WHOLE: Mapping[str, Row] = {
+    "DQN on CartPole, a step and its update": ("end_to_end", "DQN", _WHOLE),
+    "TD3 on HalfCheetah, the same": ("end_to_end", "TD3", _WHOLE),
+    "SAC on HalfCheetah, the same": ("end_to_end", "SAC", _WHOLE),
+    "PPO on CartPole, a step of a rollout": ("end_to_end", "PPO", _WHOLE),
+    "DQN in RLlib, a training step": (
+        "rllib",
+        "training step",
+        {"this library": "configured", "RLlib's buffer": "rllib"},
+    ),
+}
 
 
 def with_tables(page: str, results: Path = RESULTS) -> str:
@@ -53,22 +75,39 @@ def with_tables(page: str, results: Path = RESULTS) -> str:
 
     def written(found: re.Match[str]) -> str:
         content = json.loads((results / f"{found[2]}.json").read_text())
-        return f"{found[1]}\n{tables(content)}\n\n{found[3]}"
+        return f"{found[1]}\n{tables(content, found[2])}\n\n{found[3]}"
 
-    return _MARKED.sub(written, page)
+    return _TOP.sub(lambda found: f"{found[1]}\n{overview(results)}\n\n{found[2]}", _MARKED.sub(written, page))
 
 
-def tables(content: Mapping[str, Any]) -> str:
-    """Returns the times of a result, and its targets, in Markdown.
+def overview(results: Path = RESULTS) -> str:
+    """Returns the table at the top in Markdown: this library, the fastest of the others, and TorchRL."""
+    rows = []
+    for label, (name, work, contenders) in {**WHOLE, **PANELS}.items():
+        times = times_of(json.loads((results / f"{name}.json").read_text()))[work]
+        ours, *others = ((times[contender], shown) for shown, contender in contenders.items())
+        best, shown = min(each for each in others if each[1] not in OWN)
+        theirs = time(times[contenders["TorchRL"]]) if "TorchRL" in contenders else ""
+        rows.append([label, time(ours[0]), f"{time(best)}, {shown}", theirs])
+    return markdown_table(["work", "this library", "fastest other", "TorchRL"], rows)
+
+
+def times_of(content: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Returns the microseconds of a result by work and contender."""
+    works = content.get("works", {}).items()
+    return {work.upper(): {name: each["wall"] for name, each in found.items()} for work, found in works} | content.get(
+        "us", {}
+    )
+
+
+def tables(content: Mapping[str, Any], name: str) -> str:
+    """Returns the times of a result, how many targets it meets and those it misses, in Markdown.
 
     Args:
         content: of its ``NAME.json``: microseconds by work and contender, and targets.
+        name: of the file, for a link to it.
     """
-    times = {
-        work.upper(): {name: each["wall"] for name, each in found.items()}
-        for work, found in content.get("works", {}).items()
-    }
-    times |= content.get("us", {})
+    times = times_of(content)
     parts = []
     for works in _of_the_same_contenders(times):
         names = list(times[works[0]])
@@ -77,11 +116,15 @@ def tables(content: Mapping[str, Any]) -> str:
             rows = [list(row) for row in zip(names, *(row[1:] for row in rows), strict=True)]
             names = works
         parts.append(markdown_table(["", *names], rows))
-    targets = [
-        [re.sub(r"^T\d+:? ", "", each["target"]), _value(each["value"]), _limit(each), "yes" if each["met"] else "no"]
-        for each in content["targets"]
+    targets = content["targets"]
+    missed = [
+        [re.sub(r"^T\d+:? ", "", each["target"]), _value(each["value"]), _limit(each)]
+        for each in targets
+        if not each["met"]
     ]
-    parts.append(markdown_table(["target", "measured", "limit", "met"], targets, others="---"))
+    parts.append(f"Targets met: {len(targets) - len(missed)} of {len(targets)} ([all]({PLACE}/{name}.json)).")
+    if missed:
+        parts.append(markdown_table(["missed", "measured", "limit"], missed, others="---"))
     return "\n\n".join(parts)
 
 

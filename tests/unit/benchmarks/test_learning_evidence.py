@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of the page on evidence is that of the kept results, and all pages quote their figures."""
+"""The tables of the page on evidence are those of the kept results, and all pages quote their figures."""
 
 from __future__ import annotations
 
@@ -12,53 +12,76 @@ import pytest
 
 from tests.benchmarks.learning.command import RESULTS
 from tests.benchmarks.learning.evidence import BEGIN, END, METHODS, PAGE, REPLACED, rows, table, write_table
-from tests.benchmarks.learning.experiment import Pairs
+from tests.benchmarks.learning.experiment import Experiment, Pairs
 from tests.benchmarks.learning.runner import all_experiments
 
 ROOT = PAGE.parents[1]
 README = ROOT / "README.md"
+WHICH_METHOD = ROOT / "docs" / "which-method.md"
 FIGURE = re.compile(r"[-+]?[\d.,]*\d \[[-+]?[\d.,]*\d, [-+]?[\d.,]*\d\]")  # a number with its interval
-# Rows of the README by how they begin, and the method of the page that has their figures.
+# By method of the page of evidence: how the rows with its figures begin, in the README and in "Which method".
 QUOTED = {
-    "| PER,": "Event tables",
-    "| NMER,": "Neighbourhood mixup",
-    "| SSET,": "Event tables",
-    "| DPCER,": "Parallel curriculum",
-    "| retention by": "Retention by surprise and on-policyness",
-    "| PLR,": "Prioritized level replay",
-    "| learnability,": "Learnability of prompts",
-    "| mixreg,": "mixreg and UCB-DrAC",
-    "| HER,": "Hindsight",
-    "| RLPD's halves,": "Demonstrations in half of each batch",
-    "| sequences, R2D2,": "Recurrent agents on sequences",
-    "Baselines of": "Event tables",
+    README: {
+        "| [Hindsight](": "Hindsight",
+        "| [Event tables](": "Event tables",
+        "| [Level replay](": "Prioritized level replay",
+        "| [Parallel curriculum](": "Parallel curriculum",
+        "| [Sequences](": "Recurrent agents on sequences",
+        "| [Neighbourhood mixup](": "Neighbourhood mixup",
+        "| [Prioritized](": "Event tables",
+        "| [Half from demonstrations](": "Demonstrations in half of each batch",
+        "| [UCB-DrAC](": "mixreg and UCB-DrAC",
+        "| [Retention](": "Retention by surprise and on-policyness",
+        "| [Variants](": "Prioritization variants",
+        "| [Learnability](": "Learnability of prompts",
+    },
+    WHICH_METHOD: {
+        "| [prioritized](": "Event tables",
+        "| variants of [prioritized](": "Prioritization variants",
+        "| [neighbourhood mixup](": "Neighbourhood mixup",
+        "| [event tables](": "Event tables",
+        "| [reverse sweep](": "Event tables",
+        "| [parallel curriculum](": "Parallel curriculum",
+        "| [retention](": "Retention by surprise and on-policyness",
+        "| [hindsight](": "Hindsight",
+        "| [half from demonstrations](": "Demonstrations in half of each batch",
+        "| [sequences](": "Recurrent agents on sequences",
+        "| [level replay](": "Prioritized level replay",
+        "| [learnability](": "Learnability of prompts",
+        "| [mixreg, UCB-DrAC](": "mixreg and UCB-DrAC",
+    },
 }
-
-
-def test_the_page_has_the_table_of_the_kept_results() -> None:
-    kept = PAGE.read_text().split(BEGIN)[1].split(END)[0].strip()
-    assert kept == table(all_experiments(), RESULTS), "run `make experiments FLAGS=--redraw`"
+ROWS = [(page, begins, method) for page, quoted in QUOTED.items() for begins, method in quoted.items()]
 
 
 def of_method(method: str) -> str:
-    """The rows of a method in the page's table, and its section."""
-    kept, after = PAGE.read_text().split(BEGIN)[1].split(END)
-    lines = [line for line in kept.splitlines() if re.match(rf"\| (\*\*)?{method}[ *]", line)]
-    sections = {section.split("\n")[0]: section for section in after.split("\n## ")}
-    assert len(lines) == len(METHODS[method][1])
-    return "\n".join([*lines, sections[method]])
+    """The section of a method, with its table."""
+    sections = {section.split("\n")[0]: section for section in PAGE.read_text().split("\n## ")}
+    return sections[method]
 
 
-@pytest.mark.parametrize("begins", QUOTED)
-def test_the_effects_in_the_readme_are_figures_of_the_same_method(begins: str) -> None:
-    (line,) = (line for line in README.read_text().splitlines() if line.startswith(begins))
-    figures = FIGURE.findall(line)
-    assert figures and [figure for figure in figures if figure not in of_method(QUOTED[begins])] == []
+@pytest.mark.parametrize("method", METHODS)
+def test_the_page_has_the_tables_of_the_kept_results(method: str) -> None:
+    kept = of_method(method).split(BEGIN)[1].split(END)[0].strip()
+    assert kept == table(method, all_experiments(), RESULTS), "run `make experiments FLAGS=--redraw`"
 
 
-def test_every_interval_in_the_readme_is_of_a_method() -> None:
-    quoting = [line for line in README.read_text().splitlines() if FIGURE.search(line)]
-    assert [line for line in quoting if not line.startswith(tuple(QUOTED))] == []
+def test_the_table_at_the_top_leads_to_the_section_of_each_method() -> None:
+    top = PAGE.read_text().split("\n## ")[0]
+    links = re.findall(r"^\| \[.*?\]\(#(.*?)\) \|", top, re.MULTILINE)
+    assert links == [re.sub(r"\W+", "-", method.lower()) for method in METHODS]
+
+
+@pytest.mark.parametrize(("page", "begins", "method"), ROWS)
+def test_effects_in_the_tables_of_methods_are_figures_of_the_same_method(page: Path, begins: str, method: str) -> None:
+    (line,) = (line for line in page.read_text().splitlines() if line.startswith(begins) and FIGURE.search(line))
+    assert [figure for figure in FIGURE.findall(line) if figure not in of_method(method)] == []
+
+
+@pytest.mark.parametrize("page", QUOTED)
+def test_every_interval_in_the_tables_of_methods_is_of_a_method(page: Path) -> None:
+    quoting = [line for line in page.read_text().splitlines() if FIGURE.search(line)]
+    assert [line for line in quoting if not line.startswith(tuple(QUOTED[page]))] == []
 
 
 def test_every_interval_in_a_text_is_of_a_kept_result() -> None:
@@ -76,11 +99,17 @@ def test_rows_name_what_is_compared_and_what_is_unfinished(tmp_path: Path) -> No
     experiments = all_experiments()
     write(tmp_path / "locks.json", experiments["locks"].pairs[:1])
     write(tmp_path / "rooms.json", experiments["rooms"].pairs[:1], missing={"uniform": [1]})
-    found = {name: row for row in rows(experiments, tmp_path) for name in [row[3].split("=")[1].rstrip("`")]}
-    assert list(found) == [name for _, names in METHODS.values() for name in names]
-    assert found["locks"][2] == "success:<br>verdict 0"
-    assert found["rooms"][2] == "unfinished; success:<br>verdict 0"
-    assert found["multi-room"][2] == "not finished, no verdict yet"
+    found = verdicts(experiments, tmp_path)
+    assert list(found) == [name for names in METHODS.values() for name in names]
+    assert found["locks"] == "success:<br>verdict 0"
+    assert found["rooms"] == "unfinished; success:<br>verdict 0"
+    assert found["multi-room"] == "not finished, no verdict yet"
+
+
+def verdicts(experiments: dict[str, Experiment], results: Path) -> dict[str, str]:
+    """The second cells of all rows, by the names in the first ones."""
+    found = (row for method in METHODS for row in rows(method, experiments, results))
+    return {task.split("`")[1]: text for task, text in found}
 
 
 def write(path: Path, pairs: Pairs, missing: dict[str, list[int]] | None = None) -> None:
@@ -91,17 +120,34 @@ def write(path: Path, pairs: Pairs, missing: dict[str, list[int]] | None = None)
     path.write_text(json.dumps(content))
 
 
-def test_a_row_has_the_headlines_and_a_link_to_all(tmp_path: Path) -> None:
+def test_a_row_has_the_headlines_and_of_how_many(tmp_path: Path) -> None:
     experiments = all_experiments()
     few, many = experiments["locks"], experiments["event-tables"]
     for experiment in (few, many):
         write(tmp_path / f"{experiment.name}.json", experiment.pairs)
-    found = {row[3]: row[2].split("<br>")[1:] for row in rows(experiments, tmp_path)}
-    assert found["`make experiments ONLY=locks`"] == [f"verdict {number}" for number in range(4)]
-    *headlines, link = found["`make experiments ONLY=event-tables`"]
+    found = {name: text.split("<br>") for name, text in verdicts(experiments, tmp_path).items()}
+    assert found["locks"] == ["success:", *(f"verdict {number}" for number in range(4))]
+    title, *headlines = found["event-tables"]
     shown = [many.pairs[int(verdict.split()[1])] for verdict in headlines]
     assert set(shown) == set(many.headline) and len(shown) == 4
-    assert link == "[all 18 comparisons](../tests/benchmarks/results/event-tables.md)"
+    assert title == "success, 4 of 18 comparisons:"
+
+
+def test_verdicts_leave_out_what_the_page_has_once(tmp_path: Path) -> None:
+    made = [
+        "A is better than B: ratio of medians 0.61 [0.43, 0.84], 4 of 4 seeds (few seeds: rely on it with care)",
+        "no difference found between A and C: ratio of medians 0.96 [0.69, 1.18], 9 of 16 seeds",
+    ]
+    pairs = all_experiments()["locks"].pairs
+    compared = [{"arm": arm, "other": other, "text": text} for (arm, other), text in zip(pairs, made, strict=False)]
+    (tmp_path / "locks.json").write_text(
+        json.dumps({"measure": "steps", "comparisons": {"steps": compared}, "missing": {}})
+    )
+    assert verdicts(all_experiments(), tmp_path)["locks"].split("<br>") == [
+        "steps (ratio of medians):",
+        "A is better than B: 0.61 [0.43, 0.84], 4/4",
+        "no difference found between A and C: 0.96 [0.69, 1.18], 9/16",
+    ]
 
 
 def test_an_experiment_of_one_arm_shows_its_mean(tmp_path: Path) -> None:
@@ -109,16 +155,15 @@ def test_an_experiment_of_one_arm_shows_its_mean(tmp_path: Path) -> None:
     content = {"measure": "success", "comparisons": {"success": []}, "missing": {}}
     content["values"] = {"success": {"the file": {"390": 0.5, "391": 0.7}}}
     (tmp_path / "half-field-file.json").write_text(json.dumps(content))
-    (found,) = (row[2] for row in rows(experiments, tmp_path) if "ONLY=half-field-file`" in row[3])
-    assert found.startswith("success:<br>the file 0.60 [")
+    assert verdicts(experiments, tmp_path)["half-field-file"].startswith("success:<br>the file 0.60 [")
 
 
 def test_the_length_of_a_run_is_that_of_the_settings() -> None:
     experiments = all_experiments()
     settings = experiments["locks"].settings | {"updates": 1_234}
     changed = experiments | {"locks": dataclasses.replace(experiments["locks"], settings=settings)}
-    task = next(row[1] for row in rows(changed, RESULTS) if "ONLY=locks`" in row[3])
-    assert task.endswith("; 1234 updates of 16 episodes, seeds 200 to 207")
+    (task, _), *_ = rows("Prioritized level replay", changed, RESULTS)
+    assert task.endswith("; 1234 updates of 16 episodes; `locks`")
     lengths = {name: experiment.run_length for name, experiment in experiments.items()}
     assert lengths["nmer-short"] == "8,000 steps" and lengths["event-tables-file"] == "20,000 steps"
 
@@ -126,7 +171,7 @@ def test_the_length_of_a_run_is_that_of_the_settings() -> None:
 def test_an_experiment_without_a_place_is_refused(tmp_path: Path) -> None:
     experiments = all_experiments()
     with pytest.raises(ValueError, match="give each experiment a place"):
-        list(rows({**experiments, "new": experiments["locks"]}, tmp_path))
+        list(rows("Hindsight", {**experiments, "new": experiments["locks"]}, tmp_path))
 
 
 @pytest.mark.parametrize("name", REPLACED)
@@ -136,8 +181,13 @@ def test_replaced_experiments_keep_their_results_and_their_place_on_the_page(nam
     assert f"../tests/benchmarks/results/{name}.md" in PAGE.read_text()
 
 
-def test_text_around_the_table_stays(tmp_path: Path) -> None:
-    page = tmp_path / "evidence.md"
-    page.write_text(f"before\n{BEGIN}rows of earlier results\n{END}after\n")
+def test_text_around_the_tables_stays(tmp_path: Path) -> None:
+    page, old = tmp_path / "evidence.md", f"{BEGIN}rows of earlier results\n{END}"
+    page.write_text(f"before\n\n## Hindsight\n\n{old}after\n\n## Other\n\ntext\n\n## Event tables\n\n{old}")
     write_table(all_experiments(), RESULTS, page)
-    assert page.read_text() == f"before\n{BEGIN}\n{table(all_experiments(), RESULTS)}\n\n{END}after\n"
+    goals, events = (
+        f"{BEGIN}\n{table(method, all_experiments(), RESULTS)}\n\n{END}" for method in ("Hindsight", "Event tables")
+    )
+    assert (
+        page.read_text() == f"before\n\n## Hindsight\n\n{goals}after\n\n## Other\n\ntext\n\n## Event tables\n\n{events}"
+    )
