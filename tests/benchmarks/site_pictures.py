@@ -32,53 +32,46 @@ class Lead(NamedTuple):
 
     experiment: str
     title: str
-    arms: tuple[str, str]  # without the method and with it
-    labels: tuple[str, str]
+    arms: Mapping[str, str]  # by label: without the method, then with it
 
 
 LEADS: Mapping[str, Lead] = {  # by the name of the page
     "prioritized": Lead(
-        "rooms", "Three rooms, tabular Q-learning", ("uniform", "prioritized"), ("uniform", "prioritized")
+        "rooms", "Three rooms, tabular Q-learning", {"uniform": "uniform", "prioritized": "prioritized"}
     ),
     "mixup": Lead(
         "nmer-short",
         "HalfCheetah, TD3 at replay ratio 20",
-        ("uniform", "neighbourhood mixup"),
-        ("uniform", "neighbourhood mixup"),
+        {"uniform": "uniform", "neighbourhood mixup": "neighbourhood mixup"},
     ),
     "event-tables": Lead(
         "event-tables",
         "Three rooms, double DQN",
-        ("uniform", "event tables: gap and goal"),
-        ("uniform", "event tables"),
+        {"uniform": "uniform", "event tables": "event tables: gap and goal"},
     ),
     "curriculum": Lead(
         "half-field",
         "Soccer from the hardest start, MP-DQN",
-        ("no curriculum", "easy to hard"),
-        ("no curriculum", "easy to hard"),
+        {"no curriculum": "no curriculum", "easy to hard": "easy to hard"},
     ),
     "retention": Lead(
         "kl-retention",
         "MinAtar Breakout, Rainbow, 500 rows",
-        ("FIFO", "retention"),
-        ("first in, first out", "retention"),
+        {"first in, first out": "FIFO", "retention": "retention"},
     ),
-    "goals": Lead("goals", "PointMaze, SAC", ("uniform", "hindsight"), ("uniform", "hindsight")),
+    "goals": Lead("goals", "PointMaze, SAC", {"uniform": "uniform", "hindsight": "hindsight"}),
     "demonstrations": Lead(
-        "halves", "MountainCarContinuous, SAC", ("online alone", "halves"), ("online rows alone", "half demonstrated")
+        "halves", "MountainCarContinuous, SAC", {"online rows alone": "online alone", "half demonstrated": "halves"}
     ),
     "memory": Lead(
         "memory",
         "A cue to remember for 20 steps",
-        ("DQN, single rows", "RecurrentDQN, sequences"),
-        ("DQN, single rows", "recurrent, sequences"),
+        {"DQN, single rows": "DQN, single rows", "recurrent, sequences": "RecurrentDQN, sequences"},
     ),
     "levels": Lead(
         "multi-room",
-        "MultiRoom, PPO, held-out levels",
-        ("uniform", "level replay, temperature 1"),
-        ("uniform levels", "level replay"),
+        "MultiRoom, PPO, temperature 1",
+        {"uniform levels": "uniform", "level replay": "level replay, temperature 1"},
     ),
 }
 CARD = ("event-tables", "mixup", "levels")
@@ -94,27 +87,26 @@ def runs_of(experiment: Experiment) -> Runs:
 
 def two_arms(lead: Lead, experiment: Experiment) -> tuple[Experiment, Runs]:
     """Returns an experiment reduced to what its lead shows, and its runs by label."""
-    arms = dict(zip(lead.labels, lead.arms, strict=True))
     reduced = dataclasses.replace(
         experiment,
         title=lead.title,
-        arms={label: experiment.arms[arm] for label, arm in arms.items()},
+        arms={label: experiment.arms[arm] for label, arm in lead.arms.items()},
         panels=[dataclasses.replace(experiment.panels[0], arms=(), title="")],
         comparisons=None,
         headline=(),
     )
     kept = runs_of(experiment)
-    return reduced, {label: kept[arm] for label, arm in arms.items()}
+    return reduced, {label: kept[arm] for label, arm in lead.arms.items()}
 
 
 def draw_leads(experiments: Mapping[str, Experiment]) -> None:
-    """Each method beside uniform replay, as ``lead_PAGE.png``."""
+    """Draws each method beside uniform replay, as ``lead_PAGE.png``."""
     for page, lead in LEADS.items():
         draw_panels(*two_arms(lead, experiments[lead.experiment]), IMAGES / f"lead_{page}.png")
 
 
 def draw_narrow(experiments: Mapping[str, Experiment]) -> None:
-    """Panels below one another, as ``NAME-narrow.png``, of experiments whose picture a page shows side by side."""
+    """Draws panels below one another, as ``NAME-narrow.png``, where a page shows them side by side."""
     pages = "".join(page.read_text() for page in DOCS.glob("*.md"))
     for name in sorted(set(re.findall(r"/results/([\w-]+)\.png", pages)) & set(experiments)):
         if len(experiments[name].panels) > 1:
@@ -122,7 +114,7 @@ def draw_narrow(experiments: Mapping[str, Experiment]) -> None:
 
 
 def draw_card(experiments: Mapping[str, Experiment], path: Path) -> None:
-    """Name, purpose and three of the leads, 1,200 by 630 pixels: what a link to a page shows elsewhere."""
+    """Draws name, purpose and three of the leads, 1,200 by 630 pixels: what a link to a page shows elsewhere."""
     figure, panels = make_figure("the card", 1, len(CARD), 5.25, 10.0)
     figure.get_layout_engine().set(rect=(0.02, 0.03, 0.96, 0.54), wspace=0.06)
     figure.text(0.03, 0.84, CARD_TITLE, fontsize=40, fontweight="bold")
@@ -132,7 +124,7 @@ def draw_card(experiments: Mapping[str, Experiment], path: Path) -> None:
         for label in experiment.arms:
             draw_band(axes, *curves_of(runs[label], experiment.panels[0].curve, experiment.panels[0].block), label)
         count_on(axes.xaxis)
-        axes.set_title(LEADS[page].labels[1], fontsize=15, color=axes.get_lines()[1].get_color())
+        axes.set_title(list(experiment.arms)[1], fontsize=15, color=axes.get_lines()[1].get_color())
         axes.tick_params(labelsize=11)
     panels[0, 0].legend(loc="upper left", fontsize=12, handles=panels[0, 0].get_lines()[:1])
     save_figure(figure, path)

@@ -25,16 +25,16 @@ def test_the_first_picture_of_a_page_is_its_method_beside_uniform(page: str) -> 
 
 def test_every_page_of_a_method_has_a_lead() -> None:
     methods = re.search(r":caption: Methods\n\n(.*?)```", (DOCS / "index.md").read_text(), re.DOTALL).group(1)
-    others = {"frames", "cameras", "levels-outcomes", "levels-when", "levels-temperature", "samplers-and-transforms"}
+    others = {"frames", "levels-when", "levels-temperature", "samplers-and-transforms"}
     assert {line.rpartition("<")[2].strip("> ") for line in methods.splitlines()} - others <= set(LEADS)
 
 
 def test_a_lead_has_the_kept_runs_of_two_arms() -> None:
     lead = LEADS["curriculum"]
     experiment, runs = two_arms(lead, all_experiments()[lead.experiment])
-    assert [panel.curve for panel in experiment.panels] == ["target"] and list(experiment.arms) == list(lead.labels)
+    assert [panel.curve for panel in experiment.panels] == ["target"] and list(experiment.arms) == list(lead.arms)
     assert experiment.arms["easy to hard"] == all_experiments()["half-field"].arms["easy to hard"]
-    without, ordered = (runs[label] for label in lead.labels)
+    without, ordered = (runs[label] for label in lead.arms)
     assert list(without) == list(ordered) == list(range(300, 308))
     assert all(run.curves["target"][-1] < 0.1 for run in without.values())
     assert all(run.curves["target"][-1] > 0.8 for run in ordered.values())
