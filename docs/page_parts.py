@@ -17,7 +17,7 @@ from sphinx.transforms import SphinxTransform
 
 NARROW = "-narrow"  # NAME-narrow.png beside NAME.png
 INCH = 96  # pixels of CSS
-PROSE = 40  # letters of a cell beyond the first, above which a table of three columns is a list on a narrow screen
+PROSE = 40  # letters of a cell beyond the first, above which a table of three or more columns is a narrow list
 
 _found = metadata.metadata("lightning-replay")
 VERSION, LICENSE, SUMMARY = _found["Version"], _found["License-Expression"], _found["Summary"]
@@ -78,10 +78,9 @@ class About(SphinxTransform):
     def apply(self, **options: Any) -> None:
         """Adds a paragraph."""
         if self.env.docname == self.config.root_doc:
-            links = [nodes.reference("", name, refuri=LINKS[name]) for name in ("Source", "Changelog", "Issues")]
             about = nodes.paragraph("", f"Version {VERSION}, licence {LICENSE}", classes=["about"])
-            for link in links:
-                about += [nodes.Text(" · "), link]
+            for name in ("Source", "Changelog", "Issues"):
+                about += [nodes.Text(" · "), nodes.reference("", name, refuri=LINKS[name])]
             title = next(self.document.findall(nodes.title))
             title.parent.insert(title.parent.index(title) + 1, about)
 

@@ -62,7 +62,7 @@ def test_pages_have_a_description_and_a_card(pages: dict[str, str]) -> None:
         tags = dict(re.findall(r'<meta (?:name|property)="([\w:]+)" content="([^"]*)"', pages[page]))
         first = re.search(r"^(?!#|Version)\w.*$", (DOCS / f"{page}.md").read_text(), re.MULTILINE).group()
         assert tags["og:title"] == title and tags["og:image"].endswith("/main/docs/images/card.png")
-        assert tags["description"] == tags["og:description"] and len(tags["description"]) <= 200
+        assert tags["description"] == tags["og:description"] and 60 <= len(tags["description"]) <= 200
         assert first.startswith(tags["description"].removesuffix(" …")[:60])
 
 

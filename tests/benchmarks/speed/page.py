@@ -95,9 +95,8 @@ def overview(results: Path = RESULTS) -> str:
 def times_of(content: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """Returns the microseconds of a result by work and contender."""
     works = content.get("works", {}).items()
-    return {work.upper(): {name: each["wall"] for name, each in found.items()} for work, found in works} | content.get(
-        "us", {}
-    )
+    whole = {work.upper(): {name: each["wall"] for name, each in found.items()} for work, found in works}
+    return whole | content.get("us", {})
 
 
 def tables(content: Mapping[str, Any], name: str) -> str:
