@@ -138,24 +138,24 @@ def run_script(
 
 
 @pytest.fixture
-def run_example(
-    shared_ray: None, run_script: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., list[str]]:
-    """The same for an example that starts a Ray, which would take as long again: it runs on the shared one."""
+def starts_shared_ray(shared_ray: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Code that starts a Ray and ends it, which would take five seconds, has the shared one instead."""
     import ray
 
-    def run(name: str, *arguments: str) -> list[str]:
-        calls: list[str] = []
+    calls: list[str] = []
 
-        def init(address: str, num_cpus: int, **options: Any) -> None:
-            assert address == "local" and num_cpus <= NUM_CPUS
-            calls.append("init")
+    def init(address: str, num_cpus: int, **options: Any) -> None:
+        assert address == "local" and num_cpus <= NUM_CPUS
+        calls.append("init")
 
-        with monkeypatch.context() as patched:
-            patched.setattr(ray, "init", init)
-            patched.setattr(ray, "shutdown", lambda: calls.append("shutdown"))
-            lines = run_script(name, *arguments)
-        assert calls == ["init", "shutdown"]
-        return [line for line in lines if "(raylet)" not in line]
+    with monkeypatch.context() as patched:
+        patched.setattr(ray, "init", init)
+        patched.setattr(ray, "shutdown", lambda: calls.append("shutdown"))
+        yield
+    assert calls == ["init", "shutdown"]
 
-    return run
+
+@pytest.fixture
+def run_example(starts_shared_ray: None, run_script: Callable[..., list[str]]) -> Callable[..., list[str]]:
+    """The same for an example that starts a Ray."""
+    return lambda *given: [line for line in run_script(*given) if "(raylet)" not in line]
