@@ -30,6 +30,7 @@ import torch
 
 from tests.ray_cpus import become_free
 from tests.startup import frames
+from tests.startup.ray_workers import ADDRESS
 
 NUM_CPUS = 8
 OWN_RAY = ("test_rllib_cluster", "test_rllib_faults", "test_rllib_sharded_saves")
@@ -45,6 +46,24 @@ gc.disable()  # what libraries and tests import stays to the end: looking for ga
 torch.set_num_threads(1)
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, print_blob=True)
 hypothesis.settings.load_profile("repeatable")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Starts what forks the processes of Ray, for this process and those of pytest-xdist, which find it there."""
+    if sys.platform == "win32" or ADDRESS in os.environ:
+        return
+    folder = tempfile.TemporaryDirectory()
+    os.environ[ADDRESS] = os.path.join(folder.name, "socket")
+    command = [sys.executable, os.path.join(STARTUP, "ray_workers.py")]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"listens\n"
+
+    def end() -> None:
+        process.communicate()
+        del os.environ[ADDRESS]
+        folder.cleanup()
+
+    config.add_cleanup(end)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -86,23 +105,17 @@ def saved_figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 @pytest.fixture(scope="session")
-def forked_ray_workers() -> Iterator[None]:
-    """A Ray that starts after this has its processes forked, see ``tests/startup/ray_workers.py``."""
-    if sys.platform == "win32":
+def small_ray() -> Iterator[None]:
+    """A Ray that starts after this has no autoscaler, dashboard or forwarded logs: three processes of a second each."""
+    node = pytest.importorskip("ray._private.node").Node
+    with pytest.MonkeyPatch.context() as patched:
+        for start in ("start_monitor", "start_api_server", "start_log_monitor"):
+            patched.setattr(node, start, lambda self, **options: None)
         yield
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["TESTS_RAY_WORKERS"] = os.path.join(folder, "socket")
-        command = [sys.executable, os.path.join(STARTUP, "ray_workers.py")]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-            assert process.stdout.readline() == b"listens\n"
-            yield
-            process.stdin.close()
-        del os.environ["TESTS_RAY_WORKERS"]
 
 
 @pytest.fixture(scope="module")
-def shared_ray(forked_ray_workers: None) -> None:
+def shared_ray(small_ray: None) -> None:
     """A Ray of 8 CPUs, all of them free. It stays for the next file; files with a Ray of their own come before."""
     import ray
 

@@ -9,6 +9,7 @@ anything: it passes its command on and waits for the fork that carries it out.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -20,6 +21,7 @@ from typing import Any, NoReturn
 ADDRESS = "TESTS_RAY_WORKERS"  # environment variable with the socket's path
 COMMAND = "default_worker.py"  # what Ray starts
 BYTES = 1 << 20  # of a command with its environment
+MOST_RAYS = 4  # at a time: two processes of tests, and what they start
 LIBRARIES = (
     "torch",
     "tensordict",
@@ -116,6 +118,7 @@ def serve(commands: socket.socket) -> NoReturn:
         if not has_ray:
             os.environ.update(message["environment"])
             import_ray()
+            gc.freeze()  # what all forks share stays where it is
             has_ray = True
         if os.fork() == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -126,7 +129,7 @@ def serve(commands: socket.socket) -> NoReturn:
 
 
 def main() -> None:
-    """Imports the libraries, then passes each command to the process of its Ray until standard input is closed."""
+    """Passes each command to the process of its Ray until standard input is closed; imports before the first."""
     import importlib
     import select
 
@@ -134,30 +137,29 @@ def main() -> None:
     listener.bind(os.environ[ADDRESS])
     listener.listen(64)
     print("listens", flush=True)
-    for library in LIBRARIES:
-        importlib.import_module(library)
-    compile_once()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
-    session = ""
-    commands: socket.socket | None = None
+    rays: dict[str, socket.socket] = {}
     while sys.stdin not in (readable := select.select([listener, sys.stdin], [], [])[0]):
         connection, _ = readable[0].accept()
         text, files, _, _ = socket.recv_fds(connection, BYTES, 3)
         if text:
             (wanted,) = (part for part in json.loads(text)["command"] if part.startswith("--session-name="))
-            if wanted != session:
-                if commands:
-                    commands.close()  # one Ray at a time
-                session = wanted
-                commands, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            if not rays:
+                for library in LIBRARIES:
+                    importlib.import_module(library)
+                compile_once()
+            if wanted not in rays:
+                rays[wanted], theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
                 if os.fork() == 0:
-                    for unused in (listener, connection, commands):
+                    for unused in (listener, connection, *rays.values()):
                         unused.close()
                     for file in files:
                         os.close(file)
                     serve(theirs)
                 theirs.close()
-            socket.send_fds(commands, [text], [*files, connection.fileno()])
+                if len(rays) > MOST_RAYS:
+                    rays.pop(next(iter(rays))).close()
+            socket.send_fds(rays[wanted], [text], [*files, connection.fileno()])
         connection.close()
         for file in files:
             os.close(file)
