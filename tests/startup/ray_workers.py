@@ -20,6 +20,8 @@ from typing import Any, NoReturn
 
 ADDRESS = "TESTS_RAY_WORKERS"  # environment variable with the socket's path
 COMMAND = "default_worker.py"  # what Ray starts
+SETUP = "setup_worker.py"  # what Ray starts first where there is a runtime environment; it imports Ray
+ENVIRONMENT = "--serialized-runtime-env-context="
 BYTES = 1 << 20  # of a command with its environment
 MOST_RAYS = 4  # at a time: two processes of tests, and what they start
 LIBRARIES = (
@@ -41,6 +43,8 @@ def hand_over() -> None:
     command = sys.orig_argv[1:]
     while command and command[0].startswith("-"):
         command.pop(0)
+    if command and Path(command[0]).name == SETUP:
+        command = without_setup(command[1:])
     if not command or Path(command[0]).name != COMMAND:
         return
 
@@ -53,6 +57,17 @@ def hand_over() -> None:
     socket.send_fds(connection, [json.dumps(message).encode()], [0, 1, 2])
     connection.recv(1)  # nothing comes; the fork has the other end open as long as it lives
     os._exit(0)
+
+
+def without_setup(command: list[str]) -> list[str]:
+    """Returns the command that follows, if its runtime environment is one of variables alone, and sets these."""
+    (text,) = [word.removeprefix(ENVIRONMENT) for word in command if word.startswith(ENVIRONMENT)] or ["{}"]
+    given = {name: value for name, value in json.loads(text).items() if value}
+    variables = given.pop("env_vars", {})
+    if given.pop("py_executable", sys.executable) != sys.executable or given or "$" in "".join(variables.values()):
+        return []
+    os.environ.update(variables)
+    return [word for word in command if not word.startswith((ENVIRONMENT, "--language="))]
 
 
 def carry_out(message: dict[str, Any], files: list[int]) -> NoReturn:
