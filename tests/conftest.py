@@ -39,6 +39,7 @@ STARTUP = str(Path(__file__).parent / "startup")  # sitecustomize.py of the proc
 
 if IN_MEMORY.is_dir() and shutil.disk_usage(IN_MEMORY).free > 8 << 30:
     os.environ.setdefault("TMPDIR", str(IN_MEMORY))
+    tempfile.tempdir = None  # pytest has looked for it before, for what it captures
 collect_ignore = ["startup"]  # for the processes that tests start
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [STARTUP, os.environ.get("PYTHONPATH")]))
 inspect.stack = frames.stack  # as in tests/startup/sitecustomize.py
