@@ -28,7 +28,7 @@ ENVS, BATCH = 4, 64
 
 def buffers(steps: int) -> dict[str, dict[str, Any]]:
     """What changes in a call of ``DQN``."""
-    falls = EventTable("falls", condition=terminal_with_reward(), history_length=10, capacity=2_000, share=0.25)
+    falls = EventTable("falls", condition=terminal_with_reward(at_least=1.0), history_length=10, capacity=2_000, share=0.25)
     weights = Linear(0.4, 1.0, steps, clock="env_steps")  # β reaches 1 at the end
     return {
         "Stable-Baselines3's own": {},

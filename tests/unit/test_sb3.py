@@ -18,7 +18,7 @@ from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
 from torch.nn import functional
 
-from lightning_replay import events, recipes
+from lightning_replay import MixedReplay, events, recipes
 from lightning_replay.sb3 import RecipeBuffer
 from lightning_replay.schedules import Linear
 
@@ -293,6 +293,21 @@ def test_an_info_that_lacks_a_key_is_refused_and_nothing_stored() -> None:
         one = np.zeros((1, 2))
         buffer.add(one, one, np.zeros(1), np.zeros(1), np.zeros(1), [{"lives": 3}])
     assert len(buffer.replay) == 0 and buffer.size() == 0
+
+
+def half_offline(capacity: int, seed: int) -> MixedReplay:
+    offline = recipes.uniform(capacity=8, seed=1)
+    offline.extend(model_of(DQN, Count(), steps=8, of={"recipe": "uniform"}).replay_buffer.replay[:].exclude("index"))
+    return recipes.mixed(online=recipes.prioritized(capacity=capacity), offline=offline, seed=seed)
+
+
+def test_half_of_a_batch_may_be_offline_rows(tmp_path: Path) -> None:
+    model = model_of(DQN, Count(), steps=20, learning_starts=8, of={"recipe": half_offline})
+    assert model.replay_buffer.sample(8).rewards.shape == (8, 1)
+    model.save_replay_buffer(tmp_path / "replay.pkl")
+    before = model.replay_buffer.sample(8).observations
+    model.load_replay_buffer(tmp_path / "replay.pkl")
+    assert torch.equal(model.replay_buffer.sample(8).observations, before)
 
 
 class OtherLoss(DQN):
