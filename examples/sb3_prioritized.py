@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stable-Baselines3's DQN on CartPole with its own buffer, with prioritized replay and with an event table.
 
-python examples/sb3_prioritized.py          # 20,000 steps with each: about three minutes
+python examples/sb3_prioritized.py          # 20,000 steps with each: about a minute
 python examples/sb3_prioritized.py --fast   # a few hundred, to see it run
 
 Needs `pip install 'lightning-replay[sb3]'`. Prints the mean return of the last episodes, which for one seed is no
