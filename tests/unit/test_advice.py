@@ -333,7 +333,7 @@ CASES = [
         "a replay that is sent to another process",
         lambda: sent(PackedStorage(8)),
         "ShardedReplay or TorchRL's LazyMemmapStorage",
-        lambda: sent(LazyMemmapStorage(8)),
+        lambda: sent(filled(TensorDictReplayBuffer(storage=LazyMemmapStorage(8)), rows()).storage),
     ),
     advice(
         "event tables that correct all at once and choose numbers",
