@@ -21,6 +21,7 @@ from torch.nn import functional
 from lightning_replay import MixedReplay, events, recipes
 from lightning_replay.sb3 import RecipeBuffer
 from lightning_replay.schedules import Linear
+from tests.advice import Advice, advice, assert_leads_on
 
 PLANE = spaces.Box(-99, 99, (2,), np.float32)
 LEVER = spaces.Discrete(2)
@@ -264,27 +265,61 @@ def test_the_model_itself_is_saved_with_its_recipe(tmp_path: Path) -> None:
     assert isinstance(buffer, RecipeBuffer) and buffer.replay.sampler.priority_exponent == 0.9
 
 
+LATE = events.EventTable("late", condition=events.reward_at_least(3.0), history_length=2, capacity=8)
+
+
 def of_tasks(capacity: int) -> Any:
     return recipes.parallel_curriculum(["a", "b"], capacity // 2)
 
 
+CAMERA = spaces.Box(0, 255, (4, 6, 6), np.uint8)
+
+
+def buffer(space: spaces.Space[Any] = PLANE, **options: Any) -> RecipeBuffer:
+    return RecipeBuffer(32, space, LEVER, "cpu", **options)
+
+
 @pytest.mark.parametrize(
-    ("options", "error", "message"),
+    "one",
     [
-        ({"optimize_memory_usage": True}, ValueError, "give frame_stack=4, image_key='observation' in its place"),
-        ({"n_steps": 3}, ValueError, "n_steps is 3; give the gamma of the model with it"),
-        ({"recipe": "sequences", "length": 4}, ValueError, "recipe is 'sequences', of sequences or tasks"),
-        ({"recipe": "parallel_curriculum", "tasks": ["a"]}, ValueError, "of sequences or tasks"),
-        ({"recipe": of_tasks}, ValueError, "recipe is <function of_tasks .*of sequences or tasks"),
-        ({"recipe": "prioritised"}, ValueError, "Did you mean 'prioritized'"),
-        ({"recipe": 4}, TypeError, "recipe is 4; it must be the name of a recipe, or a function"),
-        ({"alpha": 0.6}, TypeError, "prioritized has no argument 'alpha'"),
-        ({"info_keys": ["done"]}, ValueError, "are columns already"),
+        advice(
+            "memory",
+            lambda: buffer(CAMERA, optimize_memory_usage=True),
+            "give frame_stack=4, image_key='observation' in its place",
+            lambda: buffer(CAMERA, frame_stack=4, image_key="observation"),
+        ),
+        advice(
+            "returns",
+            lambda: buffer(n_steps=3),
+            "n_steps is 3; give the gamma of the model with it, discount=0.99",
+            lambda: buffer(n_steps=3, discount=0.99),
+        ),
+        advice(
+            "sequences",
+            lambda: buffer(recipe="sequences", length=4),
+            "recipe is 'sequences', of sequences or tasks, .*; use a recipe of rows, such as 'event_tables'",
+            lambda: buffer(recipe="event_tables", tables=[LATE]),
+        ),
+        advice("tasks", lambda: buffer(recipe="parallel_curriculum", tasks=["a"]), "of sequences or tasks"),
+        advice("tasks by a function", lambda: buffer(recipe=of_tasks), "recipe is <function of_tasks .* or tasks"),
+        advice("a name", lambda: buffer(recipe="prioritised"), "Did you mean 'prioritized'", buffer),
+        advice(
+            "a number",
+            lambda: buffer(recipe=4),  # type: ignore[arg-type]
+            "recipe is 4; it must be the name of a recipe, or a function that returns a replay",
+            lambda: buffer(recipe=recipes.uniform),
+        ),
+        advice(
+            "another option",
+            lambda: buffer(alpha=0.6),
+            "prioritized has no argument 'alpha'; accepted are .*priority_exponent",
+            lambda: buffer(priority_exponent=0.6),
+        ),
+        advice("a column", lambda: buffer(info_keys=["done"]), "are columns already"),
     ],
 )
-def test_what_it_cannot_do_is_refused(options: dict[str, Any], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        RecipeBuffer(16, PLANE, LEVER, "cpu", **options)
+def test_what_it_cannot_do_is_refused_and_the_advice_works(one: Advice) -> None:
+    assert_leads_on(one)
 
 
 def test_an_info_that_lacks_a_key_is_refused_and_nothing_stored() -> None:

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import shutil
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -18,7 +20,7 @@ from lightning_replay.agents import DQN, MPDQN, PPO, SAC, TD3, OffPolicyAgent, R
 from lightning_replay.envs.building import TaskChoice
 from lightning_replay.events import EventTable, reward_at_least
 from lightning_replay.levels import UniformLevels
-from lightning_replay.lit import LevelDataModule, ReplayDataModule, UpdatePriorities
+from lightning_replay.lit import LevelDataModule, ReplayCheckpoint, ReplayDataModule, UpdatePriorities
 from lightning_replay.schedulers import MeanReturn
 from lightning_replay.transforms import PotentialShaping
 from tests.advice import Advice, advice, assert_leads_on
@@ -262,8 +264,33 @@ CASES = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore:.*:UserWarning")  # of short runs
+pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning")  # of short runs
+
+
 @pytest.mark.parametrize("one", CASES)
 def test_the_advice_of_the_error_works(one: Advice) -> None:
     torch.manual_seed(0)
     assert_leads_on(one)
+
+
+def test_the_advice_of_resuming_works(tmp_path: Path) -> None:
+    def resumed(folder: str, env_steps: int = 24, **options: Any) -> None:
+        data = ReplayDataModule(Lever, replay(**options), env_steps=env_steps, warmup_steps=20)
+        make_trainer(tmp_path).fit(small(DQN), datamodule=data, ckpt_path=tmp_path / folder / "last.ckpt")
+
+    saving = ReplayCheckpoint(tmp_path / "there", every_n_updates=1)
+    make_trainer(tmp_path, [saving]).fit(small(DQN), datamodule=ReplayDataModule(Lever, replay(), **STEPS))
+    for folder in ("alone", "together"):
+        (tmp_path / folder).mkdir()
+        shutil.copy(tmp_path / "there" / "last.ckpt", tmp_path / folder)
+    shutil.copytree(tmp_path / "there", tmp_path / "together", dirs_exist_ok=True)
+    for one in (
+        Advice(
+            "a checkpoint without its folder",
+            lambda: resumed("alone"),
+            "Move both together, or load the weights alone with load_from_checkpoint",
+            (lambda: resumed("together"), lambda: DQN.load_from_checkpoint(tmp_path / "alone" / "last.ckpt")),
+        ),
+        Advice("another folder", lambda: resumed("nowhere"), "ckpt_path is .*, which is no file", ()),
+    ):
+        assert_leads_on(one)
