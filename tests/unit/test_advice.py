@@ -133,7 +133,9 @@ GOALS = {"achieved_key": "observation", "desired_key": "observation"}
 
 def sent(part: Any) -> bytes:
     """What a process that is spawned would be sent."""
-    set_spawning_popen(Popen)
+    process: Any = Popen.__new__(Popen)  # not started
+    process._fds = []
+    set_spawning_popen(process)
     try:
         return ForkingPickler.dumps(part)
     finally:

@@ -213,12 +213,17 @@ def test_weights_of_event_tables_reach_the_loss() -> None:
     assert model.replay_buffer.replay.stats()["tables"]["second"]["size"] == 8
 
 
-def test_schedules_follow_steps_and_updates() -> None:
-    of = {"importance_exponent": Linear(0.0, 1.0, 40, clock="env_steps")}
-    buffer = model_of(DQN, DummyVecEnv([Count, Count]), steps=20, of=of).replay_buffer
-    buffer.replay.update_priority(torch.arange(4), torch.arange(4.0))
-    exponent = buffer.sample(4) and buffer.replay.sampler.importance_exponent
-    assert exponent(20) == 0.5 and buffer._drawn.batch["priority_weight"].min() < 1
+@pytest.mark.parametrize("clock", ["env_steps", "updates"])
+def test_schedules_follow_steps_of_all_environments_and_updates(clock: Any) -> None:
+    """Half of the way after 20 steps of two environments, or 5 updates: β = 0.5."""
+    of = {"importance_exponent": Linear(0.0, 1.0, 40 if clock == "env_steps" else 10, clock=clock)}
+    model = model_of(DQN, DummyVecEnv([Count, Count]), steps=20, of=of | {"priority_exponent": 1.0})
+    model.train(5, batch_size=4)
+    buffer = model.replay_buffer
+    buffer._drawn = None  # the errors of the last update
+    buffer.replay.update_priority(torch.arange(20), torch.tensor([1.0, 4.0] * 10))
+    buffer.sample(8)
+    assert sorted({*buffer._drawn.batch["priority_weight"].tolist()}) == pytest.approx([0.5, 1.0], abs=1e-5)
 
 
 def test_observations_and_rewards_are_normalised_at_the_draw() -> None:
@@ -245,11 +250,14 @@ def test_a_loaded_buffer_draws_the_same(recipe: str, tmp_path: Path) -> None:
     tables = [events.EventTable("goal", condition=events.reward_at_least(3.0), history_length=2, capacity=8)]
     of: dict[str, Any] = {"recipe": recipe} | ({"tables": tables, "batch_size": 4} if recipe == "event_tables" else {})
     model = model_of(DQN, DummyVecEnv([Count, Count]), steps=60, of=of, learning_starts=20)
-    assert model.replay_buffer._drawn is None or model.replay_buffer._drawn.errors  # of the last update
+    pending = model.replay_buffer._drawn  # of the last update
+    assert pending is None if recipe in ("uniform", "event_tables") else pending.errors
     model.save_replay_buffer(tmp_path / "replay.pkl")
     other = model_of(DQN, DummyVecEnv([Count, Count]), of=of)
     other.load_replay_buffer(tmp_path / "replay.pkl")
     one, two = model.replay_buffer, other.replay_buffer
+    if recipe == "prioritized":
+        assert priorities(one, torch.arange(60)) == priorities(two, torch.arange(60)) != [1.0] * 60
     for _ in range(3):
         assert all(
             torch.equal(torch.as_tensor(a), torch.as_tensor(b))
