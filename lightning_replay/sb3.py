@@ -87,8 +87,8 @@ class RecipeBuffer(ReplayBuffer):
     def __init__(
         self,
         buffer_size: int,
-        observation_space: spaces.Space,
-        action_space: spaces.Space,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
         device: torch.device | str = "auto",
         n_envs: int = 1,
         optimize_memory_usage: bool = False,
@@ -104,7 +104,8 @@ class RecipeBuffer(ReplayBuffer):
         check_kind("recipe", recipe, str | Callable, "the name of a recipe, or a function that returns a replay")
         BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs)  # without arrays
         self.buffer_size: int = max(buffer_size // n_envs, 1)
-        self.handle_timeout_termination, self.optimize_memory_usage = True, False
+        self.handle_timeout_termination: bool = True
+        self.optimize_memory_usage: bool = False
         self.info_keys: tuple[str, ...] = checked_info_keys(info_keys)
         space: Any = observation_space
         self._spaces = {(name,): space[name] for name in space} if isinstance(space, spaces.Dict) else {(): space}
@@ -146,8 +147,8 @@ class RecipeBuffer(ReplayBuffer):
         self.replay.extend_columns(columns)
         self._trajectory[done[:, 0]] += self.n_envs
         self._env_steps += self.n_envs
-        self.pos = (self.pos + 1) % self.buffer_size
-        self.full = self.full or self.pos == 0
+        self.pos: int = (self.pos + 1) % self.buffer_size
+        self.full: bool = self.full or self.pos == 0
 
     def sample(self, batch_size: int, env: Any = None) -> Any:
         """Draws a batch for a training step, normalised by ``env``."""
