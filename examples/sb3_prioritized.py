@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stable-Baselines3's DQN on CartPole with its own buffer, with prioritized replay and with an event table.
 
-python examples/sb3_prioritized.py          # 20,000 steps with each: about a minute
+python examples/sb3_prioritized.py          # 20,000 steps with each: about two minutes
 python examples/sb3_prioritized.py --fast   # a few hundred, to see it run
 
 Needs `pip install 'lightning-replay[sb3]'`. Prints the mean return of the last episodes, which for one seed is no
-evidence, and the time of an environment step with its share of the updates.
+evidence, and the processor time of an environment step with its share of the updates.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ ENVS, BATCH = 4, 64
 
 def buffers(steps: int) -> dict[str, dict[str, Any]]:
     """What changes in a call of ``DQN``."""
-    falls = EventTable("falls", condition=terminal_with_reward(at_least=1.0), history_length=10, capacity=2_000, share=0.25)
+    falls = EventTable(
+        "falls", condition=terminal_with_reward(at_least=1.0), history_length=10, capacity=2_000, share=0.25
+    )
     weights = Linear(0.4, 1.0, steps, clock="env_steps")  # β reaches 1 at the end
     return {
         "Stable-Baselines3's own": {},
@@ -49,7 +51,7 @@ def buffers(steps: int) -> dict[str, dict[str, Any]]:
 
 
 def train(buffer: dict[str, Any], steps: int) -> tuple[float, float]:
-    """Returns the mean return of the last hundred episodes, and microseconds of an environment step."""
+    """Returns the mean return of the last hundred episodes, and microseconds of processor time of a step."""
     envs = make_vec_env("CartPole-v1", ENVS, seed=0)
     model = DQN(
         "MlpPolicy",
@@ -66,9 +68,9 @@ def train(buffer: dict[str, Any], steps: int) -> tuple[float, float]:
         device="cpu",
         **buffer,
     )
-    began = time.perf_counter()
+    began = time.process_time()
     model.learn(steps)
-    taken = time.perf_counter() - began
+    taken = time.process_time() - began
     return float(np.mean([episode["r"] for episode in model.ep_info_buffer or []])), taken / steps * 1e6
 
 

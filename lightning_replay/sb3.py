@@ -181,7 +181,7 @@ class RecipeBuffer(ReplayBuffer):
         drawn, self._drawn = self._drawn, None
         if drawn is not None and drawn.errors:
             self._is_answered = True
-            self.replay.update_priority(drawn.batch, torch.stack(drawn.errors).abs().amax(0))
+            self.replay.update_priority(drawn.batch, torch.stack(drawn.errors).abs().amax(0).cpu())
         elif drawn is not None and not self._is_answered:
             raise RuntimeError(
                 "no mse_loss or smooth_l1_loss followed a draw, so there were neither weights nor TD errors; use DQN, "
