@@ -22,7 +22,7 @@ PUBLIC = [  # modules whose __all__ is for users
     "lightning_replay.events",
     *("lightning_replay.levels", "lightning_replay.levels.scores", "lightning_replay.lit", "lightning_replay.parts"),
     *("lightning_replay.lit.callbacks", "lightning_replay.neighbors", "lightning_replay.priority_tree"),
-    *("lightning_replay.recipes", "lightning_replay.samplers", "lightning_replay.saving"),
+    *("lightning_replay.recipes", "lightning_replay.samplers", "lightning_replay.saving", "lightning_replay.sb3"),
     *(
         "lightning_replay.schedulers",
         "lightning_replay.sharded",
