@@ -32,6 +32,7 @@ NOT_IN_AN_INVENTORY = (
     "pyarrow._fs.FileSystem",
     "ray.rllib.algorithms.dqn.torch.default_dqn_torch_rl_module.DefaultDQNTorchRLModule",
     "ray.rllib.utils.replay_buffers.prioritized_episode_buffer.PrioritizedEpisodeReplayBuffer",
+    "stable_baselines3.common.buffers.ReplayBuffer",
     "tensordict._nestedkey.NestedKey",
     "torch.utils.data.sampler.Sampler",
     "torch.nn.modules.module.Module",

@@ -38,14 +38,8 @@ def execute(path: Path, parameters: Mapping[str, object] | None = None) -> nbfor
         KeyError: a parameter that the tagged cell does not assign.
         nbclient.exceptions.CellExecutionError: a cell raised.
     """
-    notebook = nbformat.read(path, as_version=4)
-    code = code_of(notebook)
-    if parameters:
-        (tagged,) = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
-        lines = dict(line.split(" = ", 1) for line in tagged.source.splitlines())
-        if unknown := set(parameters) - set(lines):
-            raise KeyError(f"{path.name} has no parameters {sorted(unknown)}, only {sorted(lines)}")
-        tagged.source = "\n".join(f"{name} = {value}" for name, value in (lines | dict(parameters)).items())
+    notebook = with_parameters(path, parameters)
+    code = code_of(nbformat.read(path, as_version=4))
     with tempfile.TemporaryDirectory() as folder:
         client = NotebookClient(
             notebook,
@@ -63,6 +57,18 @@ def execute(path: Path, parameters: Mapping[str, object] | None = None) -> nbfor
         "language_info": {"name": "python"},
         "outputs_of": code,
     }
+    return notebook
+
+
+def with_parameters(path: Path, parameters: Mapping[str, object] | None = None) -> nbformat.NotebookNode:
+    """Returns a notebook with other expressions in the cell tagged ``parameters``."""
+    notebook = nbformat.read(path, as_version=4)
+    if parameters:
+        (tagged,) = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
+        lines = dict(line.split(" = ", 1) for line in tagged.source.splitlines())
+        if unknown := set(parameters) - set(lines):
+            raise KeyError(f"{path.name} has no parameters {sorted(unknown)}, only {sorted(lines)}")
+        tagged.source = "\n".join(f"{name} = {value}" for name, value in (lines | dict(parameters)).items())
     return notebook
 
 

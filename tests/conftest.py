@@ -30,6 +30,7 @@ import torch
 
 from tests.ray_cpus import become_free
 from tests.startup import frames
+from tests.startup.ray_workers import ADDRESS
 
 NUM_CPUS = 8
 OWN_RAY = ("test_rllib_cluster", "test_rllib_faults", "test_rllib_sharded_saves")
@@ -38,6 +39,7 @@ STARTUP = str(Path(__file__).parent / "startup")  # sitecustomize.py of the proc
 
 if IN_MEMORY.is_dir() and shutil.disk_usage(IN_MEMORY).free > 8 << 30:
     os.environ.setdefault("TMPDIR", str(IN_MEMORY))
+    tempfile.tempdir = None  # pytest has looked for it before, for what it captures
 collect_ignore = ["startup"]  # for the processes that tests start
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [STARTUP, os.environ.get("PYTHONPATH")]))
 inspect.stack = frames.stack  # as in tests/startup/sitecustomize.py
@@ -45,6 +47,24 @@ gc.disable()  # what libraries and tests import stays to the end: looking for ga
 torch.set_num_threads(1)
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, print_blob=True)
 hypothesis.settings.load_profile("repeatable")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Starts what forks the processes of Ray, for this process and those of pytest-xdist, which find it there."""
+    if sys.platform == "win32" or ADDRESS in os.environ:
+        return
+    folder = tempfile.TemporaryDirectory()
+    os.environ[ADDRESS] = os.path.join(folder.name, "socket")
+    command = [sys.executable, os.path.join(STARTUP, "ray_workers.py")]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"listens\n"
+
+    def end() -> None:
+        process.communicate()
+        del os.environ[ADDRESS]
+        folder.cleanup()
+
+    config.add_cleanup(end)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -86,23 +106,17 @@ def saved_figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 @pytest.fixture(scope="session")
-def forked_ray_workers() -> Iterator[None]:
-    """A Ray that starts after this has its processes forked, see ``tests/startup/ray_workers.py``."""
-    if sys.platform == "win32":
+def small_ray() -> Iterator[None]:
+    """A Ray that starts after this has no autoscaler, dashboard or forwarded logs: three processes of a second each."""
+    node = pytest.importorskip("ray._private.node").Node
+    with pytest.MonkeyPatch.context() as patched:
+        for start in ("start_monitor", "start_api_server", "start_log_monitor"):
+            patched.setattr(node, start, lambda self, **options: None)
         yield
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["TESTS_RAY_WORKERS"] = os.path.join(folder, "socket")
-        command = [sys.executable, os.path.join(STARTUP, "ray_workers.py")]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-            assert process.stdout.readline() == b"listens\n"
-            yield
-            process.stdin.close()
-        del os.environ["TESTS_RAY_WORKERS"]
 
 
 @pytest.fixture(scope="module")
-def shared_ray(forked_ray_workers: None) -> None:
+def shared_ray(small_ray: None) -> None:
     """A Ray of 8 CPUs, all of them free. It stays for the next file; files with a Ray of their own come before."""
     import ray
 
@@ -138,24 +152,24 @@ def run_script(
 
 
 @pytest.fixture
-def run_example(
-    shared_ray: None, run_script: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., list[str]]:
-    """The same for an example that starts a Ray, which would take as long again: it runs on the shared one."""
+def starts_shared_ray(shared_ray: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Code that starts a Ray and ends it, which would take five seconds, has the shared one instead."""
     import ray
 
-    def run(name: str, *arguments: str) -> list[str]:
-        calls: list[str] = []
+    calls: list[str] = []
 
-        def init(address: str, num_cpus: int, **options: Any) -> None:
-            assert address == "local" and num_cpus <= NUM_CPUS
-            calls.append("init")
+    def init(address: str, num_cpus: int, **options: Any) -> None:
+        assert address == "local" and num_cpus <= NUM_CPUS
+        calls.append("init")
 
-        with monkeypatch.context() as patched:
-            patched.setattr(ray, "init", init)
-            patched.setattr(ray, "shutdown", lambda: calls.append("shutdown"))
-            lines = run_script(name, *arguments)
-        assert calls == ["init", "shutdown"]
-        return [line for line in lines if "(raylet)" not in line]
+    with monkeypatch.context() as patched:
+        patched.setattr(ray, "init", init)
+        patched.setattr(ray, "shutdown", lambda: calls.append("shutdown"))
+        yield
+    assert calls == ["init", "shutdown"]
 
-    return run
+
+@pytest.fixture
+def run_example(starts_shared_ray: None, run_script: Callable[..., list[str]]) -> Callable[..., list[str]]:
+    """The same for an example that starts a Ray."""
+    return lambda *given: [line for line in run_script(*given) if "(raylet)" not in line]

@@ -42,6 +42,7 @@ TRIED = {
     "plots": "import matplotlib",
     "demonstrations": "import h5py, minari, pyarrow.dataset, lightning_replay.datasets",
     "remote": "from lightning_replay.saving.folders import Folder; Folder.at_url('memory://replay')",
+    "sb3": "import lightning_replay.sb3",
 }
 
 

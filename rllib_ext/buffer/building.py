@@ -70,6 +70,9 @@ def _from_recipe(recipe: str, options: Mapping[str, Any], returns: Returns) -> R
     function = imported(recipe, "recipe", "my_module.my_recipe") if is_path else recipes.by_name(recipe)
     named = accepted_names(function) or inspect.signature(function).parameters
     accepted = [name for name in named if name not in {*_SET_BY_RLLIB, "prefetch"}]
+    # A function of a user's own need not take the seed, which configure gives.
+    takes_seed, seed = "seed" in accepted, options.get("seed")
+    options = {name: value for name, value in options.items() if name != "seed" or takes_seed}
     _refuse_unknown(f"recipe {recipe!r}", options, accepted)
     arguments = {name: built(value, name) for name, value in options.items()}
     if options.get("frame_stack") is not None and "image_key" in accepted:
@@ -84,6 +87,8 @@ def _from_recipe(recipe: str, options: Mapping[str, Any], returns: Returns) -> R
             f"recipe {recipe!r} keeps rows by importance, which RLlib's returns have to be formed for. Leave the "
             "recipe out and name the parts: replay_config(capacity=..., writer={'class_path': ...})"
         )
+    if seed is not None and not takes_seed:
+        replay.seed(seed)
     return replay
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import base64
 import importlib.util
+import io
 import re
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import nbformat
 import pytest
+from matplotlib import pyplot
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "docs/notebooks").glob("*.ipynb"))
@@ -34,6 +37,11 @@ def _load_runner() -> ModuleType:
 RUNNER = _load_runner()
 
 
+def _stored(path: Path) -> list[int]:
+    """How many pictures each cell has."""
+    return [len(_pictures(cell)) for cell in nbformat.read(path, as_version=4).cells]
+
+
 def _pictures(cell: nbformat.NotebookNode) -> list[bytes]:
     return [
         base64.b64decode(output.data["image/png"])
@@ -43,12 +51,47 @@ def _pictures(cell: nbformat.NotebookNode) -> list[bytes]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs_and_draws_the_pictures_that_are_stored(path: Path) -> None:
-    stored = nbformat.read(path, as_version=4)
-    ran = RUNNER.execute(path, SHORTER[path.stem])
-    drawn = [len(_pictures(cell)) for cell in ran.cells]
-    assert sum(drawn) >= 2 and drawn == [len(_pictures(cell)) for cell in stored.cells]
+def test_the_command_stores_pictures_and_lines_with_other_parameters(tmp_path: Path) -> None:
+    given = nbformat.v4.new_code_cell("COUNT = 5\nOTHER = 1", metadata={"tags": ["parameters"]})
+    code = "import sys\nfrom matplotlib import pyplot\nprint('left out', file=sys.stderr)\nprint(COUNT, OTHER)\n"
+    drawing = nbformat.v4.new_code_cell(code + "for _ in range(COUNT):\n    pyplot.subplots()")
+    nbformat.write(nbformat.v4.new_notebook(cells=[given, drawing]), tmp_path / "tiny.ipynb")
+    ran = RUNNER.execute(tmp_path / "tiny.ipynb", {"COUNT": "2"})
+    assert ran.metadata["outputs_of"] == RUNNER.code_of(nbformat.read(tmp_path / "tiny.ipynb", as_version=4))
+    assert ran.cells[0].source == "COUNT = 2\nOTHER = 1" and len(_pictures(ran.cells[1])) == 2
+    assert [output.text for output in ran.cells[1].outputs if output.output_type == "stream"] == ["2 1\n"]
+
+
+def _run(path: Path) -> None:
+    notebook = RUNNER.with_parameters(path, SHORTER[path.stem])
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    drawn = []
+    for number, cell in enumerate(notebook.cells):
+        if cell.cell_type == "code":
+            exec(compile(cell.source, f"{path.stem}[{number}]", "exec"), namespace)
+            for figure in map(pyplot.figure, pyplot.get_fignums()):
+                figure.savefig(io.BytesIO())
+        drawn.append(len(pyplot.get_fignums()))
+        pyplot.close("all")
+    assert drawn == _stored(path) and sum(drawn) >= 2
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of matplotlib, which a kernel does not make errors
+@pytest.mark.parametrize("name", ["levels", "lightning", "torchrl"])
+def test_a_notebook_runs_and_draws_the_pictures_that_are_stored(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In this process: a kernel would take seconds to import the libraries."""
+    monkeypatch.chdir(tmp_path)
+    _run(ROOT / f"docs/notebooks/{name}.ipynb")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("starts_shared_ray")
+def test_so_does_the_one_of_rllib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    _run(ROOT / "docs/notebooks/rllib.ipynb")
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _cluster(forked_ray_workers: None) -> Iterator[None]:
+def _cluster(small_ray: None) -> Iterator[None]:
     ray.shutdown()
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
     for _ in range(2):

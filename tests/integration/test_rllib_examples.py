@@ -160,7 +160,7 @@ def test_the_command_takes_modules_of_the_folder_and_ctrl_c_leaves_a_checkpoint(
     code = "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
     code += "runpy.run_module('rllib_ext', run_name='__main__')"
     command = [sys.executable, "-c", code, file, "--checkpoint=here", *(f"--set={text}" for text in settings)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}  # whole, as a user's: the only Ray of the tests that is
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, cwd=tmp_path, env=environment, text=True, **pipes) as process:
         assert process.stdout is not None

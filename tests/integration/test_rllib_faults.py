@@ -66,7 +66,7 @@ ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _cluster(forked_ray_workers: None) -> Iterator[None]:
+def _cluster(small_ray: None) -> Iterator[None]:
     ray.shutdown()
     ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, object_store_memory=STORE_BYTES)
     yield

@@ -38,7 +38,7 @@ SEEN_HERE = Path("/proc/self/cwd")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _cluster(forked_ray_workers: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _cluster(small_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A head without CPUs, where the driver is, and two nodes for shards, whose processes work elsewhere."""
     ray.shutdown()
     before = Path.cwd()

@@ -9,6 +9,7 @@ anything: it passes its command on and waits for the fork that carries it out.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -19,7 +20,10 @@ from typing import Any, NoReturn
 
 ADDRESS = "TESTS_RAY_WORKERS"  # environment variable with the socket's path
 COMMAND = "default_worker.py"  # what Ray starts
+SETUP = "setup_worker.py"  # what Ray starts first where there is a runtime environment; it imports Ray
+ENVIRONMENT = "--serialized-runtime-env-context="
 BYTES = 1 << 20  # of a command with its environment
+MOST_RAYS = 4  # at a time: two processes of tests, and what they start
 LIBRARIES = (
     "torch",
     "tensordict",
@@ -39,6 +43,8 @@ def hand_over() -> None:
     command = sys.orig_argv[1:]
     while command and command[0].startswith("-"):
         command.pop(0)
+    if command and Path(command[0]).name == SETUP:
+        command = without_setup(command[1:])
     if not command or Path(command[0]).name != COMMAND:
         return
 
@@ -51,6 +57,17 @@ def hand_over() -> None:
     socket.send_fds(connection, [json.dumps(message).encode()], [0, 1, 2])
     connection.recv(1)  # nothing comes; the fork has the other end open as long as it lives
     os._exit(0)
+
+
+def without_setup(command: list[str]) -> list[str]:
+    """Returns the command that follows, if its runtime environment is one of variables alone, and sets these."""
+    (text,) = [word.removeprefix(ENVIRONMENT) for word in command if word.startswith(ENVIRONMENT)] or ["{}"]
+    given = {name: value for name, value in json.loads(text).items() if value}
+    variables = given.pop("env_vars", {})
+    if given.pop("py_executable", sys.executable) != sys.executable or given or "$" in "".join(variables.values()):
+        return []
+    os.environ.update(variables)
+    return [word for word in command if not word.startswith((ENVIRONMENT, "--language="))]
 
 
 def carry_out(message: dict[str, Any], files: list[int]) -> NoReturn:
@@ -116,6 +133,7 @@ def serve(commands: socket.socket) -> NoReturn:
         if not has_ray:
             os.environ.update(message["environment"])
             import_ray()
+            gc.freeze()  # what all forks share stays where it is
             has_ray = True
         if os.fork() == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -126,7 +144,7 @@ def serve(commands: socket.socket) -> NoReturn:
 
 
 def main() -> None:
-    """Imports the libraries, then passes each command to the process of its Ray until standard input is closed."""
+    """Passes each command to the process of its Ray until standard input is closed; imports before the first."""
     import importlib
     import select
 
@@ -134,30 +152,29 @@ def main() -> None:
     listener.bind(os.environ[ADDRESS])
     listener.listen(64)
     print("listens", flush=True)
-    for library in LIBRARIES:
-        importlib.import_module(library)
-    compile_once()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
-    session = ""
-    commands: socket.socket | None = None
+    rays: dict[str, socket.socket] = {}
     while sys.stdin not in (readable := select.select([listener, sys.stdin], [], [])[0]):
         connection, _ = readable[0].accept()
         text, files, _, _ = socket.recv_fds(connection, BYTES, 3)
         if text:
             (wanted,) = (part for part in json.loads(text)["command"] if part.startswith("--session-name="))
-            if wanted != session:
-                if commands:
-                    commands.close()  # one Ray at a time
-                session = wanted
-                commands, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            if not rays:
+                for library in LIBRARIES:
+                    importlib.import_module(library)
+                compile_once()
+            if wanted not in rays:
+                rays[wanted], theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
                 if os.fork() == 0:
-                    for unused in (listener, connection, commands):
+                    for unused in (listener, connection, *rays.values()):
                         unused.close()
                     for file in files:
                         os.close(file)
                     serve(theirs)
                 theirs.close()
-            socket.send_fds(commands, [text], [*files, connection.fileno()])
+                if len(rays) > MOST_RAYS:
+                    rays.pop(next(iter(rays))).close()
+            socket.send_fds(rays[wanted], [text], [*files, connection.fileno()])
         connection.close()
         for file in files:
             os.close(file)

@@ -231,7 +231,8 @@ def test_parameterized_actions_are_stored_joined_and_played_apart(as_dict: bool,
     from lightning_replay.agents import MPDQN
 
     replay = make_replay()
-    data = ReplayDataModule(Joined, replay, env_steps=90, warmup_steps=60, num_envs=3, env_kwargs={"as_dict": as_dict})
+    options = {"env_steps": 90, "warmup_steps": 60, "num_envs": 3, "env_kwargs": {"as_dict": as_dict}, "seed": 0}
+    data = ReplayDataModule(Joined, replay, **options)
     agent = MPDQN(hidden_sizes=(8,), exploration_start=0.5)
     trainer = make_trainer(tmp_path, [Evaluate(every_n_env_steps=30, episodes=1)])
     trainer.fit(agent, datamodule=data)

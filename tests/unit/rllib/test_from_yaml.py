@@ -145,7 +145,7 @@ def test_own_recipes_by_import_path(tmp_path: Path) -> None:
     refused("has no option 'priority_exponnt'", written(tmp_path, replay={**replay, "priority_exponnt": 1}))
     for recipe, message in {
         "no_such_module.recipe": "recipe names 'no_such_module.recipe', which cannot be imported",
-        "math.sqrt": "recipe 'math.sqrt' has no option 'capacity', 'seed'; accepted are x",
+        "math.sqrt": "recipe 'math.sqrt' has no option 'capacity'; accepted are x",
         "lightning_replay.recipes.surprise_retention": "keeps rows by importance, .* name the parts",
     }.items():
         refused(message, written(tmp_path, replay={"recipe": recipe, "capacity": 500}))

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
+import signal
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -120,24 +120,24 @@ def test_data_is_on_the_disk_before_the_manifest_is_swapped_and_the_directory_af
     ]
 
 
-HOLDS_THE_LOCK = """
-import os, sys, time
-from pathlib import Path
-from lightning_replay.saving.directory import exclusive
-with exclusive(Path(sys.argv[1])):
-    if os.fork() == 0:
-        time.sleep(60)  # a child that lives on holds no lock of its parent's
-        os._exit(0)
-    print("held", flush=True)
-    time.sleep(60)
-"""
+def hold_the_lock(place: Path, held: int) -> None:
+    """Holds it in this process, whose child lives on and holds no lock of its parent's."""
+    os.setpgid(0, 0)
+    with exclusive(place):
+        if os.fork():
+            os.write(held, b"held")
+        time.sleep(60)
 
 
 def test_the_lock_of_a_killed_process_is_free(tmp_path) -> None:
-    command = [sys.executable, "-c", HOLDS_THE_LOCK, str(tmp_path)]
-    other = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
-    with other.stdout:
-        assert other.stdout.readline() == b"held\n"
+    told, held = os.pipe()
+    other = os.fork()
+    if other == 0:
+        try:
+            hold_the_lock(tmp_path, held)
+        finally:
+            os._exit(1)
+    assert os.read(told, 4) == b"held"
     waited = threading.Event()
 
     def wait() -> None:
@@ -147,11 +147,12 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path) -> None:
     waiting = threading.Thread(target=wait)
     waiting.start()
     assert not waited.wait(0.3)
-    other.kill()
-    other.wait()
+    os.kill(other, signal.SIGKILL)
+    os.waitpid(other, 0)
     assert waited.wait(10)
     waiting.join()
-    subprocess.run(["pkill", "-g", str(other.pid)], check=False)
+    os.killpg(other, signal.SIGKILL)  # its child
+    os.close(told), os.close(held)
 
 
 def test_a_reader_that_is_always_late_takes_its_turn_among_the_writers(tmp_path) -> None:

@@ -1,0 +1,373 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A buffer of Stable-Baselines3 over a recipe: its rows, weights, TD errors and saves."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.wrappers import TimeLimit
+from stable_baselines3 import DQN, SAC, TD3
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
+from torch.nn import functional
+
+from lightning_replay import MixedReplay, events, recipes
+from lightning_replay.sb3 import RecipeBuffer
+from lightning_replay.schedules import Linear
+from tests.advice import Advice, advice, assert_leads_on
+
+PLANE = spaces.Box(-99, 99, (2,), np.float32)
+LEVER = spaces.Discrete(2)
+KINDS = {
+    "plain": (PLANE, LEVER),
+    "numbers": (spaces.Discrete(5), spaces.Box(-1, 1, (1,), np.float64)),
+    "dictionary": (spaces.Dict({"a": spaces.Box(-99, 99, (1,), np.float64), "b": spaces.Discrete(5)}), LEVER),
+}
+
+
+class Count(gymnasium.Env[Any, Any]):
+    """Observes the steps of the episode, which ends at three; the reward is the step."""
+
+    def __init__(self, action_space: spaces.Space[Any] = LEVER, last: int = 3, shape: tuple[int, ...] = (2,)) -> None:
+        dtype: Any = np.uint8 if len(shape) > 1 else np.float32
+        self.observation_space, self.action_space = spaces.Box(0, 99, shape, dtype), action_space
+        self.last, self.time = last, 0
+
+    def _seen(self) -> np.ndarray:
+        return np.full(self.observation_space.shape or (), self.time, self.observation_space.dtype)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.time = 0
+        return self._seen(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.time += 1
+        return self._seen(), float(self.time), self.time == self.last, False, {"is_second": self.time == 2}
+
+
+def filled(num_rows: int = 8, **options: Any) -> RecipeBuffer:
+    """Rows of one episode with the observations 0, 1, ... ."""
+    buffer = RecipeBuffer(16, PLANE, LEVER, "cpu", **({"seed": 0} | options))
+    for time in range(num_rows):
+        here, there = np.full((1, 2), time), np.full((1, 2), time + 1)
+        buffer.add(here, there, np.array([time % 2]), np.array([1.0]), np.array([False]), [{}])
+    return buffer
+
+
+def model_of(kind: type[OffPolicyAlgorithm], env: Any, *, steps: int = 0, **options: Any) -> Any:
+    policy = "MultiInputPolicy" if isinstance(getattr(env, "observation_space", None), spaces.Dict) else "MlpPolicy"
+    arguments: dict[str, Any] = {
+        "learning_starts": 10**6,
+        "train_freq": 1,
+        "batch_size": 4,
+        "buffer_size": 64,
+        "seed": 0,
+    }
+    arguments |= {"policy_kwargs": {"net_arch": [8]}, "device": "cpu"}
+    arguments |= {"replay_buffer_class": RecipeBuffer, "replay_buffer_kwargs": {"seed": 0} | options.pop("of", {})}
+    model = kind(policy, env, **(arguments | options))
+    return model.learn(steps) if steps else model
+
+
+def test_rows_are_those_that_were_added() -> None:
+    buffer = RecipeBuffer(10, PLANE, LEVER, "cpu", n_envs=2, recipe="uniform")
+    here, there = np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([[5.0, 6.0], [7.0, 8.0]])
+    ended = np.array([True, True])  # the first by a time limit
+    infos = [{"TimeLimit.truncated": True}, {"TimeLimit.truncated": False}]
+    buffer.add(here, there, np.array([1, 0]), np.array([0.5, -0.5]), ended, infos)
+    buffer.add(there, here, np.array([0, 1]), np.array([2.0, 3.0]), ~ended, [{}, {}])
+    rows = buffer.replay[:]
+    assert rows["observation"].tolist() == [[1, 2], [3, 4], [5, 6], [7, 8]]
+    assert rows["next", "observation"].tolist() == [[5, 6], [7, 8], [1, 2], [3, 4]]
+    assert rows["action"].tolist() == [[1], [0], [0], [1]]
+    assert rows["next", "reward"].flatten().tolist() == [0.5, -0.5, 2.0, 3.0]
+    assert rows["next", "terminated"].flatten().tolist() == [False, True, False, False]
+    assert rows["next", "truncated"].flatten().tolist() == [True, False, False, False]
+    assert rows["next", "done"].flatten().tolist() == [True, True, False, False]
+    assert rows["trajectory"].tolist() == [0, 1, 2, 3]  # each ended, and another began
+    assert (buffer.size(), buffer.pos, buffer.full, buffer.replay.capacity) == (2, 2, False, 10)
+
+    drawn = buffer.sample(64)
+    by_first = dict(zip(drawn.observations[:, 0].tolist(), range(64), strict=True))
+    assert sorted(by_first) == [1, 3, 5, 7]
+    assert [drawn.dones[by_first[first]].item() for first in (1, 3, 5, 7)] == [0, 1, 0, 0]
+    assert [drawn.rewards[by_first[first]].item() for first in (1, 3, 5, 7)] == [0.5, -0.5, 2.0, 3.0]
+    assert drawn.actions.dtype is torch.int64 and drawn.actions.shape == (64, 1) and drawn.discounts is None
+    buffer.reset()
+    assert (buffer.size(), len(buffer.replay)) == (0, 0)
+
+
+def test_a_full_buffer_keeps_the_newest_rows() -> None:
+    buffer = filled(20)
+    assert sorted(buffer.replay[:]["observation"][:, 0].tolist()) == [*range(4, 20)]
+    assert (buffer.size(), buffer.pos, buffer.full) == (16, 4, True)
+
+
+def test_the_last_observation_of_an_episode_is_not_the_first_of_the_next() -> None:
+    envs = DummyVecEnv([Count, lambda: TimeLimit(Count(last=9), 2)])
+    rows = model_of(DQN, envs, steps=12, of={"recipe": "uniform", "info_keys": ["is_second"]}).replay_buffer.replay[:]
+    first, second = rows[::2], rows[1::2]
+    assert first["next", "observation"][:, 0].tolist() == [1, 2, 3, 1, 2, 3]
+    assert first["next", "terminated"].flatten().tolist() == [False, False, True] * 2
+    assert second["next", "observation"][:, 0].tolist() == [1, 2] * 3
+    assert second["next", "truncated"].flatten().tolist() == [False, True] * 3  # not terminal
+    assert not second["next", "terminated"].any()
+    assert first["trajectory"].tolist() == [0, 0, 0, 2, 2, 2] and second["trajectory"].tolist() == [1, 1, 3, 3, 5, 5]
+    assert first["next", "is_second"].flatten().tolist() == [0, 1, 0] * 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_observations_and_actions_have_the_types_of_their_spaces(kind: str) -> None:
+    space, actions = KINDS[kind]
+    buffer = RecipeBuffer(10, space, actions, "cpu", n_envs=2, recipe="uniform")
+    one: Any = {"a": np.ones((2, 1)), "b": np.array([3, 4])} if kind == "dictionary" else None
+    one = {"plain": np.ones((2, 2)), "numbers": np.array([3, 4])}.get(kind, one)
+    buffer.add(one, one, np.zeros((2, 1)), np.zeros(2), np.zeros(2), [{}, {}])
+    drawn = buffer.sample(4)
+    of = {"plain": torch.float32, "numbers": torch.int64}
+    if kind == "dictionary":
+        assert drawn.observations["a"].dtype is torch.float64 and drawn.observations["a"].shape == (4, 1)
+        assert drawn.next_observations["b"].dtype is torch.int64 and drawn.next_observations["b"].shape == (4, 1)
+    else:
+        assert drawn.observations.dtype is of[kind]
+        assert drawn.next_observations.shape == (4, 2 if kind == "plain" else 1)
+    assert drawn.actions.dtype is (torch.float32 if kind == "numbers" else torch.int64)
+
+
+def priorities(buffer: RecipeBuffer, index: torch.Tensor) -> list[float]:
+    return buffer.replay.sampler.priority_of(index).tolist()
+
+
+def test_dqn_steps_by_the_weighted_loss_and_returns_its_td_errors() -> None:
+    """β = 1 and δ = 1, 2, ... make the weights differ; the step is compared with one that is worked out here."""
+    of = {"importance_exponent": 1.0, "n_steps": 2, "discount": 0.9}
+    policy = {"net_arch": [8], "optimizer_class": torch.optim.SGD}
+    model = model_of(DQN, Count(last=5), steps=19, of=of, gamma=0.9, policy_kwargs=policy, max_grad_norm=1e9)
+    buffer = model.replay_buffer
+    buffer.replay.update_priority(torch.arange(19), 1.0 + torch.arange(19.0))
+    before = [one.detach().clone() for one in model.q_net.parameters()]
+    model.train(1, batch_size=16)
+
+    batch = buffer._drawn.batch
+    assert batch["priority_weight"].unique().numel() > 3 and batch["discount"].unique().numel() == 3
+    after = [one.detach().clone() for one in model.q_net.parameters()]
+    with torch.no_grad():
+        for one, value in zip(model.q_net.parameters(), before, strict=True):
+            one.copy_(value)
+        best = model.q_net_target(batch["next", "observation"]).max(1, keepdim=True).values
+        target = batch["next", "reward"] + batch["discount"] * best
+    current = model.q_net(batch["observation"]).gather(1, batch["action"])
+    rows = functional.smooth_l1_loss(current, target, reduction="none")
+    gradients = torch.autograd.grad((batch["priority_weight"] * rows[:, 0]).mean(), [*model.q_net.parameters()])
+    for value, gradient, found in zip(before, gradients, after, strict=True):
+        torch.testing.assert_close(found, value - 1e-4 * gradient)
+
+    buffer.sample(1)  # before which the TD errors are returned
+    errors = (target - current).detach().abs().flatten()
+    last = {int(slot): float(error) for slot, error in zip(batch["index"], errors, strict=True)}
+    assert priorities(buffer, torch.tensor([*last])) == pytest.approx([*last.values()], rel=1e-5)
+
+
+@pytest.mark.parametrize(("kind", "factor"), [(TD3, 1.0), (SAC, 0.5)])
+def test_the_critics_of_continuous_actions_are_weighted_and_the_larger_error_returned(kind: Any, factor: float) -> None:
+    noise = {"target_policy_noise": 0.0} if kind is TD3 else {"ent_coef": 0.0}
+    actions = spaces.Box(-1, 1, (1,), np.float32)
+    model = model_of(kind, Count(actions, last=1), steps=12, of={"importance_exponent": 1.0}, **noise)
+    buffer = model.replay_buffer
+    buffer.replay.update_priority(torch.arange(12), 1.0 + torch.arange(12.0))
+    critic = kind("MlpPolicy", Count(actions), policy_kwargs={"net_arch": [8]}, device="cpu").critic
+    critic.load_state_dict(model.critic.state_dict())
+    model.train(1, batch_size=8)
+    batch = buffer._drawn.batch
+    with torch.no_grad():  # every episode is one step, so that the target is the reward
+        errors = torch.cat([batch["next", "reward"] - one for one in critic(batch["observation"], batch["action"])], 1)
+    loss = factor * (batch["priority_weight"][:, None] * errors.square()).mean(0).sum()
+    assert model.logger.name_to_value["train/critic_loss"] == pytest.approx(loss.item(), rel=1e-5)
+    buffer.add(np.zeros((1, 2)), np.ones((1, 2)), np.zeros((1, 1)), np.zeros(1), np.ones(1), [{}])
+    last = dict(zip(batch["index"].tolist(), errors.abs().amax(1).tolist(), strict=True))
+    assert priorities(buffer, torch.tensor([*last])) == pytest.approx([*last.values()], rel=1e-5)
+
+
+def test_a_recipe_without_feedback_leaves_the_batch_as_it_is() -> None:
+    model = model_of(DQN, Count(), steps=12, of={"recipe": "uniform"})
+    assert type(model.replay_buffer.sample(4).rewards) is torch.Tensor
+    model.train(2, batch_size=4)
+    assert model.replay_buffer._drawn is None
+
+
+def test_weights_of_event_tables_reach_the_loss() -> None:
+    table = events.EventTable("second", condition=events.info_key("is_second"), history_length=1, capacity=8)
+    of = {"recipe": "event_tables", "tables": [table], "info_keys": ["is_second"], "correction": "mixture"}
+    model = model_of(DQN, Count(), steps=30, of=of | {"batch_size": 4})
+    model.train(1, batch_size=8)
+    batch = model.replay_buffer._drawn.batch
+    assert (batch["table"] == 1).sum() == 4 and batch["priority_weight"].unique().numel() == 2
+    assert model.replay_buffer.replay.stats()["tables"]["second"]["size"] == 8
+
+
+@pytest.mark.parametrize("clock", ["env_steps", "updates"])
+def test_schedules_follow_steps_of_all_environments_and_updates(clock: Any) -> None:
+    """Half of the way after 20 steps of two environments, or 5 updates: β = 0.5."""
+    of = {"importance_exponent": Linear(0.0, 1.0, 40 if clock == "env_steps" else 10, clock=clock)}
+    model = model_of(DQN, DummyVecEnv([Count, Count]), steps=20, of=of | {"priority_exponent": 1.0})
+    model.train(5, batch_size=4)
+    buffer = model.replay_buffer
+    buffer._drawn = None  # the errors of the last update
+    buffer.replay.update_priority(torch.arange(20), torch.tensor([1.0, 4.0] * 10))
+    buffer.sample(8)
+    assert sorted({*buffer._drawn.batch["priority_weight"].tolist()}) == pytest.approx([0.5, 1.0], abs=1e-5)
+
+
+def test_observations_and_rewards_are_normalised_at_the_draw() -> None:
+    model = model_of(TD3, VecNormalize(DummyVecEnv([partial(Count, PLANE)] * 2)), steps=40)
+    envs, rows = model.get_vec_normalize_env(), model.replay_buffer.replay[:]
+    assert sorted(set(rows["observation"][:, 0].tolist())) == [0, 1, 2]  # as they were seen
+    assert sorted(set(rows["next", "observation"][:, 0].tolist())) == [1, 2, 3]
+    drawn = model.replay_buffer.sample(8, env=envs)
+    batch = model.replay_buffer._drawn.batch
+    assert drawn.observations.tolist() == envs.normalize_obs(batch["observation"].numpy()).tolist()
+    assert drawn.rewards.tolist() == envs.normalize_reward(batch["next", "reward"].numpy()).tolist()
+
+
+def test_stacks_are_stored_as_frames() -> None:
+    envs = VecFrameStack(DummyVecEnv([partial(Count, shape=(1, 6, 6))] * 2), 4, channels_order="first")
+    model = model_of(DQN, envs, steps=24, of={"frame_stack": 4, "image_key": "observation"})
+    rows = model.replay_buffer.replay[:]
+    assert rows["next", "observation"][:6:2, :, 0, 0].tolist() == [[0, 0, 0, 1], [0, 0, 1, 2], [0, 1, 2, 3]]
+    assert model.replay_buffer.replay.stats()["frames_held"] < 2 * 24
+
+
+@pytest.mark.parametrize("recipe", ["prioritized", "uniform", "event_tables", "surprise_retention"])
+def test_a_loaded_buffer_draws_the_same(recipe: str, tmp_path: Path) -> None:
+    tables = [events.EventTable("goal", condition=events.reward_at_least(3.0), history_length=2, capacity=8)]
+    of: dict[str, Any] = {"recipe": recipe} | ({"tables": tables, "batch_size": 4} if recipe == "event_tables" else {})
+    model = model_of(DQN, DummyVecEnv([Count, Count]), steps=60, of=of, learning_starts=20)
+    pending = model.replay_buffer._drawn  # of the last update
+    assert pending is None if recipe in ("uniform", "event_tables") else pending.errors
+    model.save_replay_buffer(tmp_path / "replay.pkl")
+    other = model_of(DQN, DummyVecEnv([Count, Count]), of=of)
+    other.load_replay_buffer(tmp_path / "replay.pkl")
+    one, two = model.replay_buffer, other.replay_buffer
+    for _ in range(3):
+        assert all(
+            torch.equal(torch.as_tensor(a), torch.as_tensor(b))
+            for a, b in zip(one.sample(8)[:5], two.sample(8)[:5], strict=True)
+        )
+    if recipe == "prioritized":
+        assert priorities(one, torch.arange(60)) == priorities(two, torch.arange(60)) != [1.0] * 60
+    assert (one.size(), one._env_steps, one._updates) == (two.size(), two._env_steps, two._updates)
+    other.learn(10)
+
+
+def test_the_model_itself_is_saved_with_its_recipe(tmp_path: Path) -> None:
+    model_of(DQN, Count(), of={"priority_exponent": 0.9}).save(tmp_path / "model")
+    buffer = DQN.load(tmp_path / "model", env=Count()).replay_buffer
+    assert isinstance(buffer, RecipeBuffer) and buffer.replay.sampler.priority_exponent == 0.9
+
+
+LATE = events.EventTable("late", condition=events.reward_at_least(3.0), history_length=2, capacity=8)
+
+
+def of_tasks(capacity: int) -> Any:
+    return recipes.parallel_curriculum(["a", "b"], capacity // 2)
+
+
+CAMERA = spaces.Box(0, 255, (4, 6, 6), np.uint8)
+
+
+def buffer(space: spaces.Space[Any] = PLANE, **options: Any) -> RecipeBuffer:
+    return RecipeBuffer(32, space, LEVER, "cpu", **options)
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        advice(
+            "memory",
+            lambda: buffer(CAMERA, optimize_memory_usage=True),
+            "give frame_stack=4, image_key='observation' in its place",
+            lambda: buffer(CAMERA, frame_stack=4, image_key="observation"),
+        ),
+        advice(
+            "returns",
+            lambda: buffer(n_steps=3),
+            "n_steps is 3; give the gamma of the model with it, discount=0.99",
+            lambda: buffer(n_steps=3, discount=0.99),
+        ),
+        advice(
+            "sequences",
+            lambda: buffer(recipe="sequences", length=4),
+            "recipe is 'sequences', of sequences or tasks, .*; use a recipe of rows, such as 'event_tables'",
+            lambda: buffer(recipe="event_tables", tables=[LATE]),
+        ),
+        advice("tasks", lambda: buffer(recipe="parallel_curriculum", tasks=["a"]), "of sequences or tasks"),
+        advice("tasks by a function", lambda: buffer(recipe=of_tasks), "recipe is <function of_tasks .* or tasks"),
+        advice("a name", lambda: buffer(recipe="prioritised"), "Did you mean 'prioritized'", buffer),
+        advice(
+            "a number",
+            lambda: buffer(recipe=4),  # type: ignore[arg-type]
+            "recipe is 4; it must be the name of a recipe, or a function that returns a replay",
+            lambda: buffer(recipe=recipes.uniform),
+        ),
+        advice(
+            "another option",
+            lambda: buffer(alpha=0.6),
+            "prioritized has no argument 'alpha'; accepted are .*priority_exponent",
+            lambda: buffer(priority_exponent=0.6),
+        ),
+        advice("a column", lambda: buffer(info_keys=["done"]), "are columns already"),
+    ],
+)
+def test_what_it_cannot_do_is_refused_and_the_advice_works(one: Advice) -> None:
+    assert_leads_on(one)
+
+
+def test_an_info_that_lacks_a_key_is_refused_and_nothing_stored() -> None:
+    with pytest.raises(ValueError, match=r"info_keys has 'solved', an info has \['lives'\]; put the key into every"):
+        buffer = RecipeBuffer(16, PLANE, LEVER, "cpu", info_keys=["solved"])
+        one = np.zeros((1, 2))
+        buffer.add(one, one, np.zeros(1), np.zeros(1), np.zeros(1), [{"lives": 3}])
+    assert len(buffer.replay) == 0 and buffer.size() == 0
+
+
+def half_offline(capacity: int, seed: int) -> MixedReplay:
+    offline = recipes.uniform(capacity=8, seed=1)
+    offline.extend(model_of(DQN, Count(), steps=8, of={"recipe": "uniform"}).replay_buffer.replay[:].exclude("index"))
+    return recipes.mixed(online=recipes.prioritized(capacity=capacity), offline=offline, seed=seed)
+
+
+def test_half_of_a_batch_may_be_offline_rows(tmp_path: Path) -> None:
+    model = model_of(DQN, Count(), steps=20, learning_starts=8, of={"recipe": half_offline})
+    assert model.replay_buffer.sample(8).rewards.shape == (8, 1)
+    model.save_replay_buffer(tmp_path / "replay.pkl")
+    before = model.replay_buffer.sample(8).observations
+    model.load_replay_buffer(tmp_path / "replay.pkl")
+    assert torch.equal(model.replay_buffer.sample(8).observations, before)
+
+
+class OtherLoss(DQN):
+    """An algorithm whose loss is neither of the two that are weighted."""
+
+    def train(self, gradient_steps: int, batch_size: int = 100) -> None:
+        for _ in range(gradient_steps):
+            drawn = self.replay_buffer.sample(batch_size)
+            target = drawn.rewards + 0.9 * self.q_net_target(drawn.next_observations).max(1, keepdim=True).values
+            functional.l1_loss(self.q_net(drawn.observations).gather(1, drawn.actions), target.detach()).backward()
+
+
+def test_an_algorithm_with_another_loss_is_refused_unless_it_needs_no_feedback() -> None:
+    with pytest.raises(RuntimeError, match="no mse_loss or smooth_l1_loss followed a draw.*or recipe='uniform'"):
+        model_of(OtherLoss, Count(), steps=20, learning_starts=4)
+    model_of(OtherLoss, Count(), steps=20, learning_starts=4, of={"recipe": "uniform"})
+    buffer = filled()
+    for _ in range(3):  # as the error advises
+        buffer.replay.sample()
+    buffer.sample(4)
