@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import ast
 import importlib
+import multiprocessing
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.context import set_spawning_popen
 from multiprocessing.popen_spawn_posix import Popen
 from multiprocessing.reduction import ForkingPickler
@@ -131,15 +132,18 @@ def unrewarded(achieved: Any, desired: Any, info: Any) -> Any:
 GOALS = {"achieved_key": "observation", "desired_key": "observation"}
 
 
-def sent(part: Any) -> bytes:
-    """What a process that is spawned would be sent."""
+def sent(build: Callable[[], Any]) -> bytes:
+    """What a process that is spawned would be sent of what is built where processes are spawned."""
     process: Any = Popen.__new__(Popen)  # not started
     process._fds = []
+    method = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method("spawn", force=True)
     set_spawning_popen(process)
     try:
-        return ForkingPickler.dumps(part)
+        return ForkingPickler.dumps(build())
     finally:
         set_spawning_popen(None)
+        multiprocessing.set_start_method(method, force=True)
 
 
 AIMLESS = rows().set(("next", "reward"), torch.zeros(8, 1))
@@ -333,9 +337,9 @@ CASES = [
     ),
     advice(
         "a replay that is sent to another process",
-        lambda: sent(PackedStorage(8)),
+        lambda: sent(lambda: PackedStorage(8)),
         "ShardedReplay or TorchRL's LazyMemmapStorage",
-        lambda: sent(filled(TensorDictReplayBuffer(storage=LazyMemmapStorage(8)), rows()).storage),
+        lambda: sent(lambda: filled(TensorDictReplayBuffer(storage=LazyMemmapStorage(8)), rows()).storage),
     ),
     advice(
         "event tables that correct all at once and choose numbers",
