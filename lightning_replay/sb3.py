@@ -44,7 +44,9 @@ class _Rewards(Tensor):
             values, targets = (one.as_subclass(Tensor) for one in args)
             origin.errors.append((targets - values).detach().flatten())
             weight = origin.batch.get("priority_weight", torch.ones(1, device=values.device)).to(values.device)
-            return (weight[:, None] * func(values, targets, **kwargs | {"reduction": "none"})).mean()
+            return (
+                weight.view(-1, *[1] * (values.dim() - 1)) * func(values, targets, **kwargs | {"reduction": "none"})
+            ).mean()
         result = super().__torch_function__(func, types, args, kwargs)
         if isinstance(result, cls) and origin is not None:
             result.batch, result.errors = origin.batch, origin.errors

@@ -9,13 +9,14 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from copy import deepcopy
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Dict, Tuple
+from gymnasium.spaces import Box, Dict, Tuple
 from gymnasium.vector import VectorWrapper
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.env.env_context import EnvContext
 from ray.rllib.env.multi_agent_env import MultiAgentEnv
 from ray.tune.registry import ENV_CREATOR, _global_registry
@@ -58,22 +59,33 @@ def check_environment(config: AlgorithmConfig, task: str | None = None) -> None:
 
 
 def check_observations(config: AlgorithmConfig, environment: gymnasium.Env[Any, Any]) -> None:
-    """Refuses observations of which RLlib's catalog makes no default module."""
-    space = environment.observation_space
-    if not isinstance(space, Dict | Tuple) or config.is_multi_agent or config._env_to_module_connector is not None:
+    """Refuses observations of which RLlib's catalog makes no default module, those of each agent."""
+    if config._env_to_module_connector is not None:
         return
-    try:
-        spec = config.get_rl_module_spec(env=environment, inference_only=True)
-        if spec.module_class is config.get_default_rl_module_spec().module_class:  # the user's own stays untried
-            spec.build()
-    except Exception as error:  # others are for RLlib to report
-        if "No default encoder config" in str(error):
-            raise ValueError(
-                f"the observations of {config.env!r} are a {type(space).__name__}, for which RLlib has no default "
-                "module. Flatten them, .env_runners(env_to_module_connector=lambda env, spaces, device: "
-                "FlattenObservations()) of ray.rllib.connectors.env_to_module, or, with images, give a module of your "
-                "own, .rl_module(rl_module_spec=...)"
-            ) from error
+    is_multi, owner = isinstance(environment, MultiAgentEnv), cast("Any", environment)
+    if is_multi:
+        pairs = [(space, owner.get_action_space(one)) for one, space in (owner.observation_spaces or {}).items()]
+    else:
+        pairs = [(owner.observation_space, owner.action_space)]
+    for spaces in pairs:
+        space, kind = spaces[0], type(spaces[0]).__name__
+        if isinstance(space, Box) and len(space.shape) == 2:
+            kind = f"Box {list(space.shape)}"
+        elif not isinstance(space, Dict | Tuple):
+            continue
+        try:
+            spec = config.get_rl_module_spec(spaces={DEFAULT_MODULE_ID: spaces}, inference_only=True)
+            if spec.module_class is config.get_default_rl_module_spec().module_class:  # the user's own stays untried
+                spec.build()
+        except Exception as error:  # others are for RLlib to report
+            if "No default encoder config" in str(error):
+                flatten = f"FlattenObservations({'multi_agent=True' if is_multi else ''})"
+                raise ValueError(
+                    f"the observations of {config.env!r} are a {kind}, for which RLlib has no default module. Flatten "
+                    f"them, .env_runners(env_to_module_connector=lambda env, spaces, device: {flatten}) of "
+                    "ray.rllib.connectors.env_to_module, or, with images, give a module of your own, "
+                    ".rl_module(rl_module_spec=...)"
+                ) from error
 
 
 def make_environment(config: AlgorithmConfig) -> gymnasium.Env[Any, Any]:

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import re
+from functools import partial
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -12,6 +15,7 @@ from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.algorithms.sac import SACConfig
 from ray.rllib.connectors.env_to_module import FlattenObservations
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+from ray.rllib.env.multi_agent_env import MultiAgentEnv
 
 import rllib_ext
 from lightning_replay.sharded.options import ShardOptions
@@ -70,6 +74,47 @@ def test_dictionaries_are_refused_where_rllib_has_no_module_for_them(kind: Any) 
     rllib_ext.configure(config.copy(), check_environments=False)
     rllib_ext.configure(config.copy().rl_module(rl_module_spec=RLModuleSpec(module_class=OwnModule)))
     rllib_ext.configure(config.env_runners(env_to_module_connector=lambda env, spaces, device: FlattenObservations()))
+
+
+class Table(gymnasium.Env[Any, Any]):
+    """Observes a matrix, alone."""
+
+    observation_space, action_space = spaces.Box(-1, 1, (3, 2), np.float32), spaces.Discrete(2)
+
+    def __init__(self, config: Any = None) -> None:
+        pass
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return np.zeros((3, 2), np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        return np.zeros((3, 2), np.float32), 0.0, False, False, {}
+
+
+class Tables(MultiAgentEnv):
+    """Two agents that observe a matrix each."""
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__()
+        self.agents = self.possible_agents = ["a", "b"]
+        self.observation_spaces = dict.fromkeys(self.agents, Table.observation_space)
+        self.action_spaces = dict.fromkeys(self.agents, Table.action_space)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return dict.fromkeys(self.agents, np.zeros((3, 2), np.float32)), {}
+
+
+@pytest.mark.parametrize(("env", "options"), [(Table, {}), (Tables, {"multi_agent": True})])
+def test_matrices_are_refused_until_they_are_flattened(env: Any, options: dict[str, bool]) -> None:
+    config = DQNConfig().environment(env).env_runners(num_env_runners=0)
+    config.training(replay_buffer_config=rllib_ext.replay_config("uniform", capacity=2000))
+    if options:
+        config.multi_agent(policies={"a", "b"}, policy_mapping_fn=lambda agent, episode, **rest: agent)
+    advice = re.escape(f"FlattenObservations({'multi_agent=True' if options else ''})")
+    with pytest.raises(ValueError, match=rf"the observations of .*Table.* are a Box \[3, 2\], .* {advice}"):
+        rllib_ext.configure(config)
+    flatten = partial(FlattenObservations, **options)
+    rllib_ext.configure(config.env_runners(env_to_module_connector=lambda env, spaces, device: flatten()))
 
 
 def part(name: str, **arguments: Any) -> dict[str, Any]:
