@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from copy import deepcopy
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import gymnasium
 import numpy as np
@@ -62,7 +62,8 @@ def check_observations(config: AlgorithmConfig, environment: gymnasium.Env[Any, 
     """Refuses observations of which RLlib's catalog makes no default module, those of each agent."""
     if config._env_to_module_connector is not None:
         return
-    is_multi, owner = isinstance(environment, MultiAgentEnv), cast("Any", environment)
+    owner: Any = environment
+    is_multi = isinstance(environment, MultiAgentEnv)
     if is_multi:
         pairs = [(space, owner.get_action_space(one)) for one, space in (owner.observation_spaces or {}).items()]
     else:

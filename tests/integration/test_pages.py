@@ -82,6 +82,14 @@ def test_links_of_a_page_lead_somewhere_and_files_named_in_it_exist(page: Path) 
         assert (ROOT / target).exists(), target
 
 
+def test_the_readme_begins_with_the_two_commands_of_a_new_checkout() -> None:
+    install = (ROOT / "README.md").read_text().partition("\n## Installation\n")[2].partition("\n## ")[0]
+    targets = re.findall(r"^make (\w+)", install, re.MULTILINE)
+    assert targets == ["demo", "test"]
+    for target in targets:
+        assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+
+
 def test_the_readme_is_read_in_a_few_minutes() -> None:
     text = (ROOT / "README.md").read_text()
     assert len(text.split()) <= 1_200
