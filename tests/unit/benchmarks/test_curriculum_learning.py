@@ -66,13 +66,23 @@ def assert_equal(ours: CurriculumRuns, theirs: CurriculumRuns) -> None:
     assert np.array_equal(ours.success(2), theirs.success(2))
 
 
-@pytest.mark.parametrize(("scheduler", "saved_at"), [("exp3", 20), ("exp3", 52), ("reverse curriculum", 52)])
-def test_runs_go_on_from_a_save_as_if_they_had_not_stopped(scheduler: str, saved_at: int, tmp_path: Path) -> None:
-    whole = build(scheduler=scheduler, max_signals=5)
+@pytest.mark.parametrize(
+    ("options", "saved_at"),
+    [
+        ({"scheduler": "exp3"}, 20),
+        ({"scheduler": "exp3"}, 52),
+        ({"scheduler": "reverse curriculum"}, 52),
+        ({"scheduler": "exp3", "actors": "easy to hard"}, 52),
+    ],
+)
+def test_runs_go_on_from_a_save_as_if_they_had_not_stopped(
+    options: dict[str, str], saved_at: int, tmp_path: Path
+) -> None:
+    whole = build(**options, max_signals=5)
     whole.play(saved_at)
     whole.save(tmp_path)
     whole.play(80)
-    resumed = build(scheduler=scheduler, max_signals=5)
+    resumed = build(**options, max_signals=5)
     resumed.load(tmp_path)
     assert resumed.updates == saved_at
     resumed.play(80)
@@ -206,6 +216,21 @@ KINDS = {
     "easy to hard": EasyToHard,
     "reverse curriculum": ReverseCurriculum,
 }
+
+
+def test_batches_and_actors_of_two_schedulers() -> None:
+    both = scheduler_of({**SETTINGS, "scheduler": "exp3", "actors": "easy to hard", "max_signals": None})
+    exp3, easy = scheduler_of(SETTINGS), scheduler_of({**SETTINGS, "scheduler": "easy to hard"})
+    ready = np.ones(len(TASKS), bool)
+    for scheduler in (both, exp3, easy):
+        scheduler.start(TASKS)
+        for task, value in ((3, 1.0), (3, 0.9), (2, 0.3)):
+            scheduler.drawn(task, 0.25)
+            scheduler.progress(task, value)
+    assert np.array_equal(both.probabilities(ready), exp3.probabilities(ready))
+    assert both.actor_tasks(8) == easy.actor_tasks(8)
+    assert np.ptp(exp3.probabilities(ready)) > 0
+    assert easy.actor_tasks(8) != exp3.actor_tasks(8)
 
 
 def test_updates_and_draws_must_fit() -> None:

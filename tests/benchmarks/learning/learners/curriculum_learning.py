@@ -13,6 +13,7 @@ from tensordict import TensorDict
 
 from lightning_replay import recipes
 from lightning_replay.envs.half_field import GOAL_REWARD, HalfField
+from lightning_replay.saving.spec import recorded
 from lightning_replay.schedulers import (
     EasyToHard,
     Exp3,
@@ -57,16 +58,50 @@ def check_settings(settings: Settings) -> None:
             )
 
 
+@recorded
+class Separate(Scheduler):
+    """Draws batches by one scheduler and gives actors their tasks by another, each with every signal."""
+
+    saved_parts = ("batches", "actors")
+
+    def __init__(self, batches: Scheduler, actors: Scheduler) -> None:
+        super().__init__()
+        self.batches, self.actors = batches, actors
+
+    def start(self, tasks: Sequence[str]) -> None:
+        super().start(tasks)
+        self.batches.start(tasks)
+        self.actors.start(tasks)
+
+    def probabilities(self, ready: np.ndarray) -> np.ndarray:
+        return self.batches.probabilities(ready)
+
+    def drawn(self, task: int, probability: float) -> None:
+        self.batches.drawn(task, probability)
+
+    def progress(self, task: int, value: float) -> None:
+        self.batches.progress(task, value)
+        self.actors.progress(task, value)
+
+    def actor_tasks(self, num_actors: int) -> list[int]:
+        return self.actors.actor_tasks(num_actors)
+
+
 def scheduler_of(settings: Settings) -> Scheduler:
-    """Returns the library's scheduler of an arm."""
+    """Returns the scheduler of an arm: of the library, or two of it where actors have another."""
+    batches = _scheduler(settings["scheduler"], settings)
+    return Separate(batches, _scheduler(settings["actors"], settings)) if "actors" in settings else batches
+
+
+def _scheduler(name: str, settings: Settings) -> Scheduler:
     order = tuple(reversed(TASKS))
-    if settings["scheduler"] == "exp3":
+    if name == "exp3":
         return Exp3(exploration=settings["scheduler_exploration"])
-    if settings["scheduler"] == "easy to hard":
+    if name == "easy to hard":
         return EasyToHard(order, settings["advance_at"], settings["max_signals"])
-    if settings["scheduler"] == "reverse curriculum":
+    if name == "reverse curriculum":
         return ReverseCurriculum(order, settings["advance_at"], settings["max_signals"])
-    return {"one task": OneTask(TASKS[0]), "uniform": UniformTasks()}[settings["scheduler"]]
+    return {"one task": OneTask(TASKS[0]), "uniform": UniformTasks()}[name]
 
 
 class CurriculumRuns:
