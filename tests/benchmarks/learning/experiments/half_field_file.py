@@ -31,7 +31,7 @@ EXPERIMENTS = (
         task="`lightning-replay fit -c configs/lightning/dpcer_mpdqn_half_field.yaml` with a seed for everything: "
         "the settings of EXP3 in half-field, in the library's agent, environment and data module. Every 30,000 steps "
         "50 greedy episodes of the target are played. A pilot run without falling learning rates, and with signals "
-        "after 10 episodes, lost the target twice in its last quarter.",
+        "after 10 episodes, lost the target again.",
         length="{content[data][init_args][env_steps]:,} steps",
         arms={"the file": {}},
         settings={"content": yaml.safe_load((config_directory() / FILE).read_text()), "arguments": []},

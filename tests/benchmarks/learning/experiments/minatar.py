@@ -156,9 +156,8 @@ EXPERIMENTS = (
         "with room for 100,000, nobody. Prioritized draws as in the paper, returns of one step, MinAtar's network, "
         "sticky actions and minimal actions. Surprise of candidates comes from one forward pass of the online and the "
         "target network. Of the settings one was changed after pilots with seed 100: with uniform draws retention "
-        "hoarded what surprised and ended below the buffer of the same size (2.1 and 3.0), with prioritized ones above "
-        "it (3.0 and 2.6). A pilot with seed 101 did not confirm it: 2.2 with prioritized draws, and 2.2 for the small "
-        "buffer with uniform ones.",
+        "hoarded what surprised and ended below the buffer of the same size, with prioritized ones above it. A pilot "
+        "with seed 101 did not confirm it.",
         length="{env_steps:,} steps",
         arms={
             "FIFO, 200": {"is_retained": False, "capacity": 200},
