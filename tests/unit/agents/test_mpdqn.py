@@ -8,14 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import yaml
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Tuple
 from tensordict import TensorDict
 
 from lightning_replay.agents import MPDQN
 from lightning_replay.agents.mpdqn import InvertedGradients
 from lightning_replay.agents.spaces import ParameterizedActions
-from lightning_replay.options import config_directory
 from tests.unit.agents.toys import fit, flags
 
 # fitted without a data module here
@@ -72,14 +70,6 @@ def test_rates_are_those_of_the_authors_unless_given() -> None:
     agent.value_network[0].bias.data.add_(1.0)
     agent.update_targets()
     torch.testing.assert_close(agent.target_value_network[0].bias, before + 0.001)
-
-
-def test_the_shipped_run_names_its_own_rates() -> None:
-    """Its figures were made with these, whatever the defaults are."""
-    text = (config_directory() / "lightning/dpcer_mpdqn_half_field.yaml").read_text()
-    given = yaml.safe_load(text)["model"]["init_args"]
-    rates = [given[f"{of}_rate"] for of in ("value_learning", "parameter_learning", "target_update")]
-    assert rates == [1e-3, 1e-4, 0.005]
 
 
 def test_each_value_depends_on_its_own_parameters_alone() -> None:

@@ -179,6 +179,7 @@ def test_replaced_experiments_keep_their_results_and_their_place_on_the_page(nam
     assert name not in all_experiments()
     assert json.loads((RESULTS / f"{name}.json").read_text())["units"]
     assert f"../tests/benchmarks/results/{name}.md" in PAGE.read_text()
+    assert "this version has no program for it" in (RESULTS / f"{name}.md").read_text()
 
 
 def test_text_around_the_tables_stays(tmp_path: Path) -> None:

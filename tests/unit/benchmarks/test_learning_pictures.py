@@ -105,6 +105,9 @@ def test_kept_verdicts_are_those_of_the_kept_runs(name: str) -> None:
     assert [each.text for each in results.comparisons(experiment.measure)] == content["verdicts"]
     page = (RESULTS / f"{name}.md").read_text()
     assert all(verdict in page for verdict in content["verdicts"])
+    words = {"title": experiment.title, "task": experiment.task, "claim": experiment.claim}
+    assert {name: content[name] for name in words} == words, "run `make experiments FLAGS=--redraw`"
+    assert all(text in page for text in (*words.values(), experiment.notes))
     assert content["settings"] == json.loads(json.dumps(experiment.settings)) and results.seeds == list(
         experiment.seeds
     )

@@ -97,7 +97,7 @@ OPTIONS = {
 EXPERIMENTS = (
     Experiment(
         name="obstacle-course",
-        title="Obstacle course, double DQN: event tables and a shifted start",
+        title="Obstacle course without lava, double DQN: event tables and a shifted start",
         claim="on the obstacle course event tables learn faster and more evenly than uniform and prioritized draws, "
         "and tables of intermediate events faster than one of the goal; from the start (1, 4), from which nothing is "
         "played in training, uniform and prioritized draws forget the way and event tables do not "
