@@ -474,7 +474,7 @@ class OffPolicyAgent(SizedAgent):
         self._steps_directly = self.takes_plain_gradients and uses_no_step_hooks(self.trainer)
 
     def take_step(self, optimizer: torch.optim.Optimizer | LightningOptimizer) -> None:
-        """Steps an optimizer, counts the step if it is wrapped, and calls Lightning's hooks where anything uses them."""
+        """Steps an optimizer and counts the step if it is wrapped, with Lightning's hooks only where any are used."""
         if not self._steps_directly or not isinstance(optimizer, LightningOptimizer):
             super().take_step(optimizer)
             return
