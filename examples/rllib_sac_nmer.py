@@ -5,7 +5,7 @@
     python examples/rllib_sac_nmer.py --fast    # 100 steps without EnvRunners of their own, to see it run
     python examples/rllib_sac_nmer.py --recipe uniform
 
-Most of the time is SAC's own gradient step (about 20 ms with these networks); the buffer takes 1 to 2.
+Most of the time is SAC's own gradient step.
 """
 
 from __future__ import annotations

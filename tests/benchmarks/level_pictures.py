@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws the pictures of docs/levels-when.md and prints the figures of it and of docs/levels-outcomes.md: a minute.
+"""Draws the pictures of docs/levels-when.md; keeps the figures of it and of docs/levels-outcomes.md in results/.
 
 python -m tests.benchmarks.level_pictures
 """
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -18,6 +20,7 @@ from lightning_replay.levels.selector import LevelSelector
 from tests.benchmarks.learning.pictures import NARROW_WIDTH, shrink
 from tests.benchmarks.page_pictures import IMAGES
 
+FILE = Path(__file__).parent / "results" / "level-pictures.json"
 LEVELS, BATCH, OUTCOMES, UPDATES = 2_000, 64, 8, 200
 KINDS = ("ladder", "coin", "unsolvable")
 
@@ -73,13 +76,13 @@ def learnability(staleness_weight: float = 0.1, **options) -> LevelBuffer:
     return LevelBuffer(LEVELS, score=scores.Learnability(8), staleness_weight=staleness_weight, seed=0, **options)
 
 
-def draw_spread() -> None:
-    """Effective levels and duplicates of a batch by temperature and staleness weight."""
+def draw_spread() -> dict[str, dict[str, list[float]]]:
+    """Effective levels and the share of a batch that is drawn twice, by temperature and staleness weight."""
     figure, panels = make_figure("spread", 2, 1, 6.0, NARROW_WIDTH)
     rates = np.random.default_rng(0).uniform(0.0, 1.0, LEVELS)
     temperatures = (0.1, 0.3, 1.0, 3.0)
     kinds: dict[str, dict] = {"by rank": {"prioritization": Rank()}, "in proportion": {}}
-    print(f"{LEVELS} levels, success rates uniform in [0, 1], all played; batches of {BATCH} with duplicates")
+    found = {}
     for number, (kind, options) in enumerate(kinds.items()):
         for style, staleness_weight in (("-", 0.1), ("--", 0.3)):
             spread, twice = [], []
@@ -92,20 +95,22 @@ def draw_spread() -> None:
             label = f"{kind}, staleness weight {staleness_weight:g}"
             panels[0, 0].plot(temperatures, spread, style, marker="o", color=COLORS[number], label=label)
             panels[1, 0].plot(temperatures, twice, style, marker="o", color=COLORS[number])
-            print(f"  {label}: effective {np.round(spread, 1)}, duplicates {np.round(twice, 3)} at {temperatures}")
+            found[label] = {"temperatures": list(temperatures), "effective levels": spread, "drawn twice": twice}
     panels[0, 0].set(xscale="log", yscale="log", xlabel="score_temperature", ylabel="effective levels")
     panels[1, 0].set(xscale="log", xlabel="score_temperature", ylabel="duplicates in a batch of 64")
     figure.legend(loc="outside lower center", fontsize="small")
     save_figure(figure, IMAGES / "levels_spread.png")
+    return found
 
 
-def draw_wrong_scores() -> None:
+def draw_wrong_scores() -> dict[str, dict[str, float]]:
     """What the batches of uniform levels and of learnability consist of, and the skill that follows."""
     arms: dict[str, Callable[[], LevelSelector]] = {
         "uniform": lambda: UniformLevels(LEVELS, seed=0),
         "learnability": learnability,
     }
     figure, panels = make_figure("wrong scores", 3, 1, 8.0, NARROW_WIDTH)
+    found: dict[str, dict[str, float]] = {}
     names = ("ladder, within reach or above", "ladder, solved", "coins", "unsolvable")
     for axes, (name, make) in zip(panels.flat, arms.items(), strict=False):
         curves = learn(make())
@@ -113,52 +118,57 @@ def draw_wrong_scores() -> None:
         parts = [smooth(part) for part in (ladder - curves["solved"], curves["solved"], coins, unsolvable)]
         axes.stackplot(np.arange(UPDATES), parts, colors=COLORS[:4], labels=names)
         axes.set(title=name, xlabel="updates", ylabel="share of a batch", ylim=(0, 1))
-        shares = {label: round(float(part[-100:].mean()), 2) for label, part in zip(names, parts, strict=True)}
-        print(f"{name}: skill {curves['skill'][-1]:.2f}; shares of the last 100 batches {shares}")
+        found[f"{name}: shares of the last 100 batches"] = {
+            label: float(part[-100:].mean()) for label, part in zip(names, parts, strict=True)
+        }
     for number, coins in enumerate((0.0, 0.1, 0.4)):
         for style, (name, make) in zip((":", "-"), arms.items(), strict=True):
             curves = learn(make(), coins=coins)
             panels[2, 0].plot(curves["skill"], style, color=COLORS[number], label=f"{name}, {coins:.0%} coins")
-            print(f"{name}, {coins:.0%} coins: skill {curves['skill'][-1]:.2f}")
+            found.setdefault(f"{name}: skill by share of coins", {})[f"{coins:g}"] = float(curves["skill"][-1])
     panels[2, 0].set(xlabel="updates", ylabel="skill", ylim=(-0.5, 18))
     panels[2, 0].legend(fontsize="x-small")
     figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize="small")
     save_figure(figure, IMAGES / "levels_wrong_scores.png")
+    return found
 
 
-def draw_staleness() -> None:
+def draw_staleness() -> dict[str, dict[str, float]]:
     """Levels that came within reach and still have the score 0 of their first outcomes, by staleness weight."""
     figure, panels = make_figure("staleness", 2, 1, 6.0, NARROW_WIDTH)
+    found: dict[str, dict[str, float]] = {"learnable with a score of 0, updates 20 to 80": {}, "skill after 100": {}}
+    stale_share, skill_after = found.values()
     for number, weight in enumerate((0.0, 0.1, 0.3, 0.6)):
         runs = [learn(learnability(weight), seed, measured=True, coins=0.0) for seed in range(2)]
         stale, skill = (np.mean([one[key] for one in runs], 0) for key in ("stale", "skill"))
         panels[0, 0].plot(smooth(stale), color=COLORS[number], label=f"staleness weight {weight:g}")
         panels[1, 0].plot(skill, color=COLORS[number])
-        print(f"staleness weight {weight:g}: {stale[-100:].mean():.2f} stale, skill {skill[-1]:.2f}")
+        stale_share[f"{weight:g}"], skill_after[f"{weight:g}"] = float(stale[20:80].mean()), float(skill[99])
     runs = [learn(UniformLevels(LEVELS, seed=0), seed, measured=True, coins=0.0) for seed in range(2)]
-    panels[1, 0].plot(np.mean([one["skill"] for one in runs], 0), ":", color="0.4", label="uniform levels")
-    print(f"uniform: skill {np.mean([one['skill'][-1] for one in runs]):.2f}")
+    skill = np.mean([one["skill"] for one in runs], 0)
+    panels[1, 0].plot(skill, ":", color="0.4", label="uniform levels")
+    skill_after["uniform"] = float(skill[99])
     panels[0, 0].set(xlabel="updates", ylabel="learnable levels\nwith a score of 0")
     panels[1, 0].set(xlabel="updates", ylabel="skill")
     figure.legend(loc="outside lower center", ncols=2, fontsize="small")
     save_figure(figure, IMAGES / "levels_staleness.png")
+    return found
 
 
-def print_prompts() -> None:
+def draw_prompts() -> dict[str, list[float]]:
     """20,000 prompts of uniform success rates in 40 batches of 64, with the defaults of level replay and those here."""
+    found = {}
     kinds = {"defaults of level replay": {"prioritization": Rank(), "score_temperature": 0.1, "replay_in_flight": True}}
     rates = np.random.default_rng(0).uniform(0.0, 1.0, 20_000)
-    for name, options in (kinds | {"learnability": {}}).items():
+    for name, options in (kinds | {"`Learnability`": {}}).items():
         for replace in (True, False):
             levels = LevelBuffer(20_000, score=scores.Learnability(8), seed=0, **options)
             levels.record(range(20_000), rates * (1.0 - rates))
             effective = levels.stats()["effective_levels"]
             drawn = torch.stack([levels.next_levels(64, replace=replace) for _ in range(40)])
             twice = sum(64 - len(batch.unique()) for batch in drawn)
-            print(
-                f"20,000 prompts, {name}, replace={replace}: effective {effective:.1f}; of 2,560 draws {twice} twice "
-                f"in their batch, {len(drawn.unique())} different prompts"
-            )
+            found[f"{name}, `replace=True`" if replace else name] = [effective, twice, len(drawn.unique())]
+    return found
 
 
 def smooth(curve: np.ndarray, width: int = 15) -> np.ndarray:
@@ -167,12 +177,17 @@ def smooth(curve: np.ndarray, width: int = 15) -> np.ndarray:
 
 
 def main() -> None:
-    """Draws them all."""
+    """Draws them all and writes ``results/level-pictures.json``."""
     warnings.filterwarnings("ignore", message=".*took the same level as the replay before")
-    print_prompts()
-    draw_spread()
-    draw_wrong_scores()
-    draw_staleness()
+    content = {
+        "command": "python -m tests.benchmarks.level_pictures",
+        "prompts: effective levels, twice in their batch, different ones": draw_prompts(),
+        "spread": draw_spread(),
+        "wrong scores": draw_wrong_scores(),
+        "staleness weight": draw_staleness(),
+    }
+    rounded = json.loads(json.dumps(content), parse_float=lambda text: round(float(text), 4))
+    FILE.write_text(json.dumps(rounded, indent=1) + "\n")
     for name in ("levels_spread", "levels_wrong_scores", "levels_staleness"):
         shrink(IMAGES / f"{name}.png")
 
