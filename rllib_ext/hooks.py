@@ -75,7 +75,7 @@ def install_replay(
         if not reads_flags:
             logger.warning(
                 "the config has Learner connectors of its own, which may need real episodes: each row of a batch "
-                "travels as an episode, which is much slower. If they only read columns, "
+                "travels as an episode, which is about ten times slower. If they only read columns, "
                 'replay_config(layout="blocks") keeps blocks.'
             )
     elif buffer.options.layout == "flagged" and not reads_flags:

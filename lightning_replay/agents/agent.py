@@ -290,7 +290,7 @@ class SizedAgent(L.LightningModule):
             clip([*parameters], limit, foreach=True)
 
     def take_gradients(self, loss: Tensor) -> None:
-        """Computes gradients as ``manual_backward`` does, without its detours where plain ones are enough.
+        """Computes gradients as ``manual_backward`` does, without its 20 to 50 µs where plain ones are enough.
 
         With DDP they are the mean over all processes, also where a loss uses some of the parameters alone.
         """
@@ -474,7 +474,10 @@ class OffPolicyAgent(SizedAgent):
         self._steps_directly = self.takes_plain_gradients and uses_no_step_hooks(self.trainer)
 
     def take_step(self, optimizer: torch.optim.Optimizer | LightningOptimizer) -> None:
-        """Steps an optimizer and counts the step if it is wrapped, with Lightning's hooks only where any are used."""
+        """Steps an optimizer and counts the step if it is wrapped, without Lightning's hooks where nothing uses them.
+
+        These cost 40 µs and some more for each callback.
+        """
         if not self._steps_directly or not isinstance(optimizer, LightningOptimizer):
             super().take_step(optimizer)
             return

@@ -61,7 +61,7 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         recipe: name of the recipe; ``None`` where ``options`` name a sampler, writer or transform.
         layout: how drawn rows travel: ``blocks`` of columns; ``flagged``, one block, with
             :func:`rllib_ext.configure` only; or ``rows``, an episode for each row, for learner connectors that do more
-            with an episode than read its columns (much slower). By default ``blocks``, and with ``configure``
+            with an episode than read its columns (ten times slower). By default ``blocks``, and with ``configure``
             what the algorithm's connectors allow.
         num_learners: Learners the batch is dealt out to; with 2 or more the TD errors come back in another order.
         modules: options of single modules by name that differ: ``{"pursuer": {"capacity": 10_000}}``, where ``None``
