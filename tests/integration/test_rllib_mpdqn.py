@@ -116,13 +116,14 @@ def test_the_learner_makes_the_updates_of_the_agent() -> None:
     with torch.no_grad():  # as an agent that has learned: values to both sides of the bounds, large gradients
         for network, factor in ((module.agent.value_network, 100.0), (module.agent.target_value_network, 200.0)):
             network[-1].weight.mul_(factor)
-    own = MPDQN(**{**module.agent.hparams, "target_update_rate": 0.005, "gradient_clip": 1.0})
+    options = {"discount": 0.97, "target_low": 0.0, "target_high": 5.0, "target_update_rate": 0.005}
+    own = MPDQN(**{**module.agent.hparams, **options, "gradient_clip": 1.0})
     own.load_state_dict(module.agent.state_dict())
     networks = [(module.agent.value_network, own.value_network)]
     networks += [(module.agent.parameter_network, own.parameter_network)]
     optimizers = own.configure_optimizers()
     for _ in range(3):
-        (block,) = buffer.sample(num_items=64, n_step=3, gamma=0.97)
+        (block,) = buffer.sample(num_items=64, n_step=algorithm.config.n_step, gamma=algorithm.config.gamma)
         drawn = slice(0, 64)
         batch = torch.stack([rows[one.tobytes()] for one in block.get_observations(drawn)])
         targets = own.targets(batch)
