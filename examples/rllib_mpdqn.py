@@ -43,7 +43,9 @@ class MPDQNModule(TorchRLModule, TargetNetworkAPI):
         discrete, parameters = self.agent.act(batch[Columns.OBS], explore=explore)
         return {Columns.ACTIONS: (discrete, *parameters.split(self.agent.hparams["parameter_sizes"], dim=1))}
 
-    def _forward_exploration(self, batch: dict[str, Any], **ignored: Any) -> dict[str, Any]:
+    def _forward_exploration(self, batch: dict[str, Any], t: int, **ignored: Any) -> dict[str, Any]:
+        # ε falls over the steps of all EnvRunners, which RLlib counts and restores; the agent counts its own alone.
+        self.agent.on_load_checkpoint({"mpdqn_explored_steps": t})
         return self._forward(batch, explore=True)
 
     def _forward_train(self, batch: dict[str, Any], **ignored: Any) -> dict[str, Any]:
@@ -90,13 +92,8 @@ class MPDQNLearner(DQNTorchLearner):
         return fwd_out["value_loss"] + fwd_out["parameter_loss"]  # which share no weights
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--fast", action="store_true", help="a short run")
-    fast = parser.parse_args().fast
-    total, warmup, runners = (300, 200, 0) if fast else (20_000, 2_000, 4)
-    # Each remote EnvRunner requests one CPU; without enough of them Ray waits for ever.
-    ray.init("local", num_cpus=8, include_dashboard=False, log_to_driver=False)
+def config_of(total: int, warmup: int, runners: int) -> DQNConfig:
+    """Returns the config of a run of ``total`` environment steps, the first ``warmup`` of them without updates."""
     agent = {"hidden_sizes": (128, 64), "parameter_learning_rate": 1e-4, "discount": 0.97, "exploration_noise": 0.1}
     agent |= {"target_low": 0.0, "target_high": 5.0, "exploration_steps": total // 4}
     config = (
@@ -116,6 +113,7 @@ def main() -> None:
                 progress=MeanReturn(low=0.0, high=5.0, every=10),
             ),
             gamma=0.97,
+            grad_clip=1.0,  # the norm of each network's gradient, which RLlib's DQN clips at 40
             n_step=3,
             tau=0.005,
             target_network_update_freq=0,  # after each update, of which a round of steps has several
@@ -126,14 +124,27 @@ def main() -> None:
         .learners(learner_class=MPDQNLearner)
         .rl_module(rl_module_spec=RLModuleSpec(module_class=MPDQNModule, model_config={"agent": agent}))
         .fault_tolerance(restart_failed_env_runners=True)
-        .reporting(min_sample_timesteps_per_iteration=total // 10, min_time_s_per_iteration=0)
+        # EnvRunners get the count of all steps, and with it ε, at the end of an iteration
+        .reporting(min_sample_timesteps_per_iteration=total // 100, min_time_s_per_iteration=0)
         .debugging(seed=0, log_level="ERROR")
     )
-    algorithm = rllib_ext.configure(config).build_algo()
+    return rllib_ext.configure(config)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--fast", action="store_true", help="a short run")
+    fast = parser.parse_args().fast
+    total, warmup, runners = (400, 200, 0) if fast else (20_000, 2_000, 4)
+    # Each remote EnvRunner requests one CPU; without enough of them Ray waits for ever.
+    ray.init("local", num_cpus=8, include_dashboard=False, log_to_driver=False)
+    algorithm = config_of(total, warmup, runners).build_algo()
     print("env_steps  updates  mean return of each task / 5:", *TASKS)
-    for _ in range(10):
-        result = algorithm.train()
-        steps = result["env_runners"]["num_env_steps_sampled_lifetime"]
+    steps = 0
+    for tenth in range(1, 11):
+        while steps < tenth * total / 10:
+            result = algorithm.train()
+            steps = result["env_runners"]["num_env_steps_sampled_lifetime"]
         learned = result.get("learners", {}).get("default_policy", {}).get("num_module_steps_trained_lifetime", 0)
         tasks = result.get("replay_buffer", {}).get("tasks", {})
         progress = "".join(f"{tasks.get(task, {}).get('progress', float('nan')):7.2f}" for task in TASKS)
