@@ -66,8 +66,11 @@ class MPDQNModule(TorchRLModule, TargetNetworkAPI):
         pass  # the agent has them
 
     def get_target_network_pairs(self) -> list[tuple[Any, Any]]:
-        names = ("value_network", "parameter_network")
-        return [(getattr(self.agent, name), getattr(self.agent, f"target_{name}")) for name in names]
+        agent = self.agent
+        return [
+            (agent.value_network, agent.target_value_network),
+            (agent.parameter_network, agent.target_parameter_network),
+        ]
 
     def forward_target(self, batch: dict[str, Any]) -> dict[str, Any]:
         return {"targets": self.agent.targets(TensorDict(batch))}
