@@ -15,6 +15,7 @@ from lightning_replay.options import (
     ABOVE_ZERO,
     check_kind,
     check_option,
+    checked_choice,
     checked_count,
     checked_names,
     checked_number,
@@ -328,28 +329,33 @@ class ReturnProgress(DeclaredState, ABC):
         low: least return, the signal 0.
         high: greatest return, the signal 1.
         window: newest episodes of a task that count.
-        every: episodes of a task from one signal to the next.
+        every: episodes from one signal of a task to the next.
+        counting: whose episodes these are: of the ``"task"``, or of ``"all"`` tasks together. With ``"all"`` tasks of
+            short episodes send as many signals as others, and :class:`Exp3` prefers them no more for their number.
 
     Raises:
-        ValueError: ``low`` is not below ``high``, or ``window`` or ``every`` is too small.
+        ValueError: ``low`` is not below ``high``, ``window`` or ``every`` is too small, or ``counting`` neither.
     """
 
     least_episodes: int = 1
-    saved_attributes: tuple[str, ...] = ("_returns", "_episodes")
+    saved_attributes: tuple[str, ...] = ("_returns", "_episodes", "_sent")
 
-    def __init__(self, low: float, high: float, window: int = 100, every: int = 10) -> None:
+    def __init__(self, low: float, high: float, window: int = 100, every: int = 10, counting: str = "task") -> None:
         self.low: float = checked_number("low", low)
         self.high: float = checked_number("high", high)
         if not self.low < self.high:
             raise ValueError(f"low is {low} and high is {high}; give the least and the greatest return, low < high")
         self.window: int = checked_count("window", window, self.least_episodes, of="episodes")
         self.every: int = checked_count("every", every, of="episodes")
-        # By the number of the task as a text, as JSON has it: the newest returns, and how many episodes there were.
+        self.counting: str = checked_choice("counting", counting, ["task", "all"])
+        # By the number of the task as a text, as JSON has it: the newest returns, how many episodes there were, and
+        # the stretch of ``every`` episodes of the last signal.
         self._returns: dict[str, list[float]] = {}
         self._episodes: dict[str, int] = {}
+        self._sent: dict[str, int] = {}
 
     def episode(self, task: int, episode_return: float) -> float | None:
-        """Takes the undiscounted return of an episode; returns a signal at each ``every``-th one, else ``None``."""
+        """Takes the undiscounted return of an episode; returns a signal once in ``every`` of them, else ``None``."""
         if not math.isfinite(episode_return):
             raise ValueError(
                 f"the return of an episode of task {task} is {episode_return}; a progress signal needs finite returns"
@@ -357,9 +363,16 @@ class ReturnProgress(DeclaredState, ABC):
         name = str(int(task))
         returns = self._returns[name] = [*self._returns.get(name, []), float(episode_return)][-self.window :]
         self._episodes[name] = self._episodes.get(name, 0) + 1
-        if self._episodes[name] % self.every or len(returns) < self.least_episodes:
+        counted = sum(self._episodes.values()) if self.counting == "all" else self._episodes[name]
+        if counted // self.every == self._sent.get(name, 0) or len(returns) < self.least_episodes:
             return None
+        self._sent[name] = counted // self.every
         return min(max(self.signal(returns), 0.0), 1.0)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        # Saves from before ``counting`` had signals at each ``every``-th episode of a task.
+        sent = {name: count // self.every for name, count in state_dict.get("_episodes", {}).items()}
+        super().load_state_dict({"_sent": sent} | state_dict)
 
     @abstractmethod
     def signal(self, returns: list[float]) -> float:
@@ -374,7 +387,7 @@ class MeanReturn(ReturnProgress):
     tasks that are played well.
 
     Args:
-        low, high, window, every: as in :class:`ReturnProgress`; ``high`` is 5 for a goal of the half-field tasks.
+        low, high, window, every, counting: as in :class:`ReturnProgress`; a goal of half field is 5.
 
     Example:
         >>> progress = MeanReturn(low=0.0, high=5.0, every=2)
@@ -395,7 +408,7 @@ class ReturnChange(ReturnProgress):
     being learned or forgotten.
 
     Args:
-        low, high, window, every: as in :class:`ReturnProgress`; a change from ``low`` to ``high`` is the signal 1.
+        low, high, window, every, counting: as in :class:`ReturnProgress`; from ``low`` to ``high`` is the signal 1.
 
     Example:
         >>> progress = ReturnChange(low=0.0, high=5.0, window=4, every=4)

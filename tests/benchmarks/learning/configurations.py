@@ -20,7 +20,7 @@ from tests.benchmarks.learning.recorder import SeedRun, seed_runs
 
 CONFIGURATIONS = PAGE.with_name("configurations.md")
 PREFIX = "files-"  # of the experiments that are not on methods but on files
-ELSEWHERE = {"half-field-file": HALF_FIELD}  # experiments of one arm, which is a file
+ELSEWHERE = {"half-field-file": HALF_FIELD}  # experiments on one file, its arm is "the file"
 HEADER = ("file", "steps", "seeds", "return at the end, mean (lowest to highest)", "random actions", "minutes a run")
 
 
@@ -103,7 +103,7 @@ def reached(experiments: Mapping[str, Experiment], results: Path) -> list[Reache
         if not (is_return or name in ELSEWHERE):
             continue
         units = json.loads(path.read_text())["units"] if path.exists() else []
-        for each in experiment.arms:
+        for each in experiment.arms if is_return else ("the file",):
             file, settings = ELSEWHERE.get(name, each), experiment.settings_of(each)
             mine = [unit for unit in units if (unit["arm"], unit["settings_hash"]) == (each, hash_of(settings))]
             runs = {seed: run for unit in mine for seed, run in seed_runs(unit).items()}
