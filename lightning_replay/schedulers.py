@@ -371,8 +371,8 @@ class ReturnProgress(DeclaredState, ABC):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         # Saves from before ``counting`` had signals at each ``every``-th episode of a task.
-        sent = {name: count // self.every for name, count in state_dict.get("_episodes", {}).items()}
-        super().load_state_dict({"_sent": sent} | state_dict)
+        sent = {name: count // self.every for name, count in state_dict.get("episodes", {}).items()}
+        super().load_state_dict({"sent": sent} | state_dict)
 
     @abstractmethod
     def signal(self, returns: list[float]) -> float:

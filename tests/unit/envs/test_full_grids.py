@@ -113,6 +113,27 @@ def test_the_vector_plays_its_levels() -> None:
     assert infos["difficulty"].tolist() == [env.reset(seed=seed)[1]["difficulty"] for seed in (30, 31)]
 
 
+def test_a_view_is_the_part_of_the_grid_around_the_agent() -> None:
+    env = MultiRooms(view_size=5)
+    assert env.observation_space.shape == (5, 5, 3)
+    generator, off_grid = np.random.default_rng(0), 0
+    for level_id in range(10):
+        observation, _ = env.reset(seed=level_id)
+        for _ in range(20):
+            around = np.zeros((18, 18, 3), np.uint8)
+            around[2:16, 2:16] = seen(env)
+            x, y = env.agent_pos
+            assert (
+                np.array_equal(observation, around[x : x + 5, y : y + 5])
+                and observation[2, 2, 0] == OBJECT_TO_IDX["agent"]
+            )
+            off_grid += not 2 <= x <= 11 or not 2 <= y <= 11
+            observation = env.step(int(generator.integers(7)))[0]
+    assert off_grid
+    with pytest.raises(ValueError, match="view_size is 4; it must be an odd number"):
+        MultiRooms(view_size=4)
+
+
 @pytest.mark.parametrize("rooms", [(3, 2), (1, 5)])
 def test_errors_say_what_is_accepted(rooms: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match=r"max_rooms is \d; 1 <= min_rooms <= max_rooms <= 4 is accepted"):
