@@ -236,8 +236,8 @@ class MultiRooms(FullGrid, MultiRoomEnv):
         min_rooms: the fewest rooms of a level.
         max_rooms: the most rooms of a level, at most 4.
         max_steps: steps after which an episode is truncated; ``None`` for 20 times ``max_rooms``.
-        view_size: side of the square of cells around the agent that is observed, an odd number; ``None``, as in the
-            paper, for the whole grid, from which it takes millions of steps to learn.
+        view_size: side of the square ahead of the agent that is observed, an odd number of 3 or more, 7 in MiniGrid;
+            ``None``, as in the paper, for the whole grid, from which it takes millions of steps to learn.
         render_mode: ``None`` or ``"rgb_array"``.
 
     Raises:
@@ -247,7 +247,8 @@ class MultiRooms(FullGrid, MultiRoomEnv):
     ahead), done. Pick up, drop and done do nothing here.
 
     Observation: uint8 ``[14, 14, 3]``, the whole grid; see :class:`~lightning_replay.envs.grids.FullGrid`. With
-    ``view_size`` uint8 ``[view_size, view_size, 3]``, the agent in the middle, 0 outside of the grid.
+    ``view_size`` uint8 ``[view_size, view_size, 3]``, MiniGrid's own: turned so that the agent looks up from the middle
+    of the last row, 0 where it cannot see.
 
     Reward: ``1 - 0.9 * steps / max_steps`` at the goal, which terminates the episode; else 0.
     """
@@ -261,7 +262,7 @@ class MultiRooms(FullGrid, MultiRoomEnv):
         view_size: int | None = None,
         render_mode: str | None = None,
     ) -> None:
-        self.view_size: int | None = checked_optional_count("view_size", view_size)
+        self.view_size: int | None = checked_optional_count("view_size", view_size, 3)
         if self.view_size is not None and self.view_size % 2 == 0:
             raise ValueError(f"view_size is {view_size}; it must be an odd number, as the agent is in the middle")
         if not 1 <= checked_count("min_rooms", min_rooms) <= checked_count("max_rooms", max_rooms) <= MOST_ROOMS:
@@ -279,18 +280,13 @@ class MultiRooms(FullGrid, MultiRoomEnv):
             max_steps=_STEPS_PER_ROOM * max_rooms if max_steps is None else max_steps,
             render_mode=render_mode,
             highlight=False,
+            agent_view_size=view_size or 7,
         )
         sides = (view_size, view_size) if view_size else (self.width, self.height)
         self.observation_space: spaces.Box = spaces.Box(0, 255, (*sides, 3), np.uint8)
 
     def gen_obs(self) -> np.ndarray:
-        grid = super().gen_obs()
-        if self.view_size is None:
-            return grid
-        radius, (x, y) = self.view_size // 2, self.agent_pos
-        around = np.zeros((self.width + 2 * radius, self.height + 2 * radius, 3), np.uint8)
-        around[radius : radius + self.width, radius : radius + self.height] = grid  # np.pad takes longer than a step
-        return around[x : x + self.view_size, y : y + self.view_size].copy()
+        return super().gen_obs() if self.view_size is None else MiniGridEnv.gen_obs(self)["image"]
 
     def _gen_grid(self, width: int, height: int) -> None:
         super()._gen_grid(width, height)

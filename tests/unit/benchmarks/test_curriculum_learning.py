@@ -14,7 +14,7 @@ import yaml
 from lightning_replay.agents import MPDQN
 from lightning_replay.options import config_directory
 from lightning_replay.schedulers import EasyToHard, Exp3, OneTask, ReverseCurriculum, UniformTasks
-from tests.benchmarks.learning.experiments.half_field import EASY_TO_HARD
+from tests.benchmarks.learning.experiments.half_field import EXP3
 from tests.benchmarks.learning.experiments.half_field import EXPERIMENTS as HALF_FIELD
 from tests.benchmarks.learning.learners.curriculum_learning import TASKS, CurriculumRuns, learn, scheduler_of
 from tests.benchmarks.learning.recorder import OutOfTimeError, Recorder
@@ -246,14 +246,13 @@ def test_updates_and_draws_must_fit() -> None:
 def test_the_shipped_file_has_the_settings_of_the_experiment() -> None:
     """But for the spacing of signals and the updates that share a draw, as docs/curriculum.md says."""
     file = yaml.safe_load((config_directory() / "lightning/dpcer_mpdqn_half_field.yaml").read_text())
-    settings = HALF_FIELD[0].settings_of(EASY_TO_HARD)
+    settings = HALF_FIELD[0].settings_of(EXP3)
     agent, data = file["model"]["init_args"], file["data"]["init_args"]
     replay = data["replay"]["init_args"]
     (decay,) = (each for each in file["trainer"]["callbacks"] if each["class_path"].endswith("LinearLearningRate"))
     fields = settings["fields"]
     assert data["env_kwargs"] == {name: settings[name] for name in ("frame_skip", "time_outs_terminate")}
-    schedule = replay["scheduler"]["init_args"]
-    assert replay["scheduler"]["class_path"].endswith("EasyToHard") and schedule["order"] == list(reversed(TASKS))
+    assert replay["scheduler"]["class_path"].endswith("Exp3") and settings["scheduler"] == "exp3"
     assert decay["init_args"]["end"] == settings["learning_rate_end"]
     stated = {
         "updates": round((data["env_steps"] - data["warmup_steps"]) * data["updates_per_env_step"]),
@@ -262,7 +261,7 @@ def test_the_shipped_file_has_the_settings_of_the_experiment() -> None:
         "warmup_rounds": data["warmup_steps"] / fields,
         "exploration_rounds": agent["exploration_steps"] / fields,
         "parameter_noise": agent["exploration_noise"],
-        **{name: schedule[name] for name in ("advance_at", "max_signals")},
+        "scheduler_exploration": replay["scheduler"]["init_args"]["exploration"],
         **{name: replay[name] for name in ("batch_size", "capacity_per_task", "n_steps", "discount")},
         **{name: agent[name] for name in ("value_learning_rate", "parameter_learning_rate", "target_update_rate")},
         "hidden_sizes": agent["hidden_sizes"],

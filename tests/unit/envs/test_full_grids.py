@@ -10,6 +10,7 @@ import gymnasium
 import numpy as np
 import pytest
 from minigrid.core.constants import COLOR_TO_IDX, OBJECT_TO_IDX
+from minigrid.envs import MultiRoomEnv
 
 import lightning_replay.envs  # noqa: F401
 from lightning_replay.envs.grids import MAZES, FullGrid, MultiRooms, ObstructedMazeGamut
@@ -113,25 +114,19 @@ def test_the_vector_plays_its_levels() -> None:
     assert infos["difficulty"].tolist() == [env.reset(seed=seed)[1]["difficulty"] for seed in (30, 31)]
 
 
-def test_a_view_is_the_part_of_the_grid_around_the_agent() -> None:
-    env = MultiRooms(view_size=5)
+def test_a_view_is_minigrids_own() -> None:
+    env, theirs = MultiRooms(view_size=5), MultiRoomEnv(1, 4, 5, 14, 14, agent_view_size=5)
     assert env.observation_space.shape == (5, 5, 3)
-    generator, off_grid = np.random.default_rng(0), 0
+    generator = np.random.default_rng(0)
     for level_id in range(10):
         observation, _ = env.reset(seed=level_id)
-        for _ in range(20):
-            around = np.zeros((18, 18, 3), np.uint8)
-            around[2:16, 2:16] = seen(env)
-            x, y = env.agent_pos
-            assert (
-                np.array_equal(observation, around[x : x + 5, y : y + 5])
-                and observation[2, 2, 0] == OBJECT_TO_IDX["agent"]
-            )
-            off_grid += not 2 <= x <= 11 or not 2 <= y <= 11
-            observation = env.step(int(generator.integers(7)))[0]
-    assert off_grid
-    with pytest.raises(ValueError, match="view_size is 4; it must be an odd number"):
-        MultiRooms(view_size=4)
+        expected = theirs.reset(seed=level_id)[0]["image"]
+        for action in generator.integers(7, size=20):
+            assert np.array_equal(observation, expected)
+            observation, expected = env.step(int(action))[0], theirs.step(int(action))[0]["image"]
+    for size in (4, 1):
+        with pytest.raises(ValueError, match=f"view_size is {size}; it must be"):
+            MultiRooms(view_size=size)
 
 
 @pytest.mark.parametrize("rooms", [(3, 2), (1, 5)])
