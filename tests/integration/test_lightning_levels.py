@@ -63,7 +63,7 @@ def test_the_file_trains_resumes_and_leaves_pictures(tmp_path: Path) -> None:
     run_tiny("--data.init_args.env_steps=192", "--ckpt_path=last")
     again = tmp_path / "lightning_logs" / "version_1"
     agent = PPO.load_from_checkpoint(again / "checkpoints" / "last.ckpt")
-    assert list(agent.hparams["observation_shape"]) == [14, 14, 3] and agent.is_built
+    assert list(agent.hparams["observation_shape"]) == [7, 7, 3] and agent.is_built
 
 
 def test_the_file_without_levels_in_flight_trains_and_differs_in_little(tmp_path: Path) -> None:
