@@ -113,7 +113,7 @@ def config_of(total: int, warmup: int, runners: int) -> DQNConfig:
                 tasks=TASKS,
                 capacity_per_task=20_000,
                 scheduler=Exp3(exploration=0.2),
-                progress=MeanReturn(low=0.0, high=5.0, every=40, counting="all"),
+                progress=MeanReturn(low=0.0, high=5.0, every=40, across_tasks=True),
             ),
             gamma=0.97,
             grad_clip=1.0,  # the norm of each network's gradient, which RLlib's DQN clips at 40

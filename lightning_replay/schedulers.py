@@ -15,8 +15,8 @@ from lightning_replay.options import (
     ABOVE_ZERO,
     check_kind,
     check_option,
-    checked_choice,
     checked_count,
+    checked_flag,
     checked_names,
     checked_number,
     checked_share,
@@ -330,24 +330,24 @@ class ReturnProgress(DeclaredState, ABC):
         high: greatest return, the signal 1.
         window: newest episodes of a task that count.
         every: episodes from one signal of a task to the next.
-        counting: whose episodes these are: of the ``"task"``, or of ``"all"`` tasks together. With ``"all"`` tasks of
-            short episodes send as many signals as others, and :class:`Exp3` prefers them no more for their number.
+        across_tasks: whether episodes of all tasks count, not those of the task alone. Tasks of short episodes then
+            send as many signals as others, and :class:`Exp3` does not prefer them for their number.
 
     Raises:
-        ValueError: ``low`` is not below ``high``, ``window`` or ``every`` is too small, or ``counting`` neither.
+        ValueError: ``low`` is not below ``high``, or ``window`` or ``every`` is too small.
     """
 
     least_episodes: int = 1
     saved_attributes: tuple[str, ...] = ("_returns", "_episodes", "_sent")
 
-    def __init__(self, low: float, high: float, window: int = 100, every: int = 10, counting: str = "task") -> None:
+    def __init__(self, low: float, high: float, window: int = 100, every: int = 10, across_tasks: bool = False) -> None:
         self.low: float = checked_number("low", low)
         self.high: float = checked_number("high", high)
         if not self.low < self.high:
             raise ValueError(f"low is {low} and high is {high}; give the least and the greatest return, low < high")
         self.window: int = checked_count("window", window, self.least_episodes, of="episodes")
         self.every: int = checked_count("every", every, of="episodes")
-        self.counting: str = checked_choice("counting", counting, ["task", "all"])
+        self.across_tasks: bool = checked_flag("across_tasks", across_tasks)
         # By the number of the task as a text, as JSON has it: the newest returns, how many episodes there were, and
         # the stretch of ``every`` episodes of the last signal.
         self._returns: dict[str, list[float]] = {}
@@ -363,14 +363,14 @@ class ReturnProgress(DeclaredState, ABC):
         name = str(int(task))
         returns = self._returns[name] = [*self._returns.get(name, []), float(episode_return)][-self.window :]
         self._episodes[name] = self._episodes.get(name, 0) + 1
-        counted = sum(self._episodes.values()) if self.counting == "all" else self._episodes[name]
+        counted = sum(self._episodes.values()) if self.across_tasks else self._episodes[name]
         if counted // self.every == self._sent.get(name, 0) or len(returns) < self.least_episodes:
             return None
         self._sent[name] = counted // self.every
         return min(max(self.signal(returns), 0.0), 1.0)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        # Saves from before ``counting`` had signals at each ``every``-th episode of a task.
+        # Saves from before ``across_tasks`` had signals at each ``every``-th episode of a task.
         sent = {name: count // self.every for name, count in state_dict.get("episodes", {}).items()}
         super().load_state_dict({"sent": sent} | state_dict)
 
@@ -387,7 +387,7 @@ class MeanReturn(ReturnProgress):
     tasks that are played well.
 
     Args:
-        low, high, window, every, counting: as in :class:`ReturnProgress`; a goal of half field is 5.
+        low, high, window, every, across_tasks: as in :class:`ReturnProgress`; a goal of half field is 5.
 
     Example:
         >>> progress = MeanReturn(low=0.0, high=5.0, every=2)
@@ -408,7 +408,7 @@ class ReturnChange(ReturnProgress):
     being learned or forgotten.
 
     Args:
-        low, high, window, every, counting: as in :class:`ReturnProgress`; from ``low`` to ``high`` is the signal 1.
+        low, high, window, every, across_tasks: as in :class:`ReturnProgress`; from ``low`` to ``high`` is the signal 1.
 
     Example:
         >>> progress = ReturnChange(low=0.0, high=5.0, window=4, every=4)

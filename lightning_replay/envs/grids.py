@@ -237,11 +237,12 @@ class MultiRooms(FullGrid, MultiRoomEnv):
         max_rooms: the most rooms of a level, at most 4.
         max_steps: steps after which an episode is truncated; ``None`` for 20 times ``max_rooms``.
         view_size: side of the square ahead of the agent that is observed, an odd number of 3 or more, 7 in MiniGrid;
-            ``None``, as in the paper, for the whole grid, from which it takes millions of steps to learn.
+            ``None``, as in the paper, for the whole grid.
         render_mode: ``None`` or ``"rgb_array"``.
 
     Raises:
-        ValueError: numbers of rooms that are not 1 <= min_rooms <= max_rooms <= 4; no steps; an even ``view_size``.
+        ValueError: numbers of rooms that are not 1 <= min_rooms <= max_rooms <= 4; no steps; a ``view_size``
+            that is even or below 3.
 
     Action: ``Discrete(7)``, MiniGrid's own: turn left, turn right, forward, pick up, drop, toggle (opens the door
     ahead), done. Pick up, drop and done do nothing here.

@@ -44,7 +44,9 @@ def check_exploration(algorithm: Algorithm, num_runners: int) -> int:
     rates = algorithm.env_runner_group.foreach_env_runner(explored, local_env_runner=not num_runners)
     one_step = 0.9 / EXPLORATION_STEPS
     assert len(rates) == max(num_runners, 1)
-    assert rates == pytest.approx([1 - one_step * steps] * len(rates), abs=4.5 * one_step)  # its environments act
+    assert rates == pytest.approx(
+        [1 - one_step * steps] * len(rates), abs=4.5 * one_step
+    )  # actions of its environments since
     return int(steps)
 
 

@@ -20,7 +20,7 @@ from tests.benchmarks.learning.recorder import SeedRun, seed_runs
 
 CONFIGURATIONS = PAGE.with_name("configurations.md")
 PREFIX = "files-"  # of the experiments that are not on methods but on files
-ELSEWHERE = {"half-field-file": HALF_FIELD}  # experiments on one file, its arm is "the file"
+ELSEWHERE = {"half-field-file": HALF_FIELD}  # experiments on one file; the arm "the file" runs it unchanged
 HEADER = ("file", "steps", "seeds", "return at the end, mean (lowest to highest)", "random actions", "minutes a run")
 
 

@@ -244,7 +244,7 @@ def test_updates_and_draws_must_fit() -> None:
 
 
 def test_the_shipped_file_has_the_settings_of_the_experiment() -> None:
-    """But for the spacing of signals and the updates that share a draw, as docs/curriculum.md says."""
+    """But for signals and shared draws; see docs/curriculum.md."""
     file = yaml.safe_load((config_directory() / "lightning/dpcer_mpdqn_half_field.yaml").read_text())
     settings = HALF_FIELD[0].settings_of(EXP3)
     agent, data = file["model"]["init_args"], file["data"]["init_args"]

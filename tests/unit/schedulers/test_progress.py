@@ -38,28 +38,28 @@ def test_the_change_is_between_the_halves_of_the_window() -> None:
     assert signals(ReturnChange(0.0, 1.0, every=1), [1.0, 1.0]) == [None, 0.0]
 
 
-def test_counting_all_a_task_has_one_signal_in_as_many_episodes_of_all() -> None:
-    progress = MeanReturn(0.0, 1.0, every=4, counting="all")
+def test_across_tasks_a_task_has_one_signal_in_as_many_episodes_of_all() -> None:
+    progress = MeanReturn(0.0, 1.0, every=4, across_tasks=True)
     played = [0, 0, 1, 0, 1, 0, 0, 1, 1, 0]  # the stretches of four begin with the fourth and the eighth
     assert [progress.episode(task, 1.0 - task) for task in played] == [None] * 3 + [1, 0, None, None, 0, None, 1]
     counts = dict.fromkeys((0, 1), 0)
-    often = MeanReturn(0.0, 1.0, every=20, counting="all")
+    often = MeanReturn(0.0, 1.0, every=20, across_tasks=True)
     for number in range(1_001):  # nine episodes of the task 0 for each of the task 1
         counts[number % 10 == 9] += often.episode(number % 10 == 9, 1.0) is not None
     assert counts == {0: 50, 1: 50}
 
 
-def test_a_save_from_before_counting_goes_on_with_its_cadence() -> None:
+def test_a_save_from_before_across_tasks_goes_on_with_its_cadence() -> None:
     first, second = MeanReturn(0.0, 1.0, every=3), MeanReturn(0.0, 1.0, every=3)
     signals(first, [1.0] * 7)
     second.load_state_dict({name: value for name, value in first.state_dict().items() if name != "sent"})
     assert signals(second, [1.0] * 5) == signals(first, [1.0] * 5) == [None, 1, None, None, 1]
 
 
-@pytest.mark.parametrize("counting", ["task", "all"])
+@pytest.mark.parametrize("across_tasks", [False, True])
 @pytest.mark.parametrize("cls", [MeanReturn, ReturnChange])
-def test_what_was_saved_goes_on_alike(cls: type[MeanReturn] | type[ReturnChange], counting: str) -> None:
-    first = cls(0.0, 1.0, window=5, every=3, counting=counting)
+def test_what_was_saved_goes_on_alike(cls: type[MeanReturn] | type[ReturnChange], across_tasks: bool) -> None:
+    first = cls(0.0, 1.0, window=5, every=3, across_tasks=across_tasks)
     second = build(json.loads(json.dumps(describe(first))))
     for task, value in [(0, 0.1), (2, 0.7), (0, 0.9), (2, 0.4), (0, 0.3), (2, 0.2), (0, 0.8)]:
         first.episode(task, value)
@@ -81,5 +81,5 @@ def test_options_out_of_range() -> None:
             MeanReturn(low, high)
     with pytest.raises(ValueError, match="window is 1; it must be a whole number of episodes from 2 on"):
         ReturnChange(0.0, 1.0, window=1)
-    with pytest.raises(ValueError, match="counting is 'tasks'; it must be one of 'task', 'all'"):
-        MeanReturn(0.0, 1.0, counting="tasks")
+    with pytest.raises(TypeError, match="across_tasks is 'yes'"):
+        MeanReturn(0.0, 1.0, across_tasks="yes")

@@ -31,10 +31,11 @@ EXPERIMENTS = (
         claim="see half-field; this one tests that what users run learns the target, and whether easy to hard is "
         "better than EXP3 with the library's agent as well.",
         task="`lightning-replay fit -c configs/lightning/dpcer_mpdqn_half_field.yaml` with a seed for everything: "
-        "the settings of EXP3 in half-field, in the library's agent, environment and data module; easy to hard is the "
-        "same run with the scheduler of that arm. Every 30,000 steps 50 greedy episodes of the target are played. The "
-        "file before, [half-field-signals](half-field-signals.md), sent a signal after 25 episodes of a task, so that "
-        "tasks of short episodes sent more of them; this one after 200 episodes of all tasks.",
+        "the settings of EXP3 in half-field, but for signals and shared draws, in the library's agent, environment and "
+        "data module. Easy to hard is the same run with the scheduler of that arm; a stage ends after 30 signals, "
+        "there 15,000 updates, here about 6,000 episodes. Every 30,000 steps 50 greedy episodes of the target are "
+        "played. The file before, [half-field-signals](half-field-signals.md), sent a signal after 25 episodes of a "
+        "task, so that tasks of short episodes sent more of them; this one after 200 episodes of all tasks.",
         length="{content[data][init_args][env_steps]:,} steps",
         arms={
             "the file": {},
