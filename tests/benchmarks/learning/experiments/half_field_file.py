@@ -60,5 +60,8 @@ EXPERIMENTS = (
         comparisons=(("easy to hard", "the file"),),
         panels=(Panel("success", "greedy success on the target"),),
         run=run,
+        notes="These seeds were run at commit 7563c12c, where the file had easy to hard, EXP3 was given as an option, "
+        "and `across_tasks` had another name. Seed 395 of the present file was run again to 150,000 steps, with equal "
+        "evaluations.",
     ),
 )
