@@ -104,7 +104,7 @@ def _train(sections: dict[str, Any], restore: str | None) -> None:
                 algorithm.restore_from_path(_location(restore))
         levels = algorithm.local_replay_buffer is None
         columns = ("levels", "episodes") if levels else ("stored", "drawn")
-        test = ("held_out", "gap") if levels and config.evaluation_interval else ()
+        test = (("held_out", "gap") if levels else ("eval",)) if config.evaluation_interval else ()
         rate = updates_per_env_step(config)
         print(f"updates per environment step: {'not fixed' if math.isnan(rate) else f'{rate:.4g}'}")
         print(f"{_row(('env_steps', 'updates', 'return', columns[0]))}{columns[1]:>10}{_row(test)}", flush=True)
@@ -122,7 +122,8 @@ def _train(sections: dict[str, Any], restore: str | None) -> None:
                     raise
                 drawn = result.get("replay_buffer", {}).get("num_env_steps_sampled_lifetime", 0)
                 held = result["levels"]["levels"] if levels else len(algorithm.local_replay_buffer)
-                _print(result, held, result["levels"]["episodes"] if levels else drawn)
+                count = result["levels"]["episodes"] if levels else drawn
+                _print(result, held, count, config.evaluation_interval)
                 is_over = settings.stop.is_reached(result)
         if settings.checkpoint is not None:
             kind = "level" if levels else "replay"
@@ -170,13 +171,17 @@ def _row(values: Sequence[object]) -> str:
     return "".join(f"{value:>9}" for value in values)
 
 
-def _print(result: dict[str, Any], held: int, drawn: float) -> None:
+def _print(result: dict[str, Any], held: int, drawn: float, interval: int | None) -> None:
     from rllib_ext.hooks import NUM_UPDATES_LIFETIME
 
     episode_return = result["env_runners"].get("episode_return_mean", float("nan"))
     clocks = result["timesteps_total"], result[NUM_UPDATES_LIFETIME]
-    figures = result.get("evaluation", {}).get("levels", {})  # none in iterations without evaluation
-    found = [figures.get(name) for name in ("held_out_return_mean", "generalization_gap")]
+    # RLlib repeats the last evaluation in the results of iterations without one.
+    evaluation = result.get("evaluation", {}) if interval and result["training_iteration"] % interval == 0 else {}
+    if "levels" in evaluation:
+        found = [evaluation["levels"].get(name) for name in ("held_out_return_mean", "generalization_gap")]
+    else:
+        found = [evaluation.get("env_runners", {}).get("episode_return_mean")]
     test = [f"{value:.2f}" for value in found if value is not None]
     print(f"{_row((*clocks, f'{episode_return:.1f}', held))}{drawn:>10.0f}{_row(test)}", flush=True)
 

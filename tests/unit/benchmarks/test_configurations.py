@@ -112,6 +112,11 @@ checkpoint with the replay buffer: /runs
      8192        8      0.3       60       200     0.25     0.05
 """
     assert returns_in(levels) == {8192: 0.25}
+    evaluated = """env_steps  updates   return   stored     drawn     eval
+     4000        1      0.2     4000       256
+     8000      251      0.3     8000     64256     0.50
+"""
+    assert returns_in(evaluated) == {8000: 0.5}
 
 
 def test_random_actions_recall_half_of_the_cues() -> None:

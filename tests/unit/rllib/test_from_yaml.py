@@ -321,7 +321,8 @@ def test_each_file_trains(name: str, shared_ray: None, tmp_path: Path, capsys: A
         settings, waiting = [*settings, *TINY_IMAGES], 4  # the last steps wait for their returns over 5
     main([str(config_directory() / name), *settings])
     rate, header, *lines, last = printed(capsys)
-    assert header.split() == ["env_steps", "updates", "return", "stored", "drawn"]
+    evaluates = "evaluation_interval" in (config_directory() / name).read_text()
+    assert header.split() == ["env_steps", "updates", "return", "stored", "drawn", *["eval"] * evaluates]
     env_steps, updates, _, stored, drawn = lines[-1].split()
     learned, played = (int(lines[-1].split()[place]) - int(lines[0].split()[place]) for place in (1, 0))
     expected = float(rate.removeprefix("updates per environment step: "))
@@ -359,14 +360,18 @@ def test_a_checkpoint_is_gone_on_from(shared_ray: None, tmp_path: Path, capsys: 
     monkeypatch.chdir(tmp_path)
     training = {"num_steps_sampled_before_learning_starts": 40}
     reporting = {"min_sample_timesteps_per_iteration": 40, "min_time_s_per_iteration": 0}
-    path = written(tmp_path, training=training, reporting=reporting)
+    evaluation = {"evaluation_interval": 2, "evaluation_duration": 1}
+    path = written(tmp_path, training=training, reporting=reporting, evaluation=evaluation)
     main([str(path), "--checkpoint", "first", "--set", "stop={iterations: 2}"])
-    env_steps, updates, *_ = printed(capsys)[3].split()
-    main([str(path), "--restore", "first", "--set", "stop={iterations: 3}"])
-    *_, line = printed(capsys)
-    steps_after, updates_after, _, stored, _ = line.split()
+    _, _, first, second, _ = printed(capsys)
+    env_steps, updates, *_, evaluated = second.split()
+    assert [len(line.split()) for line in (first, second)] == [5, 6] and float(evaluated) >= 1  # a reward for each step
+    main([str(path), "--restore", "first", "--set", "stop={iterations: 4}"])
+    _, _, third, fourth = printed(capsys)
+    steps_after, updates_after, _, stored, _ = third.split()
     assert int(steps_after) == int(stored) > int(env_steps) >= 80
     assert int(updates_after) > int(updates) > 0
+    assert len(fourth.split()) == 6
 
 
 @pytest.mark.slow

@@ -113,7 +113,7 @@ def _rllib_returns(file: str, arguments: Sequence[str], here: Path) -> dict[int,
 def returns_in(printed: str) -> dict[int, float]:
     """Returns the return at each step from the table that ``python -m rllib_ext`` prints.
 
-    Where it has a column of held-out levels, that one; rows without a number are left out.
+    Where it has a column of held-out levels or of evaluations, that one; rows without a number are left out.
     """
     returns: dict[int, float] = {}
     header: list[str] = []
@@ -122,7 +122,7 @@ def returns_in(printed: str) -> dict[int, float]:
             header = words
         elif words and words[0].isdigit() and len(words) == len(header):  # others have no evaluation
             row = dict(zip(header, words, strict=True))
-            value = float(row.get("held_out", row["return"]))
+            value = float(row.get("held_out", row.get("eval", row["return"])))
             returns |= {int(row["env_steps"]): value} if np.isfinite(value) else {}
     return returns
 
