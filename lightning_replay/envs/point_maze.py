@@ -49,7 +49,8 @@ class PointMazeTasks(TaskChoice, gymnasium.Env[Any, Any]):
     Args:
         task: one of :attr:`TASKS`; ``None`` is the target. See :class:`~lightning_replay.envs.building.TaskChoice`.
         maze: ``"UMaze"`` or ``"Medium"``.
-        max_steps: steps after which an episode is truncated; ``None`` for 300 (UMaze) and 600 (Medium).
+        max_steps: of 0.01 seconds, after which an episode is truncated; ``None`` for 300 (UMaze) and 600 (Medium).
+        frame_skip: steps of 0.01 seconds for which each action is repeated.
         render_mode: ``None`` or ``"rgb_array"``.
 
     Action: float32 ``[2]`` in [-1, 1], the force along x and y.
@@ -68,11 +69,13 @@ class PointMazeTasks(TaskChoice, gymnasium.Env[Any, Any]):
         *,
         maze: str = "UMaze",
         max_steps: int | None = None,
+        frame_skip: int = 1,
         render_mode: str | None = None,
     ) -> None:
         super().__init__(task)
         self.maze: Maze = MAZES[checked_choice("maze", maze, tuple(MAZES))]
         self.max_steps: int = self.maze.max_steps if max_steps is None else checked_count("max_steps", max_steps)
+        self.frame_skip: int = checked_count("frame_skip", frame_skip)
         self.render_mode: str | None = checked_choice("render_mode", render_mode, (None, "rgb_array"))
         self._simulation = PointMazeEnv(
             maze_map=self.maze.walls, reward_type="sparse", continuing_task=False, render_mode=render_mode
@@ -103,10 +106,13 @@ class PointMazeTasks(TaskChoice, gymnasium.Env[Any, Any]):
         return _flat(seen), self._info(seen, info["success"])
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """Pushes the ball for one step of 0.01 seconds."""
-        seen, reward, terminated, _, info = self._simulation.step(action)
-        self._steps += 1  # the simulation has no limit of its own
-        truncated = self._steps >= self.max_steps and not terminated
+        """Pushes the ball for ``frame_skip`` steps of 0.01 seconds, or until the episode ends."""
+        for _ in range(self.frame_skip):
+            seen, reward, terminated, _, info = self._simulation.step(action)
+            self._steps += 1  # the simulation has no limit of its own
+            truncated = self._steps >= self.max_steps and not terminated
+            if terminated or truncated:
+                break
         return _flat(seen), float(reward), terminated, truncated, self._info(seen, info["success"])
 
     def render(self) -> np.ndarray | None:  # type: ignore[override]  # Gymnasium returns a type variable that nothing binds

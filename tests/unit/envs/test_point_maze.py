@@ -94,6 +94,17 @@ def test_the_goal_pays_1_and_terminates_and_max_steps_truncates() -> None:
     assert (PointMazeTasks().max_steps, PointMazeTasks(maze="Medium").max_steps) == (300, 600)
 
 
+def test_an_action_is_repeated() -> None:
+    action = np.array([0.7, -0.2], np.float32)
+    plain, skipping = PointMazeTasks("near", max_steps=8), PointMazeTasks("near", max_steps=8, frame_skip=3)
+    for env in (plain, skipping):
+        env.reset(seed=4)
+    found = [plain.step(action) for _ in range(8)]
+    for step, last in enumerate((2, 5, 7)):  # the third repetition is cut short by the end
+        np.testing.assert_array_equal((made := skipping.step(action))[0], found[last][0])
+        assert made[1:4] == (0.0, False, step == 2)
+
+
 def test_errors_say_what_is_accepted() -> None:
     with pytest.raises(ValueError, match="maze is 'Large'; it must be one of 'UMaze', 'Medium'"):
         PointMazeTasks(maze="Large")

@@ -226,7 +226,7 @@ def test_each_file_begins_with_its_command_and_its_paper(name: str) -> None:
 # Gradient steps for each environment step.
 UPDATES = {
     "apex_dqn_cartpole": Fraction(1, 4),  # 16 rows for each step, in batches of 64
-    "dpcer_sac_point_maze": Fraction(1, 16),  # a batch for 4 EnvRunners with 4 steps each
+    "dpcer_sac_point_maze": Fraction(1, 4),
     "hindsight_sac_point_maze": Fraction(1),
     "nmer_sac_pendulum": Fraction(1),
     "per_dqn_cartpole": Fraction(1),

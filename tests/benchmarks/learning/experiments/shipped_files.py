@@ -24,7 +24,6 @@ PARTS = {
     "lightning/nmer_sac_ant.yaml": 15_000,
     "lightning/plr_ucb_drac_ppo_car_racing.yaml": 100_000,
     "lightning/retention_rainbow_atari.yaml": 20_000,
-    "rllib/dpcer_sac_point_maze.yaml": 200_000,
     "rllib/retention_dqn_atari.yaml": 20_000,
 }
 WHOLE = [file for file in config_files() if file not in {HALF_FIELD, UNIFORM, MIXUP, *PARTS}]
