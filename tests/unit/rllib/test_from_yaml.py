@@ -323,7 +323,8 @@ def test_each_file_trains(name: str, shared_ray: None, tmp_path: Path, capsys: A
     rate, header, *lines, last = printed(capsys)
     evaluates = "evaluation_interval" in (config_directory() / name).read_text()
     assert header.split() == ["env_steps", "updates", "return", "stored", "drawn", *["eval"] * evaluates]
-    env_steps, updates, _, stored, drawn = lines[-1].split()
+    env_steps, updates, _, stored, drawn, *evaluated = lines[-1].split()
+    assert len(evaluated) == evaluates  # the second iteration is evaluated
     learned, played = (int(lines[-1].split()[place]) - int(lines[0].split()[place]) for place in (1, 0))
     expected = float(rate.removeprefix("updates per environment step: "))
     # A round of several environments goes on while one of them begins an episode, and has more steps then; the limiter
