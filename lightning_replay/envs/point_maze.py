@@ -49,7 +49,7 @@ class PointMazeTasks(TaskChoice, gymnasium.Env[Any, Any]):
     Args:
         task: one of :attr:`TASKS`; ``None`` is the target. See :class:`~lightning_replay.envs.building.TaskChoice`.
         maze: ``"UMaze"`` or ``"Medium"``.
-        max_steps: of 0.01 seconds, after which an episode is truncated; ``None`` for 300 (UMaze) and 600 (Medium).
+        max_steps: steps of 0.01 seconds after which an episode is truncated; ``None``: 300 (UMaze), 600 (Medium).
         frame_skip: steps of 0.01 seconds for which each action is repeated.
         render_mode: ``None`` or ``"rgb_array"``.
 
