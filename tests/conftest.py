@@ -107,9 +107,14 @@ def saved_figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 @pytest.fixture(scope="session")
 def small_ray() -> Iterator[None]:
-    """A Ray that starts after this has no autoscaler, dashboard or forwarded logs: three processes of a second each."""
+    """A Ray that starts after this has no autoscaler, dashboard or forwarded logs: three processes of a second each.
+
+    Nor has it the thread that prints to standard output, in the middle of whatever test runs then, that a worker of an
+    earlier test has ended.
+    """
     node = pytest.importorskip("ray._private.node").Node
     with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("ray._private.worker.listen_error_messages", lambda worker, stopped: None)
         for start in ("start_monitor", "start_api_server", "start_log_monitor"):
             patched.setattr(node, start, lambda self, **options: None)
         yield
@@ -172,4 +177,4 @@ def starts_shared_ray(shared_ray: None, monkeypatch: pytest.MonkeyPatch) -> Iter
 @pytest.fixture
 def run_example(starts_shared_ray: None, run_script: Callable[..., list[str]]) -> Callable[..., list[str]]:
     """The same for an example that starts a Ray."""
-    return lambda *given: [line for line in run_script(*given) if "(raylet)" not in line]
+    return run_script

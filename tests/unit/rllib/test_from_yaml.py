@@ -275,8 +275,8 @@ TINY = [
 
 
 def printed(capsys: Any) -> list[str]:
-    """Lines of the command; Ray prints between them that a worker of an earlier algorithm has ended."""
-    return [line for line in capsys.readouterr().out.splitlines() if "(raylet)" not in line]
+    """Lines of the command."""
+    return capsys.readouterr().out.splitlines()
 
 
 TINY_IMAGES = [
