@@ -26,6 +26,10 @@ from lightning_replay.sharded.saves import NAMES, SavedShards, first_state, load
 from lightning_replay.sharded.shard import MODULE, ReplayShard
 
 _REMEDY_FOR_RATIO = "Insert and draw in several processes, or in turn; or raise error_buffer or wait_timeout_s"
+HAS_STOPPED = (
+    "this sharded replay has stopped: stop() was called, or the process that built it has ended. Build another one, "
+    "and load a save into it"
+)
 _FIRST_RANK = 1 << 16  # ranks number trajectories from here on, other processes from 0
 
 
@@ -40,7 +44,7 @@ class Coordinator:
         self._idle, self._at_work = threading.Condition(self._lock), set[str]()
         self._call = threading.local()  # of each thread: its caller, and when that one waits no longer
         self._kept: dict[str, Exception] = {}  # errors of feedback, by the caller that gave it
-        self._has_started = False
+        self._has_started = self._has_stopped = False
         self.options: ReplayOptions = options
         self._key = secrets.randbelow(NUM_KEYS)
         self._template = options.template()
@@ -67,6 +71,7 @@ class Coordinator:
     def call(self, caller: str, method: str, timeout_s: float, arguments: tuple[Any, ...]) -> Any:
         """Calls a method for the process ``caller``, or raises what a shard has raised for its earlier feedback."""
         with self._lock:
+            self._check_running()
             self._call.caller, self._call.deadline = caller, time.monotonic() + timeout_s
             # Not in the middle of an extend, whose rows are on their way.
             if method not in ("stop", "look_at") and caller in self._kept:
@@ -253,7 +258,13 @@ class Coordinator:
         return repr((self._num_draws, self.draws.divider(MODULE).state_dict()["generator"].sum().item())).encode()
 
     def stop(self) -> None:
+        # This process ends a moment later. Until then calls of other processes come, and some wait here.
+        self._has_stopped = True
         self.shards.stop()
+
+    def _check_running(self) -> None:
+        if self._has_stopped:
+            raise RuntimeError(HAS_STOPPED)
 
     def _time_left(self) -> float:
         return float(self._call.deadline - time.monotonic())
@@ -266,12 +277,14 @@ class Coordinator:
             return ray.wait(references, num_returns=num_returns, timeout=timeout)
         finally:
             self._lock.acquire()
+            self._check_running()
 
     @contextmanager
     def _alone(self, work: str) -> Iterator[None]:
         # While it waits, other calls run.
         if not self._idle.wait_for(lambda: work not in self._at_work, timeout=max(self._time_left(), 0.0)):
             raise TimeoutError(f"another process's {work} has not ended: {self.shards.unanswered()}")
+        self._check_running()
         self._at_work.add(work)
         try:
             yield

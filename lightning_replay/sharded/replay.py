@@ -32,7 +32,7 @@ from lightning_replay.parts import WriterHooks, declared_writer
 from lightning_replay.replay import SIGNALS, Replay, wrong_shape
 from lightning_replay.saving.folders import Folder
 from lightning_replay.sharded.actors import START_TIMEOUT_S
-from lightning_replay.sharded.coordinator import Coordinator, NotYet
+from lightning_replay.sharded.coordinator import HAS_STOPPED, Coordinator, NotYet
 from lightning_replay.sharded.draws import DrawnRows, batch_of, check_td_errors
 from lightning_replay.sharded.options import ReplayOptions, check_room
 from lightning_replay.sharded.rate_limiter import RateLimiter
@@ -580,7 +580,7 @@ class Connection:
                 cause = cause.cause
             raise cause from None
         except RayActorError as error:
-            raise RuntimeError(self._stopped()) from error
+            raise RuntimeError(HAS_STOPPED) from error
 
     def stop(self) -> None:
         if self._has_stopped:
@@ -599,7 +599,7 @@ class Connection:
 
     def _handle(self) -> Any:
         if self._has_stopped:
-            raise RuntimeError(self._stopped())
+            raise RuntimeError(HAS_STOPPED)
         if self._process is not None and self._process != os.getpid():
             raise RuntimeError(
                 "this process was forked from one that uses Ray, which Ray does not support. Start processes by "
@@ -611,12 +611,6 @@ class Connection:
             try:
                 self._actor = ray.get_actor(self._name, namespace=NAMESPACE)
             except ValueError as error:
-                raise RuntimeError(self._stopped()) from error
+                raise RuntimeError(HAS_STOPPED) from error
             self._process = os.getpid()
         return self._actor
-
-    def _stopped(self) -> str:
-        return (
-            "this sharded replay has stopped: stop() was called, or the process that built it has ended. Build another "
-            "one, and load a save into it"
-        )

@@ -255,6 +255,7 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
                 f"{sorted(self.expected)} since the last update; sample first"
             )
         if self.template(module_id).replay.takes_feedback:
+            self.start()
             self.draws.update(module_id, *self.expected[module_id], np.asarray(priorities))
             del self.expected[module_id]
 
@@ -283,6 +284,7 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
 
     def get_state(self) -> dict[str, Any]:
         """Returns the state of the driver and of every shard, which all pass through the driver."""
+        self.start()
         return {**self.driver_state(), "shards": self._call_of_all("get_state")}
 
     def set_state(self, state: dict[str, Any]) -> None:

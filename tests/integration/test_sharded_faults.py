@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import pickle
 import signal
@@ -228,3 +229,30 @@ def test_processes_that_build_one_name_at_once_share_it(shared_ray: None) -> Non
     finally:
         for one in built:
             one.stop()
+
+
+@pytest.mark.parametrize("waiting", [False, True])
+def test_calls_while_another_process_stops_the_replay_are_refused(
+    shared_ray: None, waiting: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the coordinator has ended: calls that come then, and those that wait in it for a shard."""
+    replay = ShardedReplay("uniform", 2, **OPTIONS)
+    kill, coordinator = ray.kill, ray.get_actor(replay.name, namespace=NAMESPACE)
+    replay.extend(steps(0, 40))
+    copy = pickle.loads(pickle.dumps(replay))
+    saves = [functools.partial(replay.save, tmp_path / name) for name in "ab"]
+    threads, calls = ThreadPoolExecutor(8), []
+    if waiting:
+        for handle in handles_of(replay):
+            os.kill(ray.get(handle.__ray_call__.remote(lambda shard: os.getpid())), signal.SIGSTOP)
+        calls = [threads.submit(call) for call in (replay.sample, replay.sample, replay.stats, *saves)]
+        time.sleep(1.0)
+        assert not any(call.done() for call in calls)
+    monkeypatch.setattr(ray, "kill", lambda handle: None)  # which has not been carried out
+    copy.stop()
+    given = functools.partial(replay.extend, steps(40, 1, trajectory=1))
+    for call in [*calls, *(threads.submit(call) for call in (replay.sample, replay.stats, given))]:
+        with pytest.raises(RuntimeError, match=r"this sharded replay has stopped: stop\(\) was called"):
+            call.result(30.0)
+    threads.shutdown()
+    kill(coordinator)

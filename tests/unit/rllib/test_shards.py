@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 from collections import Counter
 from pathlib import Path
@@ -133,9 +134,12 @@ def test_nothing_starts_before_it_is_needed_and_the_driver_keeps_its_replay() ->
 
 def test_a_replay_that_ended_with_its_algorithm_does_not_start_again() -> None:
     replay = ShardedEpisodeReplayBuffer("prioritized", capacity=10, num_shards=2)
+    replay.expected = {"default_policy": (np.zeros(1, np.int64), np.zeros(1, np.int64))}  # as if it had been drawn from
     replay.stop()
-    with pytest.raises(RuntimeError, match="has ended with its algorithm"):
-        replay.sample(num_items=4)
+    feedback = functools.partial(replay.update_priorities, np.zeros(1))
+    for call in (functools.partial(replay.sample, num_items=4), feedback, replay.get_state):
+        with pytest.raises(RuntimeError, match="has ended with its algorithm"):
+            call()
     assert len(replay) == 0 and replay.shards.handles == []
 
 
