@@ -274,10 +274,11 @@ class Coordinator:
             return ray.wait(references, num_returns=num_returns, timeout=0)
         self._lock.release()  # while it waits, other calls run
         try:
-            return ray.wait(references, num_returns=num_returns, timeout=timeout)
+            found = ray.wait(references, num_returns=num_returns, timeout=timeout)
         finally:
             self._lock.acquire()
-            self._check_running()
+        self._check_running()
+        return found
 
     @contextmanager
     def _alone(self, work: str) -> Iterator[None]:

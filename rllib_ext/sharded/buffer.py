@@ -211,7 +211,8 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
             A block for each module, cut where several Learners learn from several modules.
 
         Raises:
-            RuntimeError: no shard holds rows, or an algorithm that was not prepared by :func:`rllib_ext.configure`.
+            RuntimeError: no shard holds rows, or an algorithm that was not prepared by :func:`rllib_ext.configure` or
+                has stopped.
             ValueError: returns other than those stored.
         """
         if sample_episodes and self._owner is None:
@@ -246,6 +247,7 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
         Raises:
             ValueError: another number of TD errors than of rows, NaN or infinite values, no draw to update, or a module
                 that has no replay.
+            RuntimeError: the algorithm has stopped.
         """
         if module_id is None and len(self.expected) == 1:
             module_id = next(iter(self.expected))
@@ -283,7 +285,11 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
         return self._metrics.sampled["steps_sampled", module_id or ""]
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the state of the driver and of every shard, which all pass through the driver."""
+        """Returns the state of the driver and of every shard, which all pass through the driver.
+
+        Raises:
+            RuntimeError: the algorithm has stopped.
+        """
         self.start()
         return {**self.driver_state(), "shards": self._call_of_all("get_state")}
 

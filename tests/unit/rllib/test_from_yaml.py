@@ -274,11 +274,6 @@ TINY = [
 ]
 
 
-def printed(capsys: Any) -> list[str]:
-    """Lines of the command."""
-    return capsys.readouterr().out.splitlines()
-
-
 TINY_IMAGES = [
     *("--set", "rl_module.model_config.conv_filters=[[8, 8, 4], [16, 4, 2]]"),
     *("--set", "rl_module.model_config.head_fcnet_hiddens=[32]", "--set", "training.training_intensity=null"),
@@ -320,7 +315,7 @@ def test_each_file_trains(name: str, shared_ray: None, tmp_path: Path, capsys: A
         pytest.importorskip("ale_py")
         settings, waiting = [*settings, *TINY_IMAGES], 4  # the last steps wait for their returns over 5
     main([str(config_directory() / name), *settings])
-    rate, header, *lines, last = printed(capsys)
+    rate, header, *lines, last = capsys.readouterr().out.splitlines()
     evaluates = "evaluation_interval" in (config_directory() / name).read_text()
     assert header.split() == ["env_steps", "updates", "return", "stored", "drawn", *["eval"] * evaluates]
     env_steps, updates, _, stored, drawn, *evaluated = lines[-1].split()
@@ -345,7 +340,7 @@ def test_the_files_of_levels_train(name: str, shared_ray: None, tmp_path: Path, 
     pytest.importorskip("minigrid")
     monkeypatch.chdir(tmp_path)
     main([str(config_directory() / f"rllib/{name}.yaml"), *TINY_PPO])
-    rate, header, *lines, last = printed(capsys)
+    rate, header, *lines, last = capsys.readouterr().out.splitlines()
     assert rate == "updates per environment step: 0.05"
     assert header.split() == ["env_steps", "updates", "return", "levels", "episodes", "held_out", "gap"]
     env_steps, updates, _, levels, episodes, held_out, gap = lines[-1].split()
@@ -364,11 +359,11 @@ def test_a_checkpoint_is_gone_on_from(shared_ray: None, tmp_path: Path, capsys: 
     evaluation = {"evaluation_interval": 2, "evaluation_duration": 1}
     path = written(tmp_path, training=training, reporting=reporting, evaluation=evaluation)
     main([str(path), "--checkpoint", "first", "--set", "stop={iterations: 2}"])
-    _, _, first, second, _ = printed(capsys)
+    _, _, first, second, _ = capsys.readouterr().out.splitlines()
     env_steps, updates, *_, evaluated = second.split()
     assert [len(line.split()) for line in (first, second)] == [5, 6] and float(evaluated) >= 1  # a reward for each step
     main([str(path), "--restore", "first", "--set", "stop={iterations: 4}"])
-    _, _, third, fourth = printed(capsys)
+    _, _, third, fourth = capsys.readouterr().out.splitlines()
     steps_after, updates_after, _, stored, _ = third.split()
     assert int(steps_after) == int(stored) > int(env_steps) >= 80
     assert int(updates_after) > int(updates) > 0
