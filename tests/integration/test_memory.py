@@ -38,8 +38,8 @@ def measured() -> dict[str, Any]:
     codes = [f"bench_memory.growth_over_reported({recipe!r}, 200_000)" for recipe in RECIPES]
     codes += [f"bench_frame_memory.measure({kind!r}, 2_500, screen_size=168, per_write=4)" for kind in KINDS]
     command = [sys.executable, "-c", MEASURE_EACH, *codes]
-    # Arrays of more than 64 KiB go back to the system when they are freed: by default glibc keeps more of them the longer
-    # it runs, up to 32 MiB, which no buffer holds.
+    # Arrays of more than 64 KiB go back to the system when they are freed: by default glibc keeps more of them the
+    # longer it runs, up to 32 MiB, which no buffer holds.
     environment = {**os.environ, "RL_LOGGING_LEVEL": "ERROR", "MALLOC_MMAP_THRESHOLD_": str(64 << 10)}
     result = subprocess.run(command, capture_output=True, text=True, cwd=BENCHMARKS, env=environment, check=False)
     assert result.returncode == 0, result.stderr

@@ -4,7 +4,7 @@
 Run as a program it is that process. It imports nothing of this project, whose imports are tested. Ray reads its
 settings as it is imported, so for each Ray there is a process that imports it with the environment of the first one
 that is wanted, and forks the others. :func:`hand_over` is called in each process that Ray starts, before it imports
-anything: it passes its command on and waits for the fork that carries it out.
+anything: it passes its command on and waits for the fork that carries it out. Where none begins to, it does so itself.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ COMMAND = "default_worker.py"  # what Ray starts
 SETUP = "setup_worker.py"  # what Ray starts first where there is a runtime environment; it imports Ray
 ENVIRONMENT = "--serialized-runtime-env-context="
 BYTES = 1 << 20  # of a command with its environment
+MOST_SECONDS = 20.0  # until a fork begins; the first of a Ray waits for its imports
 MOST_RAYS = 4  # at a time: two processes of tests, and what they start
 LIBRARIES = (
     "torch",
@@ -39,7 +40,11 @@ OF_RAY = ("ray.rllib.algorithms.dqn", "ray.tune", "torchrl.data")  # those that 
 
 
 def hand_over() -> None:
-    """Has a command of Ray carried out by a fork and ends with it; returns where this process is none of Ray's."""
+    """Has a command of Ray carried out by a fork and ends with it.
+
+    Returns where this process is none of Ray's, and where no fork has begun in time: Ray starts another process after a
+    minute, which would wait as well.
+    """
     command = sys.orig_argv[1:]
     while command and command[0].startswith("-"):
         command.pop(0)
@@ -55,8 +60,16 @@ def hand_over() -> None:
         return
     message = {"command": command, "environment": dict(os.environ), "folder": os.getcwd()}
     socket.send_fds(connection, [json.dumps(message).encode()], [0, 1, 2])
-    connection.recv(1)  # nothing comes; the fork has the other end open as long as it lives
-    os._exit(0)
+    connection.settimeout(MOST_SECONDS)
+    try:
+        is_taken = connection.recv(1)
+    except TimeoutError:
+        connection.shutdown(socket.SHUT_RD)  # from now on a fork cannot begin
+        is_taken = connection.recv(1)  # unless it has just begun
+    if is_taken:
+        connection.settimeout(None)
+        connection.recv(1)  # nothing comes; the fork has the other end open as long as it lives
+        os._exit(0)
 
 
 def without_setup(command: list[str]) -> list[str]:
@@ -70,13 +83,17 @@ def without_setup(command: list[str]) -> list[str]:
     return [word for word in command if not word.startswith((ENVIRONMENT, "--language="))]
 
 
-def carry_out(message: dict[str, Any], files: list[int]) -> NoReturn:
-    """Becomes the process that Ray wanted."""
+def carry_out(message: dict[str, Any], files: list[int], connection: socket.socket) -> NoReturn:
+    """Becomes the process that Ray wanted, unless the one that Ray started no longer waits for that."""
     import random
     import runpy
 
     import numpy
 
+    try:
+        connection.send(b"t")
+    except OSError:
+        os._exit(0)
     os.setpgid(0, 0)  # Ray ends whole groups of processes
     for number, file in enumerate(files):
         os.dup2(file, number)
@@ -138,7 +155,7 @@ def serve(commands: socket.socket) -> NoReturn:
         if os.fork() == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             commands.close()
-            carry_out(message, files[:3])
+            carry_out(message, files[:3], socket.socket(fileno=files[3]))
         for file in files:
             os.close(file)
 
@@ -160,6 +177,7 @@ def main() -> None:
         if text:
             (wanted,) = (part for part in json.loads(text)["command"] if part.startswith("--session-name="))
             if not rays:
+                os.environ["JE_ARROW_MALLOC_CONF"] = "background_thread:false"  # a fork beside a thread may hang
                 for library in LIBRARIES:
                     importlib.import_module(library)
                 compile_once()
@@ -174,6 +192,7 @@ def main() -> None:
                 theirs.close()
                 if len(rays) > MOST_RAYS:
                     rays.pop(next(iter(rays))).close()
+            rays[wanted] = rays.pop(wanted)  # the one that was used last is the last to be closed
             socket.send_fds(rays[wanted], [text], [*files, connection.fileno()])
         connection.close()
         for file in files:
