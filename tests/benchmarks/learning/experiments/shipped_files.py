@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_replay.options import config_files
-from tests.benchmarks.learning.experiment import Experiment, Settings, final, hash_of, last_of
+from tests.benchmarks.learning.experiment import Experiment, Measure, Settings, final, hash_of, last_of
 from tests.benchmarks.learning.learners.shipped_files import contents, evaluations, random_return, seeded
 from tests.benchmarks.learning.recorder import Recorder
 from tests.benchmarks.learning.units import ROOT
@@ -66,11 +66,15 @@ def arm(file: str, env_steps: int | None = None) -> Settings:
     return {"file": file, "env_steps": env_steps or full["env_steps"], "contents": hash_of(content)}
 
 
+def last_three(digits: int) -> Measure:
+    """Returns the mean of a run's last three evaluations, printed with these digits."""
+    return last_of("return", 3, "mean return of the last three evaluations", digits=digits)
+
+
 def experiment_of(name: str, title: str, arms: Iterable[Settings], **changes: Any) -> Experiment:
     """Returns an experiment with an arm for each file, which are not compared unless pairs are given."""
     made = {settings["file"]: settings for settings in arms}
-    measure = last_of("return", 3, "mean return of the last three evaluations", digits=2)
-    options: dict[str, Any] = {"seeds": range(700, 703), "comparisons": (), "measure": measure, **changes}
+    options: dict[str, Any] = {"seeds": range(700, 703), "comparisons": (), "measure": last_three(2), **changes}
     return Experiment(
         name=name,
         title=title,
@@ -109,5 +113,6 @@ EXPERIMENTS = (
         (arm(file, 25_000) for file in (UNIFORM, MIXUP)),
         seeds=range(700, 705),
         comparisons=((MIXUP, UNIFORM),),
+        measure=last_three(0),
     ),
 )
