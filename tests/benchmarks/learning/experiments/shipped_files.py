@@ -21,10 +21,10 @@ UNIFORM, MIXUP = (f"lightning/{method}_td3_halfcheetah.yaml" for method in ("uni
 # Three seeds of these take more than five core hours: the steps that are run.
 PARTS = {
     "lightning/ct_td3_halfcheetah.yaml": 15_000,
-    "lightning/nmer_sac_ant.yaml": 15_000,
+    "lightning/nmer_sac_ant.yaml": 12_500,
     "lightning/plr_ucb_drac_ppo_car_racing.yaml": 100_000,
-    "lightning/retention_rainbow_atari.yaml": 20_000,
-    "rllib/retention_dqn_atari.yaml": 20_000,
+    "lightning/retention_rainbow_atari.yaml": 10_000,
+    "rllib/retention_dqn_atari.yaml": 10_000,
 }
 WHOLE = [file for file in config_files() if file not in {HALF_FIELD, UNIFORM, MIXUP, *PARTS}]
 
