@@ -242,6 +242,7 @@ class Rainbow(ExploringAgent):
         noisy: exploration by factorised noise in the fully connected layers, drawn for every action and update; else
             by random actions.
         noise_deviation: σ₀ of that noise.
+        evaluation_noise: noise in actions without exploration too, as of PFRL's Rainbow, the retention paper's.
         atoms: number of atoms of a distribution.
         value_low: smallest return, the first atom.
         value_high: largest return, the last atom.
@@ -291,6 +292,7 @@ class Rainbow(ExploringAgent):
         distributional: bool = True,
         noisy: bool = True,
         noise_deviation: float = 0.5,
+        evaluation_noise: bool = False,
         atoms: int = 51,
         value_low: float = -10.0,
         value_high: float = 10.0,
@@ -328,8 +330,8 @@ class Rainbow(ExploringAgent):
         return 0.0 if self.hparams["noisy"] else super().exploration_rate
 
     def act(self, observation: Tensor, explore: bool) -> Tensor:
-        """Returns actions, int64 ``[N]``: the most valuable; with ``explore`` under new noise, or partly random."""
-        if explore and self.hparams["noisy"]:
+        """Returns actions, int64 ``[N]``: the most valuable; those of ``explore`` under new noise, or partly random."""
+        if self.hparams["noisy"] and (explore or self.hparams["evaluation_noise"]):
             self.network.apply(reset_noise)
             with with_noise():
                 return self._greedy(observation)

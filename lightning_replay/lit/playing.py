@@ -263,14 +263,17 @@ def episode_returns(
     seed: int,
     max_episode_steps: int = MAX_EPISODE_STEPS,
 ) -> Iterator[float]:
-    """Plays whole episodes, the i-th from ``seed + i``, and yields the return of each."""
+    """Plays whole episodes, the i-th from ``seed + i``, and yields the return of each.
+
+    Agents may draw their actions: the generators of the training are left unchanged.
+    """
     environment = LimitedEpisodes(CheckedSteps(environment), max_episode_steps)
     policy: Any = agent
     read = ActionReader(environment.action_space)
     for episode in range(episodes):
         observation, _ = environment.reset(seed=seed + episode)
         total, done = 0.0, False
-        with acting(policy):
+        with acting(policy), drawing_from(seed + episode, policy):
             states = states_of(agent, 1)
             while not done:
                 given = act_on(policy, batch_of_one(observation), False, read, states)
@@ -345,16 +348,22 @@ def stochastic_policy(agent: L.LightningModule, seed: int) -> Iterator[Policy]:
         agent: has ``act(observation, explore)``.
         seed: of the actions drawn.
     """
-    devices = [agent.device] if agent.device.type == "cuda" else []
     acts = acting_agent(agent)
 
     def policy(observation: Any) -> Any:
         returned = acts.act(as_input(observation).to(acts.device), explore=True)
         return as_array(returned) if isinstance(returned, Tensor) else returned
 
-    with acting(acts), torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)
+    with acting(acts), drawing_from(seed, agent):
         yield policy
+
+
+@contextmanager
+def drawing_from(seed: int, agent: L.LightningModule) -> Iterator[None]:
+    # torch's generators start from a seed, and afterwards are as before.
+    with torch.random.fork_rng(devices=[agent.device] if agent.device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
 
 
 def make_environment(

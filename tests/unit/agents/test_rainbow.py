@@ -308,6 +308,13 @@ def test_only_exploring_actions_and_updates_feel_the_noise():
     assert not torch.allclose(noisy, agent.means(agent.outputs(agent.network, images(8))).detach())
 
 
+def test_evaluation_noise_is_drawn_anew_for_each_action():
+    agent, one = Rainbow(**SMALL, noise_deviation=5.0, evaluation_noise=True), images(1)
+    assert len({int(agent.act(one, explore=False)) for _ in range(40)}) == 3
+    plain = Rainbow(**SMALL, **NO_NOISE, evaluation_noise=True)  # there is no noise
+    assert len({int(plain.act(one, explore=False)) for _ in range(40)}) == 1
+
+
 def test_initial_surprise_of_many_rows_is_that_of_each_and_leaves_the_agent_alone():
     agent, rows = Rainbow(**SMALL), make_batch(600)
     rows["discount"] = torch.rand(600, 1)
