@@ -23,7 +23,7 @@ PARTS = {
     "lightning/ct_td3_halfcheetah.yaml": 15_000,
     "lightning/plr_ucb_drac_ppo_car_racing.yaml": 20_480,
     "lightning/retention_rainbow_atari.yaml": 10_000,
-    "rllib/retention_dqn_atari.yaml": 10_000,
+    "rllib/retention_dqn_atari.yaml": 5_000,
 }
 WHOLE = [file for file in config_files() if file not in {HALF_FIELD, UNIFORM, MIXUP, *PARTS}]
 
