@@ -75,7 +75,7 @@ _RANGES: tuple[tuple[Callable[[str, Any], Any], str], ...] = (
     (checked_counts, "categories channels hidden_sizes kernel_sizes observation_shape strides"),
     (partial(checked_counts, lowest=0), "parameter_sizes"),
     (checked_numbers, "action_high action_low parameter_high parameter_low"),
-    (checked_flag, "cross_entropy distributional double dueling noisy residual samples_by_surprise"),
+    (checked_flag, "cross_entropy distributional double dueling evaluation_noise noisy residual samples_by_surprise"),
 )
 _CHECKS = {name: check for check, names in _RANGES for name in names.split()}
 # read from the environment, or optional
