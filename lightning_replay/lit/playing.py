@@ -265,7 +265,7 @@ def episode_returns(
 ) -> Iterator[float]:
     """Plays whole episodes, the i-th from ``seed + i``, and yields the return of each.
 
-    Agents may draw their actions: the generators of the training are left unchanged.
+    Actions that the agent draws start from that seed too; torch's generators are restored after each episode.
     """
     environment = LimitedEpisodes(CheckedSteps(environment), max_episode_steps)
     policy: Any = agent
