@@ -21,6 +21,7 @@ UNIFORM, MIXUP = (f"lightning/{method}_td3_halfcheetah.yaml" for method in ("uni
 # Three seeds of these take more than five core hours: the steps that are run.
 PARTS = {
     "lightning/ct_td3_halfcheetah.yaml": 15_000,
+    "lightning/nmer_sac_halfcheetah.yaml": 20_000,
     "lightning/plr_ucb_drac_ppo_car_racing.yaml": 20_480,
     "lightning/retention_rainbow_atari.yaml": 10_000,
     "rllib/retention_dqn_atari.yaml": 5_000,
