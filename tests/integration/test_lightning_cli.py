@@ -41,7 +41,7 @@ def run_tiny(name: str, *more: str) -> None:
 DATA, REPLAY, MODEL = "--data.init_args.evaluation_env_kwargs", "--data.init_args.replay.init_args", "--model.init_args"
 SMALL_MUJOCO = [f"{DATA}.max_episode_steps=30", f"{REPLAY}.batch_size=16", f"{MODEL}.hidden_sizes=[16, 16]"]
 MUJOCO = (
-    "nmer_sac_ant",
+    "nmer_sac_halfcheetah",
     "nmer_td3_halfcheetah",
     "ct_td3_halfcheetah",
     "uniform_td3_halfcheetah",
@@ -52,7 +52,7 @@ SMALL_ATARI = [f"{DATA}.max_frames=60", f"{REPLAY}.capacity=300", f"{REPLAY}.bat
 # large networks and images, long episodes, and whole games of an untrained agent that may never fire
 SHORTENED = {
     **{f"lightning/{name}.yaml": SMALL_MUJOCO for name in MUJOCO},
-    "lightning/nmer_sac_ant.yaml": [*SMALL_MUJOCO, "--trainer.gradient_clip_val=40"],
+    "lightning/nmer_sac_halfcheetah.yaml": [*SMALL_MUJOCO, "--trainer.gradient_clip_val=40"],
     "lightning/nmer_td3_halfcheetah.yaml": [*SMALL_MUJOCO, f"{REPLAY}.fraction={FALLING}"],
     "lightning/dpcer_mpdqn_half_field.yaml": [f"{DATA}.max_steps=10", f"{MODEL}.hidden_sizes=[16]"],
     "lightning/retention_rainbow_atari.yaml": SMALL_ATARI,
