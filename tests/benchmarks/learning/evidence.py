@@ -70,7 +70,7 @@ METHODS: Mapping[str, Sequence[str]] = {
 }
 
 # Results of experiments that others replaced; their files are in the history.
-REPLACED = ("multi-room-4", "two-rooms", "point-maze", "half-field-signals")
+REPLACED = ("multi-room-4", "two-rooms", "point-maze", "half-field-signals", "half-field-choice")
 
 
 def table(method: str, experiments: Mapping[str, Experiment], results: Path) -> str:
