@@ -126,6 +126,46 @@ def goals(table: Table, rows: int, rounds: int) -> None:
     table.measure_in_turns("256 rows with relabelled goals", work, rounds=rounds)
 
 
+def drawn_alone(tree: PriorityTree, td_error: torch.Tensor) -> Work:
+    """Slots and weights for a batch on the device, and an update by TD errors there, without the rows."""
+
+    def work() -> None:
+        uniform = torch.rand(len(td_error), dtype=torch.float64, device=tree.device)
+        index, weight = tree.draw(uniform, exponent=-0.4)
+        index.to("cuda"), weight.to("cuda")
+        tree.set(index, td_error.to(tree.device))
+
+    return work
+
+
+def priorities(table: Table, rows: int, rounds: int) -> None:
+    """The index alone, by where the priorities are."""
+    trees = {device: PriorityTree(rows, device=device) for device in ("cpu", "cuda")}
+    for device, tree in trees.items():
+        tree.set(torch.arange(rows, device=device), torch.rand(rows, device=device) + 0.01)
+    for count in (256, 4096):
+        td_error = torch.rand(count, device="cuda") + 0.01
+        work = {
+            "on the CPU": waited(drawn_alone(trees["cpu"], td_error)),
+            "on the GPU": waited(drawn_alone(trees["cuda"], td_error)),
+            "on the GPU, in one graph": in_graph(drawn_alone(trees["cuda"], td_error)),
+        }
+        table.measure_in_turns(f"priorities alone, {count}", work, rounds=rounds)
+
+
+def in_graph(work: Work) -> Work:
+    """The same call as the replay of a CUDA graph."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            work()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return waited(graph.replay)
+
+
 def graphs(table: Table, rows: int, rounds: int) -> None:
     """T12: sums, gather and update of 4,096 of 10 million rows in one CUDA graph, beside the gather alone."""
     arena = torch.randn(rows, 44, device="cuda")
@@ -142,17 +182,7 @@ def graphs(table: Table, rows: int, rounds: int) -> None:
         tree.set(index, (found[:, 0] * weight).abs_() + 0.01)
         return found
 
-    found = {}
-    for name, work in {"gather": gathered, "draw, gather and update": prioritized}.items():
-        stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream):
-            for _ in range(3):
-                work()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            work()
-        found[name] = waited(graph.replay)
+    found = {"gather": in_graph(gathered), "draw, gather and update": in_graph(prioritized)}
     table.measure_in_turns(f"one graph, 4096 of {rows} rows", found, rounds=rounds)
     times = table.times[f"one graph, 4096 of {rows} rows"]
     table.at_most("T12: the whole over the gather", times["draw, gather and update"] / times["gather"], 2.5)
@@ -170,6 +200,7 @@ def main() -> None:
         return
     table = Table(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
     graphs(table, 10 * options.rows, options.rounds)
+    priorities(table, options.rows, options.rounds)
     batches(table, options.rows, options.rounds)
     sequences(table, options.rows, options.rounds)
     goals(table, options.rows // 5, options.rounds)

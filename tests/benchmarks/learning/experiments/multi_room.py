@@ -126,6 +126,6 @@ EXPERIMENTS = (
         run=run,
         seeds_together=8,
         notes="An earlier experiment with 1 to 4 rooms, four actions, 80 steps a level and a critic that did not "
-        "observe the time (three seeds) showed no gain: [multi-room-4](multi-room-4.md).",
+        "observe the time (three seeds) gave no verdict: [multi-room-4](multi-room-4.md).",
     ),
 )
