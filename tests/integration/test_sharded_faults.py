@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
 import os
 import pickle
 import signal
@@ -16,9 +17,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import pytest
 import ray
 import torch
+from gymnasium.vector import AsyncVectorEnv
 from pyarrow import fs
 
 from lightning_replay.sharded import ShardedReplay
@@ -229,6 +232,38 @@ def test_processes_that_build_one_name_at_once_share_it(shared_ray: None) -> Non
     finally:
         for one in built:
             one.stop()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
+def test_forked_environments_do_not_collect_handles_of_their_parent(shared_ray: None) -> None:
+    """They would report it through the parent's connection, in which the parent's next request is then lost."""
+
+    def collecting() -> gymnasium.Env[Any, Any]:
+        if os.getpid() != parent:  # which builds one environment, too
+            gc.collect()
+        return gymnasium.make("CartPole-v1")
+
+    class Answering:
+        def answer(self) -> int:
+            return 1
+
+    parent = os.getpid()
+    actor = ray.remote(num_cpus=0)(Answering)
+    garbage: list[Any] = [actor.remote()]
+    ray.get(garbage[0].answer.remote())
+    garbage.append(garbage)
+    gc.disable()
+    try:
+        del garbage
+        AsyncVectorEnv([collecting] * 2, context="fork").close()
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+    AsyncVectorEnv([collecting], context="fork").close()
+    assert gc.isenabled()
+    if not ray.wait([actor.remote().answer.remote()], timeout=30.0)[0]:
+        ray.shutdown()  # this Ray starts no actor any more
+        pytest.fail("an actor does not start after a fork")
 
 
 @pytest.mark.parametrize("waiting", [False, True])
