@@ -39,9 +39,10 @@ mypy: .venv/.stamp
 public-types: .venv/.stamp  ## whether pyright finds a type for every public name
 	$(BIN)/python -m tests.public_types
 
+# A process that died is not replaced: --dist loadfile would give its successor finished files, and wait for ever.
 test: .venv/.stamp  ## lint, types, then every test; two processes, each with all tests of a file
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync lint typecheck
-	$(SINGLE_THREAD) PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 2 --max-worker-restart 2 --dist loadfile --no-loadscope-reorder --durations=15
+	$(SINGLE_THREAD) PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 2 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder --durations=15
 
 docs: .venv/.stamp  ## the site, into build/docs; a warning is an error
 	$(SINGLE_THREAD) $(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --conf-dir docs . build/docs
