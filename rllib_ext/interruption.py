@@ -6,16 +6,19 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from types import FrameType
 from typing import Any
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_ONE_SIGNAL_S = 1.0  # timeout(1) sends each signal twice at once, to a process and to its group
 _HINT = b"interrupted: training ends after this iteration; a second signal ends it at once\n"
 
 
 class Interruption:
-    """Records the first Ctrl-C or SIGTERM within the ``with`` block; the second has its usual effect.
+    """Records the first Ctrl-C or SIGTERM within the ``with`` block; a second one has its usual effect.
 
+    Signals within a second of the first count as one with it.
     In the middle of an iteration the buffer and the Learners may disagree, so training could not be resumed from a
     checkpoint of that moment. Outside the main thread, where Python sets no handlers, signals keep their effect.
 
@@ -30,6 +33,7 @@ class Interruption:
 
     def __init__(self) -> None:
         self.signal_number: int | None = None
+        self._received_at = 0.0
         self._previous: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Interruption:
@@ -48,9 +52,12 @@ class Interruption:
         return self.signal_number is not None
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.signal_number = number
-        self._restore()
-        os.write(2, _HINT)  # print may not be called in a handler: the iteration may be printing
+        if self.signal_number is None:
+            self.signal_number, self._received_at = number, time.monotonic()
+            os.write(2, _HINT)  # print may not be called in a handler: the iteration may be printing
+        elif time.monotonic() - self._received_at > _ONE_SIGNAL_S:
+            self._restore()
+            signal.raise_signal(number)
 
     def _restore(self) -> None:
         for number, handler in self._previous.items():

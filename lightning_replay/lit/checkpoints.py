@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from os import PathLike
 from pathlib import Path
 from traceback import walk_tb
@@ -31,6 +32,7 @@ from lightning_replay.saving.files import check_writable
 from lightning_replay.training_replay import TrainingReplay
 
 SIGTERM_STATUS = 128 + signal.SIGTERM  # of a process, as shells and schedulers read it
+_ONE_SIGNAL_S = 1.0  # timeout(1) sends each signal twice at once, to a process and to its group
 _HINT = b"\nStopping after the training step in progress. A second signal does not wait for it.\n"
 
 
@@ -342,11 +344,15 @@ def _interrupts_a_write(exception: BaseException) -> bool:
 
 
 class StopSignals:
-    """Defers the first SIGINT or SIGTERM of the main thread to :meth:`raise_pending`; the second interrupts at once."""
+    """Defers the first SIGINT or SIGTERM of the main thread to :meth:`raise_pending`; a second one interrupts at once.
+
+    Signals within a second of the first count as one with it.
+    """
 
     def __init__(self) -> None:
         self._previous: dict[int, Any] = {}
         self.pending: int | None = None  # a signal that waits for the end of the step
+        self._received_at = 0.0
         self._process = 0
 
     def install(self) -> None:
@@ -376,9 +382,9 @@ class StopSignals:
                 signal.signal(number, signal.SIG_DFL)
                 os.kill(os.getpid(), number)
         elif self.pending is None:
-            self.pending = number
+            self.pending, self._received_at = number, time.monotonic()
             os.write(2, _HINT)  # print may not be called in a handler: the step may be printing
-        else:
+        elif time.monotonic() - self._received_at > _ONE_SIGNAL_S:
             self._raise(number, frame)
 
     def _raise(self, number: int, frame: FrameType | None) -> NoReturn:

@@ -65,16 +65,22 @@ def wait_for(path: Path, child: int | None = None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "status"),
-    [(signal.SIGINT, 1 << 8), (signal.SIGTERM, 143 << 8), (signal.SIGKILL, int(signal.SIGKILL))],
-    ids=["int", "term", "kill"],
+    ("number", "times", "status"),
+    [
+        (signal.SIGINT, 1, 1 << 8),
+        (signal.SIGTERM, 1, 143 << 8),
+        (signal.SIGTERM, 2, 143 << 8),
+        (signal.SIGKILL, 1, int(signal.SIGKILL)),
+    ],
+    ids=["int", "term", "timeout", "kill"],
 )
-def test_another_process_goes_on_where_one_was_stopped(tmp_path: Path, number: int, status: int) -> None:
+def test_another_process_goes_on_where_one_was_stopped(tmp_path: Path, number: int, times: int, status: int) -> None:
     runs = tmp_path / "lightning_logs"
     child = start(tmp_path)
     wait_for(runs / "version_0" / "checkpoints" / "last.ckpt", child)
     time.sleep(random.Random(str(tmp_path)).uniform(0, 0.3))
-    os.kill(child, number)
+    for _ in range(times):  # timeout(1) sends it to the process, and again to its group
+        os.kill(child, number)
     assert os.waitpid(child, 0)[1] == status
 
     resumed = fit(tmp_path, agent := Agent(), ckpt_path="last")

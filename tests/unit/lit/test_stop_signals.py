@@ -13,7 +13,7 @@ import pytest
 import torch
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from lightning_replay.lit import LevelDataModule, ReplayCheckpoint, ReplayDataModule
+from lightning_replay.lit import LevelDataModule, ReplayCheckpoint, ReplayDataModule, checkpoints
 from lightning_replay.lit.checkpoints import StopSignals
 from lightning_replay.replay import Replay
 from lightning_replay.storage.packed import PackedStorage
@@ -23,6 +23,12 @@ from tests.unit.lit.stopped_runs import RUN, Agent, CloseAt, counts_of, fit, mak
 from tests.unit.lit.toys import Counting, make_trainer
 
 pytestmark = pytest.mark.usefixtures("default_handlers")
+
+
+@pytest.fixture
+def each_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal right after another one is a second one, as a second later."""
+    monkeypatch.setattr(checkpoints, "_ONE_SIGNAL_S", 0.0)
 
 
 class Joined(Agent):
@@ -119,6 +125,14 @@ def test_a_signal_at_the_end_of_the_last_step(tmp_path: Path, lines) -> None:
     assert "Saved: update 40 (environment step 60)" in lines()[-1]
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_at_once_are_one(tmp_path: Path, lines, number) -> None:
+    with pytest.raises(SystemExit):
+        fit(tmp_path, Agent(17, send(number, 2)), make_data())
+    assert "Saved: update 17 (environment step 38)" in lines()[-1]  # the update is finished
+
+
+@pytest.mark.usefixtures("each_counts")
 def test_a_second_signal_leaves_the_step_unfinished(tmp_path: Path, lines) -> None:
     agent, data = Agent(17, send(signal.SIGINT, 2)), make_data()
     with pytest.raises(SystemExit) as end:
@@ -143,6 +157,7 @@ class Interrupting(FirstInFirstOutWriter):
         return insertion
 
 
+@pytest.mark.usefixtures("each_counts")
 def test_nothing_is_saved_of_a_replay_that_is_half_written(tmp_path: Path, lines) -> None:
     replay = Replay(storage=PackedStorage(500), writer=Interrupting(36), batch_size=4, seed=0)
     trainer = make_trainer(tmp_path, [ReplayCheckpoint(tmp_path / "run", every_n_updates=10)])
@@ -153,6 +168,7 @@ def test_nothing_is_saved_of_a_replay_that_is_half_written(tmp_path: Path, lines
     assert torch.load(tmp_path / "run" / "last.ckpt")["ReplayDataModule"]["updates"] == 10
 
 
+@pytest.mark.usefixtures("each_counts")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_second_signal_during_a_save_does_not_lose_it(tmp_path: Path, number, monkeypatch) -> None:
     replay_save, saves = Replay.save, []

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rllib_ext import Interruption
+from rllib_ext import Interruption, interruption
 
 
 @pytest.fixture(autouse=True)
@@ -20,19 +20,24 @@ def _handlers() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-def test_the_first_signal_waits_and_the_second_interrupts(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_first_signal_waits_and_a_later_one_interrupts(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    with pytest.raises(KeyboardInterrupt), Interruption() as interruption:
-        assert not interruption.requested
+    with pytest.raises(KeyboardInterrupt), Interruption() as one:
+        assert not one.requested
+        for _ in range(2):  # as timeout(1) sends it
+            os.kill(os.getpid(), signal.SIGINT)
+        assert one.requested and one.signal_number == signal.SIGINT
+        assert capfd.readouterr().err.count("training ends after this iteration") == 1
+        monkeypatch.setattr(interruption, "_ONE_SIGNAL_S", 0.0)
         os.kill(os.getpid(), signal.SIGINT)
-        assert interruption.requested and interruption.signal_number == signal.SIGINT
-        assert "training ends after this iteration" in capfd.readouterr().err
-        os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_an_ignored_signal_stays_ignored() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with Interruption() as interruption:
+    with Interruption() as one:
         os.kill(os.getpid(), signal.SIGINT)
-        assert not interruption.requested
+        assert not one.requested
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
