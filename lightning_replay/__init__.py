@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from lightning_replay.storage.packed import PackedStorage
     from lightning_replay.table_replay import CurriculumReplay, TableReplay
 
-from lightning_replay import start_method  # noqa: F401  of processes, which TorchRL changes
+from lightning_replay import forking, start_method  # noqa: F401  hooks of forks, and of an import of TorchRL
 
 __version__ = "0.1.0"
 

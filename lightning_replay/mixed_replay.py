@@ -16,13 +16,13 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
+from lightning_replay import forking
 from lightning_replay.feedback import given_feedback, row_numbers, td_error_of
 from lightning_replay.options import check_kind, checked_count
 from lightning_replay.replay import Replay, given_batch_size
 from lightning_replay.saving.spec import recorded
 from lightning_replay.schedules import Schedule, checked_schedule
 from lightning_replay.state import Seeded, uniform
-from lightning_replay.storage import packed as forking
 from lightning_replay.training_replay import TrainingReplay
 
 OFFLINE_INDEX = 1 << 40  #: What the ``index`` of offline rows has added.

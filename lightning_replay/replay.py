@@ -20,6 +20,7 @@ from torchrl.data import TensorDictReplayBuffer
 from torchrl.data.replay_buffers import RoundRobinWriter, Sampler, SliceSampler, Storage, TensorStorage, Writer
 from torchrl.envs import MultiStepTransform, Transform
 
+from lightning_replay import forking
 from lightning_replay.divided_draws import check_divisible
 from lightning_replay.episodes.links import with_real_ends
 from lightning_replay.episodes.returns import EpisodeTracker, NStepTransitions, refuse_formed
@@ -61,7 +62,6 @@ from lightning_replay.saves import frozen_state, read_replay, read_state, restor
 from lightning_replay.saving.spec import recorded
 from lightning_replay.saving.states import refusing_other_states
 from lightning_replay.state import Seeded
-from lightning_replay.storage import packed as forking
 from lightning_replay.storage.columns import (
     Column,
     ContradictingFlags,

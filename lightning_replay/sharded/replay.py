@@ -125,6 +125,7 @@ class ShardedReplay(TrainingReplay):
         self.batch_size: int = self._template.batch_size
         RateLimiter(**limits, batch_size=self.batch_size)
         wait_timeout_s = checked_number("wait_timeout_s", wait_timeout_s, ABOVE_ZERO)
+        _check_process()
         if not ray.is_initialized():
             raise RuntimeError("Ray is not running here; call ray.init(num_cpus=...) before building a ShardedReplay")
         self.name: str = name or f"replay-{uuid.uuid4().hex}"
@@ -269,6 +270,7 @@ class ShardedReplay(TrainingReplay):
         return torch.from_numpy(np.concatenate([(shard << SLOT_BITS) + slots for shard, slots in stored.items()]))
 
     def _send(self, columns: Columns) -> _Sent:
+        _check_process()
         if self._router is None:
             self._router = RowRouter(self._options.shards.num_shards, self._connection.call("new_writer"))
         routed, router = self._router.route(columns)
@@ -512,6 +514,26 @@ def checked_feedback(
     return numbers, generations, errors, given
 
 
+_is_forked = False  # from a process that was connected to Ray
+
+
+def _note_fork() -> None:
+    global _is_forked
+    _is_forked = _is_forked or ray.is_initialized()
+
+
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=_note_fork)
+
+
+def _check_process() -> None:
+    if _is_forked:
+        raise RuntimeError(
+            "this process was forked from one that uses Ray, which Ray does not support. Start processes by "
+            'spawning them, with Lightning strategy="ddp_spawn" or "ddp"'
+        )
+
+
 class Connection:
     """Calls methods of a coordinator, from any process of the cluster and any that can reach it.
 
@@ -525,7 +547,6 @@ class Connection:
         self._caller = uuid.uuid4().hex
         self._actor = actor
         self._address: str = ray.get_runtime_context().gcs_address
-        self._process = os.getpid()
         self._has_stopped = False
         self.is_owner = False  # whether this process has started the coordinator
 
@@ -595,16 +616,12 @@ class Connection:
 
     def __getstate__(self) -> dict[str, Any]:
         # Another process is another caller: errors of feedback go to the one that gave it.
-        return {**vars(self), "_actor": None, "_process": None, "_caller": uuid.uuid4().hex, "is_owner": False}
+        return {**vars(self), "_actor": None, "_caller": uuid.uuid4().hex, "is_owner": False}
 
     def _handle(self) -> Any:
         if self._has_stopped:
             raise RuntimeError(HAS_STOPPED)
-        if self._process is not None and self._process != os.getpid():
-            raise RuntimeError(
-                "this process was forked from one that uses Ray, which Ray does not support. Start processes by "
-                'spawning them, with Lightning strategy="ddp_spawn" or "ddp"'
-            )
+        _check_process()
         if self._actor is None:  # this object was sent here, and finds the coordinator by name
             if not ray.is_initialized():
                 ray.init(address=self._address, log_to_driver=False)
@@ -612,5 +629,4 @@ class Connection:
                 self._actor = ray.get_actor(self._name, namespace=NAMESPACE)
             except ValueError as error:
                 raise RuntimeError(HAS_STOPPED) from error
-            self._process = os.getpid()
         return self._actor

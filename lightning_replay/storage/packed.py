@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import functools
 import mmap
-import os
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing.context import get_spawning_popen
@@ -21,6 +19,7 @@ from torch import Tensor
 from torchrl.data import LazyTensorStorage
 from torchrl.data.replay_buffers import Storage
 
+from lightning_replay import forking
 from lightning_replay.memory import allocate_rows
 from lightning_replay.options import checked_count
 from lightning_replay.parts import BufferHooks
@@ -43,33 +42,6 @@ from lightning_replay.storage.columns import (
 )
 from lightning_replay.storage.occupancy import FirstSlots, Occupancy
 from lightning_replay.storage.rows import WORD_BYTES, Key, RowLayout, leaves_of
-
-_living: weakref.WeakSet[Any] = weakref.WeakSet()
-
-
-def register(one: Any) -> None:
-    """Calls ``after_fork`` of an object with locks or threads in each process forked from this one, while it lives."""
-    _living.add(one)
-
-
-def is_held_elsewhere(lock: Any) -> bool:
-    """Returns whether another thread holds the lock: in a forked process, whether one held it at the fork."""
-    if not lock.acquire(blocking=False):
-        return True
-    lock.release()
-    return False
-
-
-def half_changed(one: Any) -> str:
-    """Returns why a buffer is refused in a process that was forked while another thread used it."""
-    return (
-        f"this process was forked while another thread used this {type(one).__name__}, which may be half-changed here. "
-        "Fork when nobody uses it, or build it in this process"
-    )
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=lambda: [one.after_fork() for one in list(_living)])
 
 
 # memmap: a save from another machine does not decide where files are created
@@ -159,12 +131,12 @@ class PackedStorage(LazyTensorStorage):
         self._shared_writes = None if shared is None else np.frombuffer(shared, dtype=np.int64)
         self._own_writes = 0
         self._refusal: str | None = None
-        register(self)
+        forking.register(self)
 
     def after_fork(self) -> None:
         """Replaces the lock in a forked process, which may not write into a file of its parent."""
-        if is_held_elsewhere(self.snapshots.lock):
-            self._refusal = half_changed(self)
+        if forking.is_held_elsewhere(self.snapshots.lock):
+            self._refusal = forking.half_changed(self)
         elif self._shared_writes is not None and self.initialized:
             self._refusal = (
                 f"the rows of this {type(self).__name__} lie in a file that a forked process shares with its "

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import gc
+import multiprocessing
 import os
 import pickle
 import signal
@@ -232,6 +233,41 @@ def test_processes_that_build_one_name_at_once_share_it(shared_ray: None) -> Non
     finally:
         for one in built:
             one.stop()
+
+
+def ending_in_a_fork(call: Callable[[], Any]) -> str:
+    fork: Any = multiprocessing.get_context("fork")
+    receiver, sender = fork.Pipe(duplex=False)
+
+    def run() -> None:
+        try:
+            sender.send(str(call()))
+        except Exception as error:
+            sender.send(f"{type(error).__name__}: {error}")
+
+    process = fork.Process(target=run)
+    process.start()
+    try:
+        assert receiver.poll(30.0), "the forked process hangs"
+        return receiver.recv()
+    finally:
+        process.kill()
+        process.join()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
+@pytest.mark.parametrize("call", ["sample", "extend", "build", "unpickle"])
+def test_a_process_forked_from_one_that_uses_ray_is_refused(replay: ShardedReplay, call: str) -> None:
+    sent = pickle.dumps(replay)
+    calls: dict[str, Callable[[], Any]] = {
+        "sample": replay.sample,
+        "extend": lambda: replay.extend(steps(900, 1, trajectory=900)),
+        "build": lambda: ShardedReplay("uniform", 1, **OPTIONS),
+        "unpickle": lambda: pickle.loads(sent).stats(),
+    }
+    rows = len(replay)
+    assert ending_in_a_fork(calls[call]).startswith("RuntimeError: this process was forked from one that uses Ray")
+    assert len(replay) == rows and len(replay.extend(steps(900, 2, trajectory=901))) == 2
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs fork")

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import copy
+import gc
 import os
 import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_replay import recipes
+from lightning_replay import forking, recipes
 from lightning_replay.replay import Replay
 from lightning_replay.storage.packed import PackedStorage
 from tests.transitions import numbered_steps
@@ -255,7 +257,7 @@ def test_forks_beside_threads_that_build_buffers_or_fork_end() -> None:
     def fork() -> None:
         while time.monotonic() < until:
             try:
-                process = Fork(lambda: PackedStorage(3).capacity)
+                process = Fork(lambda: (PackedStorage(3).capacity, gc.isenabled()))
             except RuntimeError as error:  # of filelock, which torch imports: from Python 3.12 on one fork at a time
                 assert "filelock" in str(error)
                 continue
@@ -269,4 +271,48 @@ def test_forks_beside_threads_that_build_buffers_or_fork_end() -> None:
             thread.join()
     finally:
         sys.setswitchinterval(interval)
-    assert len(endings) > 1 and set(endings) == {"3"}
+    assert len(endings) > 1 and set(endings) == {"(3, True)"} and gc.isenabled()
+
+
+class Ring:
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def is_collected_after_its_loss() -> bool:
+    ring = weakref.ref(Ring())
+    gc.collect()
+    return ring() is None
+
+
+def test_a_fork_collects_its_own_garbage_and_not_that_of_its_parent() -> None:
+    gc.disable()
+    try:
+        ring = weakref.ref(Ring())
+        assert in_fork(lambda: (gc.collect(), ring() is None)[1]) == "False"
+        assert not gc.isenabled() and in_fork(gc.isenabled) == "False"
+    finally:
+        gc.enable()
+    assert is_collected_after_its_loss() and ring() is None
+    assert in_fork(is_collected_after_its_loss) == "True"
+    assert gc.isenabled() and in_fork(gc.isenabled) == "True"
+
+
+def test_a_fork_while_another_thread_begins_one_collects_garbage() -> None:
+    begun, ends = threading.Event(), threading.Event()
+
+    def begin() -> None:
+        forking._pause_collector()
+        begun.set()
+        ends.wait()
+        forking._resume_collector()
+
+    thread = threading.Thread(target=begin)
+    thread.start()
+    begun.wait()
+    try:
+        assert not gc.isenabled() and in_fork(gc.isenabled) == "True"
+    finally:
+        ends.set()
+        thread.join()
+    assert gc.isenabled()
