@@ -125,9 +125,9 @@ def _train(sections: dict[str, Any], restore: str | None) -> None:
                 count = result["levels"]["episodes"] if levels else drawn
                 _print(result, held, count, config.evaluation_interval)
                 is_over = settings.stop.is_reached(result)
-        if settings.checkpoint is not None:
-            kind = "level" if levels else "replay"
-            print(f"checkpoint with the {kind} buffer: {algorithm.save_to_path(_location(settings.checkpoint))}")
+            if settings.checkpoint is not None:
+                kind = "level" if levels else "replay"
+                print(f"checkpoint with the {kind} buffer: {algorithm.save_to_path(_location(settings.checkpoint))}")
         if interruption.signal_number is not None:
             raise SystemExit(128 + interruption.signal_number)
     finally:

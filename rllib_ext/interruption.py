@@ -12,13 +12,13 @@ from typing import Any
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _ONE_SIGNAL_S = 1.0  # timeout(1) sends each signal twice at once, to a process and to its group
-_HINT = b"interrupted: training ends after this iteration; a second signal ends it at once\n"
+_HINT = b"interrupted: training ends after this iteration; a second signal, a second later, ends it at once\n"
 
 
 class Interruption:
     """Records the first Ctrl-C or SIGTERM within the ``with`` block; a second one has its usual effect.
 
-    Signals within a second of the first count as one with it.
+    A signal that is repeated within a second counts once.
     In the middle of an iteration the buffer and the Learners may disagree, so training could not be resumed from a
     checkpoint of that moment. Outside the main thread, where Python sets no handlers, signals keep their effect.
 
@@ -53,9 +53,9 @@ class Interruption:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.signal_number is None:
-            self.signal_number, self._received_at = number, time.monotonic()
+            self._received_at, self.signal_number = time.monotonic(), number
             os.write(2, _HINT)  # print may not be called in a handler: the iteration may be printing
-        elif time.monotonic() - self._received_at > _ONE_SIGNAL_S:
+        elif number != self.signal_number or time.monotonic() - self._received_at > _ONE_SIGNAL_S:
             self._restore()
             signal.raise_signal(number)
 

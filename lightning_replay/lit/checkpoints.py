@@ -33,7 +33,7 @@ from lightning_replay.training_replay import TrainingReplay
 
 SIGTERM_STATUS = 128 + signal.SIGTERM  # of a process, as shells and schedulers read it
 _ONE_SIGNAL_S = 1.0  # timeout(1) sends each signal twice at once, to a process and to its group
-_HINT = b"\nStopping after the training step in progress. A second signal does not wait for it.\n"
+_HINT = b"\nStopping after the training step in progress. A second signal, a second later, does not wait for it.\n"
 
 
 class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
@@ -154,12 +154,14 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
         self._save_due(trainer, self._source, is_last=True)
         self._settle()
         self._signals.raise_pending()
+        self._signals.remove()
         self._release()
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         source = self._source
         if source is None:  # before the training, such as while a checkpoint is restored, or after it
             return
+        self._signals.ignore()  # until the last state is saved
         self._release()
         progress: Any = trainer.fit_loop.epoch_loop.batch_progress.current  # declared without `processed`
         # Whether training_step had ended: its update counts, and Lightning's counts are made to agree.
@@ -175,11 +177,14 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
                 self._save_last(trainer, source)
         except Exception as failure:  # the exception that ended the run is the one to be raised
             reason = f"saving failed, {type(failure).__name__}: {failure}"
+        finally:
+            self._signals.remove()
         self._is_step_open = False
         self._report(reason)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         # Also of a run that ended without on_train_end and without an exception.
+        self._signals.remove()
         self._release()
         super().teardown(trainer, pl_module, stage)
 
@@ -195,7 +200,6 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
                 raise
 
     def _release(self) -> None:
-        self._signals.remove()
         if self._files is not None:
             self._files.in_background = False
         if self._source is not None:
@@ -346,17 +350,18 @@ def _interrupts_a_write(exception: BaseException) -> bool:
 class StopSignals:
     """Defers the first SIGINT or SIGTERM of the main thread to :meth:`raise_pending`; a second one interrupts at once.
 
-    Signals within a second of the first count as one with it.
+    A signal that is repeated within a second counts once.
     """
 
     def __init__(self) -> None:
         self._previous: dict[int, Any] = {}
         self.pending: int | None = None  # a signal that waits for the end of the step
         self._received_at = 0.0
+        self._ignores = False
         self._process = 0
 
     def install(self) -> None:
-        self.pending = None
+        self.pending, self._ignores = None, False
         self._process = os.getpid()
         if threading.current_thread() is not threading.main_thread():
             return
@@ -364,6 +369,9 @@ class StopSignals:
             self._previous[signal.SIGINT] = signal.signal(signal.SIGINT, self._receive)
         if signal.getsignal(signal.SIGTERM) not in (None, signal.SIG_IGN):
             self._previous[signal.SIGTERM] = signal.signal(signal.SIGTERM, self._receive)
+
+    def ignore(self) -> None:
+        self._ignores = True
 
     def remove(self) -> None:
         while self._previous:
@@ -381,10 +389,12 @@ class StopSignals:
             if number == signal.SIGTERM:
                 signal.signal(number, signal.SIG_DFL)
                 os.kill(os.getpid(), number)
+        elif self._ignores:
+            return
         elif self.pending is None:
-            self.pending, self._received_at = number, time.monotonic()
+            self._received_at, self.pending = time.monotonic(), number
             os.write(2, _HINT)  # print may not be called in a handler: the step may be printing
-        elif time.monotonic() - self._received_at > _ONE_SIGNAL_S:
+        elif number != self.pending or time.monotonic() - self._received_at > _ONE_SIGNAL_S:
             self._raise(number, frame)
 
     def _raise(self, number: int, frame: FrameType | None) -> NoReturn:

@@ -81,6 +81,7 @@ def test_another_process_goes_on_where_one_was_stopped(tmp_path: Path, number: i
     time.sleep(random.Random(str(tmp_path)).uniform(0, 0.3))
     for _ in range(times):  # timeout(1) sends it to the process, and again to its group
         os.kill(child, number)
+        time.sleep(0.002)  # two that arrive at once would be one
     assert os.waitpid(child, 0)[1] == status
 
     resumed = fit(tmp_path, agent := Agent(), ckpt_path="last")

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("default_handlers")
 @pytest.fixture
 def each_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A signal right after another one is a second one, as a second later."""
-    monkeypatch.setattr(checkpoints, "_ONE_SIGNAL_S", 0.0)
+    monkeypatch.setattr(checkpoints, "_ONE_SIGNAL_S", -1.0)
 
 
 class Joined(Agent):
@@ -185,6 +185,30 @@ def test_a_second_signal_during_a_save_does_not_lose_it(tmp_path: Path, number, 
         trainer.fit(Agent(), datamodule=make_data())
     assert saves == [30, 40, 40]
     assert torch.load(tmp_path / "run" / "last.ckpt")["ReplayDataModule"]["updates"] == 20
+
+
+@pytest.mark.usefixtures("each_counts")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_while_the_last_state_is_saved_do_not_lose_it(tmp_path: Path, number, monkeypatch) -> None:
+    replay_save, saves = Replay.save, []
+
+    def save(self, *arguments, **options):
+        saves.append(len(self))
+        send(number, 2)()
+        return replay_save(self, *arguments, **options)
+
+    def end(number, frame):  # as a Ray of this process does
+        raise SystemExit(number)
+
+    monkeypatch.setattr(Replay, "save", save)
+    signal.signal(signal.SIGTERM, end)
+    try:
+        with pytest.raises(SystemExit):
+            fit(tmp_path, Agent(17, send(number)), make_data())
+        assert signal.getsignal(signal.SIGTERM) is end
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    assert saves == [38] and torch.load(tmp_path / "run" / "last.ckpt")["ReplayDataModule"]["updates"] == 17
 
 
 def test_a_thread_leaves_the_signals_alone(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 from __future__ import annotations
 
 import math
+import os
 import re
+import signal
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 import ray
 import yaml
+from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.dqn import DQNConfig
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.algorithms.sac import SACConfig
@@ -331,6 +334,32 @@ def test_each_file_trains(name: str, shared_ray: None, tmp_path: Path, capsys: A
     folder = tmp_path / "runs" / name.removesuffix(".yaml")
     assert last == f"checkpoint with the replay buffer: {folder}" and (folder / "replay_buffer").is_dir()
     assert ray.is_initialized()
+
+
+@pytest.mark.slow
+def test_a_signal_while_the_checkpoint_is_saved_does_not_lose_it(
+    shared_ray: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = Algorithm.save_to_path
+
+    def signalled(algorithm: Algorithm, *arguments: Any, **options: Any) -> str:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return save(algorithm, *arguments, **options)
+
+    def end(number: int, frame: Any) -> None:  # as that of Ray
+        raise SystemExit(number)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Algorithm, "save_to_path", signalled)
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            name = "rllib/per_dqn_cartpole.yaml"
+            main([str(config_directory() / name), *TINY, "--set", "env_runners.num_env_runners=0"])
+        assert ended.value.code == 128 + signal.SIGTERM and signal.getsignal(signal.SIGTERM) is end
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert (tmp_path / "runs" / "rllib" / "per_dqn_cartpole" / "replay_buffer").is_dir()
 
 
 @pytest.mark.slow

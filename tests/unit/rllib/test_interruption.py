@@ -24,15 +24,26 @@ def test_the_first_signal_waits_and_a_later_one_interrupts(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    waited = False
     with pytest.raises(KeyboardInterrupt), Interruption() as one:
         assert not one.requested
         for _ in range(2):  # as timeout(1) sends it
             os.kill(os.getpid(), signal.SIGINT)
         assert one.requested and one.signal_number == signal.SIGINT
         assert capfd.readouterr().err.count("training ends after this iteration") == 1
-        monkeypatch.setattr(interruption, "_ONE_SIGNAL_S", 0.0)
+        waited = True
+        monkeypatch.setattr(interruption, "_ONE_SIGNAL_S", -1.0)
         os.kill(os.getpid(), signal.SIGINT)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert waited and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_another_signal_interrupts_at_once() -> None:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with pytest.raises(KeyboardInterrupt), Interruption() as one:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert one.signal_number == signal.SIGINT
+        os.kill(os.getpid(), signal.SIGTERM)
+        pytest.fail("SIGTERM was taken for a repetition of SIGINT")
 
 
 def test_an_ignored_signal_stays_ignored() -> None:
