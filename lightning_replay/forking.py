@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import threading
 import weakref
 from typing import Any
 
+inherits_ray: bool = False  #: Whether this process was forked from one that was connected to Ray.
 _living: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
@@ -46,17 +48,20 @@ def _pause_collector() -> None:
 
 def _resume_collector() -> None:
     if threading.get_ident() in _pausing:
+        gc.enable()  # first: a thread that forks before the next line finds it on, or this thread among those that fork
         _pausing.remove(threading.get_ident())
-        gc.enable()
 
 
 def _begin_child() -> None:
+    global inherits_ray
     gc.freeze()
     if _pausing:  # also those of other threads, which do not exist here
         _pausing.clear()
         gc.enable()
     for one in list(_living):
         one.after_fork()
+    ray = sys.modules.get("ray")
+    inherits_ray = inherits_ray or (ray is not None and ray.is_initialized())
 
 
 if hasattr(os, "register_at_fork"):  # Windows has no fork

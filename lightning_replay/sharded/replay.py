@@ -25,6 +25,7 @@ from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 
+from lightning_replay import forking
 from lightning_replay.divided_draws import Divider
 from lightning_replay.feedback import given_feedback, td_error_of
 from lightning_replay.options import ABOVE_ZERO, check_kind, checked_count, checked_number
@@ -241,6 +242,7 @@ class ShardedReplay(TrainingReplay):
                 same rows goes on waiting for them and stores them once.
             RuntimeError: the replay has stopped.
         """
+        _check_process()
         if not isinstance(tensordicts, TensorDictBase):
             raise TypeError(f"extend takes a TensorDict of transitions [N]; got {type(tensordicts).__name__}")
         if 0 in tensordicts.shape:
@@ -270,7 +272,6 @@ class ShardedReplay(TrainingReplay):
         return torch.from_numpy(np.concatenate([(shard << SLOT_BITS) + slots for shard, slots in stored.items()]))
 
     def _send(self, columns: Columns) -> _Sent:
-        _check_process()
         if self._router is None:
             self._router = RowRouter(self._options.shards.num_shards, self._connection.call("new_writer"))
         routed, router = self._router.route(columns)
@@ -514,20 +515,8 @@ def checked_feedback(
     return numbers, generations, errors, given
 
 
-_is_forked = False  # from a process that was connected to Ray
-
-
-def _note_fork() -> None:
-    global _is_forked
-    _is_forked = _is_forked or ray.is_initialized()
-
-
-if hasattr(os, "register_at_fork"):  # Windows has no fork
-    os.register_at_fork(after_in_child=_note_fork)
-
-
 def _check_process() -> None:
-    if _is_forked:
+    if forking.inherits_ray:
         raise RuntimeError(
             "this process was forked from one that uses Ray, which Ray does not support. Start processes by "
             'spawning them, with Lightning strategy="ddp_spawn" or "ddp"'

@@ -316,3 +316,19 @@ def test_a_fork_while_another_thread_begins_one_collects_garbage() -> None:
         ends.set()
         thread.join()
     assert gc.isenabled()
+
+
+def test_a_fork_while_another_thread_ends_one_collects_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
+    endings: list[str] = []
+
+    class Forking(set[int]):
+        def remove(self, number: int) -> None:
+            monkeypatch.undo()
+            thread = threading.Thread(target=lambda: endings.append(in_fork(gc.isenabled)))
+            thread.start()
+            thread.join()
+
+    monkeypatch.setattr(forking, "_pausing", Forking({threading.get_ident()}))
+    gc.disable()
+    forking._resume_collector()
+    assert endings == ["True"] and gc.isenabled()
