@@ -34,9 +34,11 @@ class Interruption:
     def __init__(self) -> None:
         self.signal_number: int | None = None
         self._received_at = 0.0
+        self._process = 0
         self._previous: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Interruption:
+        self._process = os.getpid()
         if threading.current_thread() is threading.main_thread():
             # A signal that is ignored, as in a background job, stays so; a handler from C could not be restored.
             replaced = [number for number in _SIGNALS if signal.getsignal(number) not in (None, signal.SIG_IGN)]
@@ -52,7 +54,12 @@ class Interruption:
         return self.signal_number is not None
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.signal_number is None:
+        if os.getpid() != self._process:
+            # A forked environment. Ctrl-C reaches it too, but its parent needs it to finish the iteration.
+            if number == signal.SIGTERM:
+                signal.signal(number, signal.SIG_DFL)
+                signal.raise_signal(number)
+        elif self.signal_number is None:
             self._received_at, self.signal_number = time.monotonic(), number
             os.write(2, _HINT)  # print may not be called in a handler: the iteration may be printing
         elif number != self.signal_number or time.monotonic() - self._received_at > _ONE_SIGNAL_S:

@@ -161,17 +161,21 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
         source = self._source
         if source is None:  # before the training, such as while a checkpoint is restored, or after it
             return
-        self._signals.ignore()  # until the last state is saved
-        self._release()
-        progress: Any = trainer.fit_loop.epoch_loop.batch_progress.current  # declared without `processed`
-        # Whether training_step had ended: its update counts, and Lightning's counts are made to agree.
-        is_learned = progress.ready == progress.processed == progress.completed + 1
-        self._is_step_open = progress.ready > progress.processed
-        if is_learned:
-            source.is_update_open = False
-        source.drop_open_update()  # one that was not finished is made again after a resume
-        reason = self._reason_against_saving(trainer, exception)
+        if self._signals.pending is None:
+            self._signals.remove()
+        else:
+            self._signals.ignore()  # until the last state is saved
+        reason = None
         try:
+            self._release()
+            progress: Any = trainer.fit_loop.epoch_loop.batch_progress.current  # declared without `processed`
+            # Whether training_step had ended: its update counts, and Lightning's counts are made to agree.
+            is_learned = progress.ready == progress.processed == progress.completed + 1
+            self._is_step_open = progress.ready > progress.processed
+            if is_learned:
+                source.is_update_open = False
+            source.drop_open_update()  # one that was not finished is made again after a resume
+            reason = self._reason_against_saving(trainer, exception)
             self._settle()  # also where nothing is saved: what is reported to be saved must be
             if reason is None and source.clocks != self._saved:
                 self._save_last(trainer, source)

@@ -19,7 +19,7 @@ from lightning_replay.replay import Replay
 from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.writers import FirstInFirstOutWriter
 from tests.unit.lit.level_toys import make_agent, make_rollouts
-from tests.unit.lit.stopped_runs import RUN, Agent, CloseAt, counts_of, fit, make_data, send
+from tests.unit.lit.stopped_runs import RUN, Agent, CloseAt, counts_of, fail, fit, make_data, send
 from tests.unit.lit.toys import Counting, make_trainer
 
 pytestmark = pytest.mark.usefixtures("default_handlers")
@@ -209,6 +209,29 @@ def test_signals_while_the_last_state_is_saved_do_not_lose_it(tmp_path: Path, nu
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     assert saves == [38] and torch.load(tmp_path / "run" / "last.ckpt")["ReplayDataModule"]["updates"] == 17
+
+
+def test_a_signal_while_the_state_after_an_error_is_saved_has_its_effect(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(Replay, "save", lambda *_, **__: send(signal.SIGINT)())
+    with pytest.raises(KeyboardInterrupt):
+        fit(tmp_path, Agent(17, fail), make_data())
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Lightning leaves its handler where its own clean-up is interrupted
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_handlers_are_restored_where_the_last_state_cannot_be_read(tmp_path: Path, lines, is_stopped) -> None:
+    class Lost(Agent):
+        def parameters(self, recurse: bool = True):
+            if len(self.seen) < 16:
+                return super().parameters(recurse)
+            raise ValueError("the device was lost")
+
+    act = send(signal.SIGTERM) if is_stopped else fail
+    with pytest.raises(SIGTERMException if is_stopped else ZeroDivisionError):
+        fit(tmp_path, Lost(17, act), make_data())
+    assert "saving failed, ValueError: the device was lost" in lines()[-1]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_a_thread_leaves_the_signals_alone(tmp_path: Path) -> None:

@@ -52,3 +52,17 @@ def test_an_ignored_signal_stays_ignored() -> None:
         os.kill(os.getpid(), signal.SIGINT)
         assert not one.requested
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_forked_environments_outlive_ctrl_c_and_obey_sigterm() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    statuses = []
+    with Interruption() as one:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            child = os.fork()
+            if child == 0:
+                os.kill(os.getpid(), number)
+                os._exit(0)
+            statuses.append(os.waitpid(child, 0)[1])
+    assert statuses == [0, signal.SIGTERM] and not one.requested
