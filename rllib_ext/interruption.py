@@ -18,9 +18,9 @@ _HINT = b"interrupted: training ends after this iteration; a second signal, a se
 class Interruption:
     """Records the first Ctrl-C or SIGTERM within the ``with`` block; a second one has its usual effect.
 
-    A signal that is repeated within a second counts once.
     In the middle of an iteration the buffer and the Learners may disagree, so training could not be resumed from a
-    checkpoint of that moment. Outside the main thread, where Python sets no handlers, signals keep their effect.
+    checkpoint of that moment. A signal that is repeated within a second counts once. Outside the main thread, where
+    Python sets no handlers, signals keep their effect. A forked process ignores Ctrl-C, and SIGTERM ends it.
 
     Attributes:
         signal_number: of the signal; ``None`` before it.

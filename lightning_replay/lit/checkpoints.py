@@ -165,7 +165,6 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
             self._signals.remove()
         else:
             self._signals.ignore()  # until the last state is saved
-        reason = None
         try:
             self._release()
             progress: Any = trainer.fit_loop.epoch_loop.batch_progress.current  # declared without `processed`
@@ -393,12 +392,10 @@ class StopSignals:
             if number == signal.SIGTERM:
                 signal.signal(number, signal.SIG_DFL)
                 os.kill(os.getpid(), number)
-        elif self._ignores:
-            return
         elif self.pending is None:
             self._received_at, self.pending = time.monotonic(), number
             os.write(2, _HINT)  # print may not be called in a handler: the step may be printing
-        elif number != self.pending or time.monotonic() - self._received_at > _ONE_SIGNAL_S:
+        elif not self._ignores and (number != self.pending or time.monotonic() - self._received_at > _ONE_SIGNAL_S):
             self._raise(number, frame)
 
     def _raise(self, number: int, frame: FrameType | None) -> NoReturn:
