@@ -8,9 +8,9 @@ import itertools
 import os
 import re
 import shutil
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from concurrent import futures
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -107,6 +107,16 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
 
         self._last_task = self._thread.submit(follow)
 
+    @contextmanager
+    def in_foreground(self) -> Iterator[None]:
+        """Writes checkpoints before ``save_checkpoint`` returns, also if :attr:`in_background` is set."""
+        before = self.in_background
+        self.in_background = False
+        try:
+            yield
+        finally:
+            self.in_background = before
+
     def wait(self, *, for_end: bool = True) -> None:
         """Raises the error of what was written in the background; without ``for_end`` only of what has ended by now."""
         task = self._last_task
@@ -172,9 +182,9 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
     def _abandoned(self, file: Path) -> list[Path]:
         found = []
         for replay in file.parent.glob("*.replay"):
-            owner = file.with_name(f"{_stem_of(replay.name)}{file.suffix}")
             if not (replay / _UNFINISHED).exists():  # a checkpoint named it when its save ended
                 continue
+            owner = file.with_name(f"{_stem_of(replay.name)}{file.suffix}".replace("ckpt~", "ckpt_"))
             try:
                 name = type(self.datamodule).__qualname__
                 if not owner.exists() or self.wrapped.load_checkpoint(owner)[name]["replay"] != replay.name:
@@ -259,9 +269,14 @@ def _names_beside(path: str | Path) -> list[str]:
     return [place.name for place in Path(path).parent.glob("*.replay")]
 
 
+def _replay_stem(stem: str) -> str:
+    # Lightning reads the number of SLURM's newest checkpoint from every name with "ckpt_" in its folder.
+    return stem.replace("ckpt_", "ckpt~")
+
+
 def replays_beside(path: str | Path) -> list[Path | str]:
     """Returns the replays of a checkpoint: paths, or URLs where ``path`` is one."""
-    return [_beside(path, name) for name in _names_beside(path) if _stem_of(name) == Path(path).stem]
+    return [_beside(path, name) for name in _names_beside(path) if _stem_of(name) == _replay_stem(Path(path).stem)]
 
 
 def _remove_replay(replay: Path | str) -> None:
@@ -300,7 +315,8 @@ def _new_replay(file: Path, updates: int) -> Path:
 
 def _unused_name(path: str | Path, updates: int) -> str:
     # Not one that is there: the checkpoint may name it until it is overwritten.
-    stem, taken = Path(path).stem, _names_beside(path)
+    stem = _replay_stem(Path(path).stem)
+    taken = _names_beside(path)
     suffixes = itertools.chain([""], map("-{}".format, itertools.count(1)))
     return next(name for suffix in suffixes if (name := f"{stem}.{updates}{suffix}.replay") not in taken)
 

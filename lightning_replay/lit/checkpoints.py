@@ -123,7 +123,10 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
             self._files, files.in_background = files, True
         resumed = trainer.ckpt_path
         is_same_file = resumed is not None and _file_at(str(resumed)) == _file_at(self.last_model_path)
-        if not (source.steps_done if resumed is None else is_same_file):
+        # A job that SLURM requeued goes on in the folder of its first part.
+        is_requeued = Path(str(resumed)).name.startswith("hpc_ckpt_")
+        is_requeued &= Path(self.last_model_path).parent == Path(str(self.dirpath))
+        if not (source.steps_done if resumed is None else is_same_file or is_requeued):
             # The checkpoints in the folder are of another run: this one writes under other names.
             self.last_model_path = self.kth_best_model_path = ""
             self.best_k_models = {}
@@ -133,6 +136,7 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
         self._seen = self._metric(trainer)  # of an untrained agent, or of one that was saved with its score
         self._is_saving = False
         source.pause_hooks.append(self._pause)  # called between training steps, where nothing is half done
+        source.stop_checks.append(self._signals.raise_pending)
         self._source = source
         self._signals.install()
 
@@ -207,6 +211,7 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
             self._files.in_background = False
         if self._source is not None:
             self._source.pause_hooks.remove(self._pause)
+            self._source.stop_checks.remove(self._signals.raise_pending)
         self._source = None
 
     def _pause(self, is_between_steps: bool) -> None:

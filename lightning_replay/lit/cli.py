@@ -35,7 +35,8 @@ The name of a recipe abbreviates its class path, lightning_replay.recipes.NAME; 
 numerical thread is used unless OMP_NUM_THREADS is set: networks this small gain nothing from more, and lose much where
 cores are shared.
 """
-_SUBCOMMANDS = ("fit", "validate", "test", "predict", "configs", "inspect")
+_OF_LIGHTNING = ("fit", "validate")  # our data modules have no episodes for Lightning's test and predict
+_SUBCOMMANDS = (*_OF_LIGHTNING, "configs", "inspect")
 _REPLAY, _SCORE = "--data.replay", "--data.levels.score"  # init_args may be left out
 
 
@@ -105,6 +106,11 @@ def _run(arguments: Sequence[str]) -> None:
     is_begun = False
 
     class ReplayCLI(LightningCLI):
+        @staticmethod
+        def subcommands() -> dict[str, set[str]]:
+            offered = LightningCLI.subcommands()
+            return {name: offered[name] for name in _OF_LIGHTNING}
+
         def add_arguments_to_parser(self, parser: Any) -> None:
             parser.set_defaults({"data": {"class_path": "lightning_replay.lit.ReplayDataModule"}})
 

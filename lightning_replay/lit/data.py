@@ -3,18 +3,24 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, nullcontext
 from functools import partial
+from types import FrameType
 from typing import Any, NoReturn
 
 import gymnasium
 import lightning as L
 import torch
+from lightning.fabric.plugins.environments import SLURMEnvironment
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.trainer.connectors.signal_connector import _HandlersCompose
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from tensordict import TensorDictBase
 from torch import Tensor
@@ -59,7 +65,11 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
         self.is_update_open: bool = False  # whether the agent may not have learned from the newest of them yet
         self.is_evaluated: bool = False  # whether a callback Evaluate ends the epochs
         # called with True between training steps, and with False while many steps are collected
-        self.pause_hooks: list[Callable[[bool], None]] = []
+        self.pause_hooks: list[Callable[[bool], None]] = [self._requeue]
+        # called at every step of an evaluation, to raise the exception of a signal that ends the run
+        self.stop_checks: list[Callable[[], None]] = []
+        self._requeue_handler: Any = None  # Lightning's, of SLURM's signal before the end of the time limit
+        self._requeue_signal: int | None = None  # received, and not handled yet
         self._asynchronous = checked_flag("asynchronous", asynchronous)
         self._validation: dict[str, Any] = {}  # options of the trainer to restore
         self._own_loggers = ExitStack()  # restores them
@@ -95,6 +105,48 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
     def val_dataloader(self) -> EvaluationStream:
         """Returns episodes for ``trainer.validate``; during ``fit`` a callback such as ``Evaluate`` plays them."""
         return EvaluationStream(self)
+
+    def check_stopped(self) -> None:
+        """Raises the exception of a signal that ends the run; evaluations call this method at every step."""
+        for check in self.stop_checks:
+            check()
+        if self.trainer is not None and self.trainer.received_sigterm:
+            raise SIGTERMException
+
+    def _defer_requeue(self) -> None:
+        """Lets SLURM's signal wait for the end of the training step in progress.
+
+        Lightning saves its checkpoint and requeues the job within the signal's handler. That may interrupt an update
+        or a write to the replay, which no checkpoint can hold.
+        """
+        assert self.trainer is not None
+        cluster = self.trainer._accelerator_connector.cluster_environment
+        is_main_thread = threading.current_thread() is threading.main_thread()
+        if not isinstance(cluster, SLURMEnvironment) or not cluster.auto_requeue or not is_main_thread:
+            return
+        number = cluster.requeue_signal
+        # Several processes would save after different updates, and wait for each other without end.
+        if number is None or self.trainer.world_size > 1:
+            return
+        handler = signal.getsignal(number)
+        if isinstance(handler, _HandlersCompose):  # Lightning keeps a handler that the user installed, and so do we
+            self._requeue_handler = handler
+            self._requeue_signal = None
+            signal.signal(number, self._receive_requeue)  # until Lightning restores the handler from before the run
+
+    def _receive_requeue(self, number: int, frame: FrameType | None) -> None:
+        self._requeue_signal = number
+
+    def _requeue(self, is_between_steps: bool) -> None:
+        number = self._requeue_signal
+        if number is None:
+            return
+        self._requeue_signal = None
+        assert self.trainer is not None
+        files = self.trainer.strategy.checkpoint_io
+        # The job may end as soon as it is requeued, so the file must be whole then.
+        with files.in_foreground() if isinstance(files, ReplayCheckpointIO) else nullcontext():
+            self._requeue_handler(number, None)
 
     def drop_open_update(self) -> None:
         if self.is_update_open:  # the update failed, and is due again
@@ -204,6 +256,8 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
         return max(1, self.updates_done + self.remaining_updates)  # all of the run
 
     def start_epoch(self) -> None:
+        if self.trainer is not None:
+            self._defer_requeue()
         if self.trainer is not None and self.trainer.current_epoch == 1:
             idle = idle_schedulers(self.trainer)
             if idle:

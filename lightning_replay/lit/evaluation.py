@@ -139,8 +139,11 @@ class Evaluate(L.Callback, ActsAtUpdates):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         # After a resume the last evaluation is published again; else the untrained agent is evaluated.
-        if self.history and self.history[-1][0] <= source_of(trainer, self).steps_done > 0:
+        source = source_of(trainer, self)
+        if self.history and self.history[-1][0] <= source.steps_done > 0:
             self._publish(trainer)
+            if self.is_due(source):  # a signal interrupted this evaluation
+                self._evaluate(trainer, pl_module)
         else:
             self.history.clear()
             self._evaluate(trainer, pl_module)
@@ -198,7 +201,10 @@ class Evaluate(L.Callback, ActsAtUpdates):
         source = source_of(trainer, self)
         bar, returns = trainer.progress_bar_callback, list[float]()
         with closing(source.make_environment()) as environment:
-            for one in episode_returns(agent, environment, self.episodes, self.seed, self.max_episode_steps):
+            played = episode_returns(
+                agent, environment, self.episodes, self.seed, self.max_episode_steps, source.check_stopped
+            )
+            for one in played:
                 returns.append(one)
                 if isinstance(bar, ReplayProgressBar):  # games may be long
                     is_last = len(returns) == self.episodes

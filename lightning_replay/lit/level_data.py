@@ -136,7 +136,12 @@ class LevelDataModule(EnvStepDataModule):
         """Returns the returns of an episode on each level, float64 ``[L]``, exploration included."""
         env = partial(make_environment, self.env, self.evaluation_env_kwargs)
         with stochastic_policy(agent, seed) as policy:
-            return level_returns(policy, env, level_ids, self.pace.num_envs, seed)
+
+            def checked_policy(observations: Any) -> Any:
+                self.check_stopped()
+                return policy(observations)
+
+            return level_returns(checked_policy, env, level_ids, self.pace.num_envs, seed)
 
     @property
     def remaining_updates(self) -> int:

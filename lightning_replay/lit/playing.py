@@ -262,10 +262,12 @@ def episode_returns(
     episodes: int,
     seed: int,
     max_episode_steps: int = MAX_EPISODE_STEPS,
+    before_step: Callable[[], None] = lambda: None,
 ) -> Iterator[float]:
     """Plays whole episodes, the i-th from ``seed + i``, and yields the return of each.
 
-    Actions that the agent draws start from that seed too; torch's generators are restored after each episode.
+    Actions that the agent draws also start from that seed. Torch's generators are restored after each episode.
+    ``before_step`` is called before every step, and may raise to end the episode.
     """
     environment = LimitedEpisodes(CheckedSteps(environment), max_episode_steps)
     policy: Any = agent
@@ -276,6 +278,7 @@ def episode_returns(
         with acting(policy), drawing_from(seed + episode, policy):
             states = states_of(agent, 1)
             while not done:
+                before_step()
                 given = act_on(policy, batch_of_one(observation), False, read, states)
                 action = given[0] if read.actions is None else read.actions.for_one(*given)
                 observation, reward, terminated, truncated, _ = environment.step(action)

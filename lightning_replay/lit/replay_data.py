@@ -307,7 +307,9 @@ class ReplayDataModule(EnvStepDataModule):
 
     def evaluation_returns(self) -> Iterable[float]:
         with closing(self.make_environment()) as environment:
-            yield from episode_returns(self._agent, environment, self.evaluation_episodes, seed=10_000)
+            yield from episode_returns(
+                self._agent, environment, self.evaluation_episodes, seed=10_000, before_step=self.check_stopped
+            )
 
     @property
     def remaining_updates(self) -> int:

@@ -13,12 +13,19 @@ import pytest
 import torch
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from lightning_replay.lit import LevelDataModule, ReplayCheckpoint, ReplayDataModule, checkpoints
+from lightning_replay.lit import (
+    Evaluate,
+    GeneralizationGap,
+    LevelDataModule,
+    ReplayCheckpoint,
+    ReplayDataModule,
+    checkpoints,
+)
 from lightning_replay.lit.checkpoints import StopSignals
 from lightning_replay.replay import Replay
 from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.writers import FirstInFirstOutWriter
-from tests.unit.lit.level_toys import make_agent, make_rollouts
+from tests.unit.lit.level_toys import Doors, make_agent, make_rollouts
 from tests.unit.lit.stopped_runs import RUN, Agent, CloseAt, counts_of, fail, fit, make_data, send
 from tests.unit.lit.toys import Counting, make_trainer
 
@@ -63,6 +70,106 @@ def test_a_stopped_run_goes_on_as_the_one_without_a_break(tmp_path, kind, number
     known = slice(3 if kind is Joined else None)  # not how many training steps
     assert kind is Agent or counts_of(resumed)[3] < counts_of(unbroken)[3]
     assert counts_of(resumed)[known] == counts_of(unbroken)[known] and resumed.current_epoch == unbroken.current_epoch
+
+
+class SignalsInEvaluation(Counting):
+    """Sends a signal in the second step of the evaluation number ``at``, the first one being 0."""
+
+    at = 1
+    number = signal.SIGTERM
+    evaluations = 0
+    steps_after = 0
+    is_sent = False
+
+    def __init__(self, evaluates: bool = False) -> None:
+        super().__init__(length=50)
+        self.evaluates = evaluates
+        if evaluates:
+            SignalsInEvaluation.evaluations += 1
+
+    def step(self, action):
+        if self.evaluates and SignalsInEvaluation.is_sent:
+            SignalsInEvaluation.steps_after += 1
+        if self.evaluates and SignalsInEvaluation.evaluations == self.at + 1 and self.count == 1:
+            SignalsInEvaluation.is_sent = True
+            send(self.number)()
+        return super().step(action)
+
+
+class NotedEvaluate(Evaluate):
+    """Keeps the updates after which it was about to play."""
+
+    def __init__(self, begun: list[int]) -> None:
+        super().__init__(every_n_env_steps=30, episodes=4)
+        self.begun = begun
+
+    def _play(self, trainer, agent) -> None:
+        self.begun.append(trainer.datamodule.updates_done)
+        super()._play(trainer, agent)
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+@pytest.mark.parametrize("at", [0, 1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_an_evaluation_within_a_step_of_the_environment(tmp_path, monkeypatch, keeps, at, number) -> None:
+    for name, value in (("at", at), ("number", number), ("evaluations", 0), ("steps_after", 0), ("is_sent", False)):
+        monkeypatch.setattr(SignalsInEvaluation, name, value)
+
+    begun: list[int] = []
+
+    def callbacks() -> list[L.Callback]:
+        evaluate = NotedEvaluate(begun)
+        return [evaluate, ReplayCheckpoint(tmp_path / "run")] if keeps else [evaluate]
+
+    def run(agent, **options) -> L.Trainer:
+        torch.manual_seed(0)
+        data = make_data(env=SignalsInEvaluation, evaluation_env_kwargs={"evaluates": True})
+        trainer = make_trainer(tmp_path, callbacks())
+        trainer.fit(agent, datamodule=data, **options)
+        return trainer
+
+    with pytest.raises(SystemExit):
+        run(Agent())
+    assert SignalsInEvaluation.is_sent and SignalsInEvaluation.steps_after == 0
+    if keeps and at == 1:
+        resumed = run(Agent(), ckpt_path="last")
+        evaluated = resumed.callbacks[0].history
+        assert [steps for steps, _ in evaluated] == [0, 30, 60]
+        assert begun == [0, 9, 9, 40], "the interrupted evaluation is made again, of the same weights"
+
+
+def test_a_signal_ends_a_validation_within_a_step_of_the_environment(tmp_path, monkeypatch) -> None:
+    for name, value in (("at", 0), ("evaluations", 0), ("steps_after", 0), ("is_sent", False)):
+        monkeypatch.setattr(SignalsInEvaluation, name, value)
+    data = make_data(env=SignalsInEvaluation, evaluation_env_kwargs={"evaluates": True})
+    with pytest.raises(SIGTERMException):
+        make_trainer(tmp_path).validate(Agent(), datamodule=data, verbose=False)
+    assert SignalsInEvaluation.is_sent and SignalsInEvaluation.steps_after == 0
+
+
+class SignalsOnALevel(Doors):
+    """Sends SIGTERM in the second step on level 100, which is held out."""
+
+    steps_after = 0
+
+    def step(self, action):
+        if SignalsOnALevel.steps_after:
+            SignalsOnALevel.steps_after += 1
+        if self.level == 100 and self.count == 1:
+            SignalsOnALevel.steps_after = 1
+            send(signal.SIGTERM)()
+        return super().step(action)
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_signal_ends_an_evaluation_on_levels_within_a_step(tmp_path, monkeypatch, keeps: bool) -> None:
+    monkeypatch.setattr(SignalsOnALevel, "steps_after", 0)
+    callbacks = [GeneralizationGap(every_n_env_steps=30)]
+    if keeps:
+        callbacks.append(ReplayCheckpoint(tmp_path / "run"))
+    with pytest.raises(SIGTERMException):
+        make_trainer(tmp_path, callbacks).fit(make_agent(), datamodule=make_rollouts(SignalsOnALevel))
+    assert 1 <= SignalsOnALevel.steps_after <= 3, "the other environments of the vector end this step"
 
 
 def test_a_signal_does_not_wait_for_the_whole_warm_up(tmp_path: Path) -> None:
