@@ -112,6 +112,12 @@ class VectorSteps(VectorWrapper):
         parts = _leaves(actions) if self._acts_in_parts else [((), actions)]
         columns: Columns = {_key("action", path): _owned_array(part) for path, part in parts}
         results = observations, reward, terminated, truncated, infos = self.env.step(actions)
+        shapes = [np.shape(one) for one in (reward, terminated, truncated)]
+        if shapes.count(self._everywhere.shape) < len(shapes):
+            raise ValueError(
+                f"{self.env} returned rewards, terminated and truncated of the shapes {shapes}; a vector returns one of "
+                f"each for each of its environments, {list(self._everywhere.shape)}. Nothing was stored"
+            )
         # Columns of their own: a vector may return the same arrays at each step.
         following = [_owned_array(part) for part in _arrays(observations)]
         done = np.logical_or(terminated, truncated)

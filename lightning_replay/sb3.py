@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -112,6 +113,8 @@ class RecipeBuffer(ReplayBuffer):
         space: Any = observation_space
         self._spaces = {(name,): space[name] for name in space} if isinstance(space, spaces.Dict) else {(): space}
         self._recipe, self._options = recipe, options
+        self._capacity = self.buffer_size * n_envs
+        self._is_loaded = False  # and has had no rows since
         self._trajectory, self._env_steps, self._updates = np.arange(n_envs), 0, 0
         self._drawn: _Rewards | None = None  # of the batch in the training step
         self._is_answered = False
@@ -120,7 +123,7 @@ class RecipeBuffer(ReplayBuffer):
     def _built(self) -> TrainingReplay:
         recipe = recipes.by_name(self._recipe) if isinstance(self._recipe, str) else self._recipe
         if recipe is not recipes.parallel_curriculum:
-            replay = recipe(capacity=self.buffer_size * self.n_envs, **self._options)
+            replay = recipe(capacity=self._capacity, **self._options)
             if replay.sequence_length is None and not replay.tasks:
                 return replay
         raise ValueError(
@@ -129,28 +132,65 @@ class RecipeBuffer(ReplayBuffer):
         )
 
     def add(self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: Any) -> None:
-        """Stores a step of each environment; at an end ``next_obs`` is the last observation of the episode."""
+        """Stores a step of each environment; at an end ``next_obs`` is the last observation of the episode.
+
+        The first step after a load may be of another number of environments: the episodes that ran are ended.
+
+        Raises:
+            ValueError: an argument that is not of each environment, ``infos`` that lack a key of ``info_keys``, or rows
+                that the replay refuses. Nothing is stored.
+        """
         self._return_errors()
-        done = np.asarray(done, dtype=np.bool_)[:, None]
-        late = done & np.array([[info.get("TimeLimit.truncated", False)] for info in infos], dtype=np.bool_)
-        columns: dict[Any, Any] = {"trajectory": self._trajectory.copy(), ("next", "done"): done}
-        columns |= {("next", "terminated"): done & ~late, ("next", "truncated"): late}
-        columns["next", "reward"] = np.asarray(reward, dtype=np.float32)[:, None]
-        dtype: Any = self._maybe_cast_dtype(self.action_space.dtype)
-        columns["action"] = np.asarray(action, dtype=dtype).reshape(self.n_envs, self.action_dim)
+        count = self.n_envs
+        if isinstance(infos, Mapping) or (len(infos) != count and not self._is_loaded):
+            given = f"a {type(infos).__name__} of {len(infos)} entries"
+            raise ValueError(
+                f"infos is {given}, and the buffer is of {count} environments; give a list of the info of each, as "
+                f"[{{}}] * {count} where they have none. Nothing was stored"
+            )
+        count = len(infos)
+
+        def of_each(name: str, value: Any, kind: Any, *shape: int) -> np.ndarray:
+            array = np.asarray(value, dtype=kind)
+            if array.size != count * math.prod(shape) or (count > 1 and len(array) != count):
+                raise ValueError(
+                    f"{name} has the shape {list(array.shape)}; give an array of each of {count} environments, "
+                    f"{[count, *shape]}. Nothing was stored"
+                )
+            return array.reshape(count, *shape)
+
+        ended = of_each("done", done, np.bool_, 1)
+        late = ended & np.array([[info.get("TimeLimit.truncated", False)] for info in infos], dtype=np.bool_)
+        columns: dict[Any, Any] = {("next", "done"): ended}
+        columns |= {("next", "terminated"): ended & ~late, ("next", "truncated"): late}
+        columns["next", "reward"] = of_each("reward", reward, np.float32, 1)
+        columns["action"] = of_each("action", action, self._maybe_cast_dtype(self.action_space.dtype), self.action_dim)
         for path, space in self._spaces.items():
-            for branch, observation in ((), obs), (("next",), next_obs):
-                part = np.asarray(observation[path[0]] if path else observation, dtype=space.dtype)
-                columns[*branch, "observation", *path] = part.reshape(self.n_envs, *get_obs_shape(space))
+            for branch, name, observation in ((), "obs", obs), (("next",), "next_obs", next_obs):
+                part = observation[path[0]] if path else observation
+                columns[*branch, "observation", *path] = of_each(name, part, space.dtype, *get_obs_shape(space))
         for key in self.info_keys:
             if lacking := [[*info] for info in infos if key not in info]:
                 raise ValueError(f"info_keys has {key!r}, an info has {lacking[0]}; put the key into every info, as 0")
             columns["next", key] = np.array([[info[key]] for info in infos], dtype=np.float32)
-        self.replay.extend_columns(columns)
-        self._trajectory[done[:, 0]] += self.n_envs
-        self._env_steps += self.n_envs
+        if count != self.n_envs:
+            self._continue_with(count)
+        self.replay.extend_columns(columns | {"trajectory": self._trajectory.copy()})
+        self._is_loaded = False
+        self._trajectory[ended[:, 0]] += count
+        self._env_steps += count
         self.pos: int = (self.pos + 1) % self.buffer_size
         self.full: bool = self.full or self.pos == 0
+
+    def _continue_with(self, num_envs: int) -> None:
+        # Another number of environments than that of the model which saved the buffer.
+        self.replay.end_episodes()
+        steps = self.size() * self.n_envs // num_envs
+        self._trajectory = self._trajectory.max() + 1 + np.arange(num_envs)
+        self.n_envs = num_envs
+        self.buffer_size = max(self._capacity // num_envs, 1)
+        self.pos = steps % self.buffer_size
+        self.full = self.full or steps >= self.buffer_size
 
     def sample(self, batch_size: int, env: Any = None) -> Any:
         """Draws a batch for a training step, normalised by ``env``."""
@@ -191,9 +231,9 @@ class RecipeBuffer(ReplayBuffer):
             )
 
     def reset(self) -> None:
-        """Removes every row."""
+        """Removes every row that was added; offline rows of a :class:`~lightning_replay.MixedReplay` stay."""
         super().reset()
-        self.replay.empty()
+        self.replay.entered.empty()
 
     def __getstate__(self) -> dict[str, Any]:
         if self._drawn is not None and self._drawn.errors:
@@ -204,3 +244,4 @@ class RecipeBuffer(ReplayBuffer):
         self.__dict__.update(state)
         self.replay = self._built()
         self.replay.load_state_dict(state["replay"])
+        self._is_loaded = True

@@ -173,6 +173,7 @@ class TransitionCheck:
       histories would cross the end of an episode; of rows that TorchRL's trainers give,
       :func:`~lightning_replay.episodes.links.with_real_ends` finds the ends.
     * ``trajectory`` is not of an integer dtype: episodes could not be distinguished.
+    * A reward or a flag of an end is not one value for each row: a loss would broadcast it over the batch.
     * NaN or infinity in the reward or an observation: any column that is also under ``"next"``, or is named so. One
       such row makes every network it trains NaN. Not without ``check_finite``.
     """
@@ -187,11 +188,13 @@ class TransitionCheck:
     def of(self, columns: Mapping[Key, Column]) -> Callable[[Sequence[Column]], None]:
         """Returns the check of further rows, whose columns have the names, dtypes and shapes and order of these.
 
-        Refuses ``trajectory``, whose dtype and shape then stay.
+        Refuses ``trajectory``, rewards, and flags, whose dtypes and shapes then stay.
         """
         for key in (key for key in TRAJECTORIES if key in columns):
             given = as_tensor(columns[key])
             check_trajectory(key, given.dtype, given.shape[1:])
+        for key in (key for key in ONE_EACH if key in columns):
+            _check_one_each(key, tuple(columns[key].shape))
         names = list(columns)
         flags = [names.index(key) for key in (_DONE, _TERMINATED, _TRUNCATED) if key in columns]
         kinds = [columns[names[place]] for place in flags]
@@ -239,6 +242,14 @@ def check_trajectory(key: Key, dtype: torch.dtype, shape: torch.Size) -> None:
         raise TypeError(
             f"the column {shown(key)} is {dtype}; it names the episode of each row and must be of an integer dtype, as "
             "int64. Nothing was stored"
+        )
+
+
+def _check_one_each(key: Key, shape: tuple[int, ...]) -> None:
+    if shape[1:] not in ((), (1,)):
+        raise ValueError(
+            f"the column {shown(key)} has the shape {list(shape)} for {shape[0]} rows; give one value for each row, "
+            f"[{shape[0]}] or [{shape[0]}, 1], and store several values under another name. Nothing was stored"
         )
 
 

@@ -288,3 +288,27 @@ def test_refused() -> None:
         envs.step(np.zeros(2, np.int64))
     with pytest.raises(ValueError, match=r"infos\['final_obs'\] has no last observation of it: None"):
         envs.step(np.zeros(2, np.int64))
+
+
+class Misshapen(SyncVectorEnv):
+    """Returns one of its results in another shape."""
+
+    def __init__(self, place: int, shape: tuple[int, ...]) -> None:
+        super().__init__([Counting, Counting], autoreset_mode=SAME_STEP)
+        self.place, self.shape = place, shape
+
+    def step(self, actions: Any) -> Any:
+        results = [*super().step(actions)]
+        results[self.place] = np.zeros(self.shape, results[self.place].dtype)
+        return tuple(results)
+
+
+@pytest.mark.parametrize("shape", [(2, 0), (0,), (2, 2), (1, 2), ()], ids=str)
+@pytest.mark.parametrize("place", [1, 2, 3], ids=["reward", "terminated", "truncated"])
+def test_a_vector_returns_one_reward_and_flag_for_each_environment(place: int, shape: tuple[int, ...]) -> None:
+    envs = VectorSteps(Misshapen(place, shape))
+    envs.reset(seed=0)
+    with pytest.raises(ValueError, match=r"returned rewards, terminated and truncated of the shapes .*, \[2\]. Nothing"):
+        envs.step(np.zeros((2, 1), np.float32))
+    replay = recipes.uniform(capacity=8, batch_size=2)
+    assert len(envs.store(replay)) == len(replay) == 0

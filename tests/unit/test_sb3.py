@@ -338,6 +338,93 @@ def test_an_info_that_lacks_a_key_is_refused_and_nothing_stored() -> None:
     assert len(buffer.replay) == 0 and buffer.size() == 0
 
 
+def given(num_envs: int = 3, **others: Any) -> dict[str, Any]:
+    """A step of each environment, as arguments of ``add``."""
+    seen = np.arange(num_envs * 2, dtype=np.float32).reshape(num_envs, 2)
+    step = {"obs": seen, "next_obs": seen + 1, "action": np.zeros(num_envs, np.int64), "reward": np.ones(num_envs)}
+    return step | {"done": np.zeros(num_envs), "infos": [{}] * num_envs} | others
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes"),
+    [
+        ("reward", [(3, 0), (0,), (3, 2), (1, 3), ()]),
+        ("done", [(3, 0), (0,), (3, 2), (1, 3), ()]),
+        ("action", [(3, 0), (0,), (3, 2), (1, 3), ()]),
+        ("obs", [(2, 3), (2,), (1, 2), (3, 3)]),
+        ("next_obs", [(2, 3), (2,), (1, 2), (3, 3)]),
+    ],
+)
+def test_a_step_is_of_each_environment(name: str, shapes: list[tuple[int, ...]]) -> None:
+    buffer = RecipeBuffer(30, PLANE, LEVER, "cpu", n_envs=3, recipe="uniform")
+    for stored in 0, 3:
+        for shape in shapes:
+            with pytest.raises(ValueError, match=rf"{name} has the shape .* an array of each of 3 env.* Nothing was"):
+                buffer.add(**given(**{name: np.zeros(shape)}))
+            assert (len(buffer.replay), buffer.size()) == (stored, stored // 3)
+        buffer.add(**given())
+
+
+@pytest.mark.parametrize("infos", [{}, {"final_info": [{}] * 3}, [], [{}], [{}] * 4], ids=str)
+def test_infos_are_of_each_environment(infos: Any) -> None:
+    buffer = RecipeBuffer(30, PLANE, LEVER, "cpu", n_envs=3, recipe="uniform")
+    with pytest.raises(ValueError, match=r"infos is a .* entries, .* of 3 environments; give a list of the info of each"):
+        buffer.add(**given(infos=infos))
+    assert len(buffer.replay) == 0
+    buffer.add(**given())
+    assert buffer.sample(4).dones.shape == (4, 1)
+
+
+def test_a_single_environment_may_leave_its_dimension_out() -> None:
+    buffer = RecipeBuffer(30, PLANE, LEVER, "cpu", recipe="uniform")
+    buffer.add(**given(1, obs=np.zeros(2), next_obs=np.ones(2), action=1, reward=2.0, done=True))
+    rows = buffer.replay[:]
+    assert rows["next", "reward"].tolist() == [[2.0]] and rows["next", "terminated"].tolist() == [[True]]
+    assert rows["observation"].shape == (1, 2)
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1), (2, 3)])
+@pytest.mark.parametrize("capacity", [40, 12])
+def test_a_loaded_buffer_goes_on_with_another_number_of_environments(
+    before: int, after: int, capacity: int, tmp_path: Path
+) -> None:
+    """Steps of the new environments follow none that is stored, and the capacity stays."""
+    of = {"recipe": "uniform", "n_steps": 2, "discount": 0.5}
+    first = model_of(DQN, DummyVecEnv([Count] * before), steps=before * 5, buffer_size=capacity, of=of)
+    second = model_of(DQN, DummyVecEnv([Count] * after), buffer_size=capacity, of=of)
+    ran = first.replay_buffer.replay[:]["trajectory"].tolist()
+    for model in first, second:  # saved again after it went on
+        model.save_replay_buffer(tmp_path / "replay.pkl")
+        stored = len(model.replay_buffer.replay)
+        second.load_replay_buffer(tmp_path / "replay.pkl")
+        assert len(second.replay_buffer.replay) == stored
+        second.learn(after * 4)
+    buffer = second.replay_buffer
+    replay, rows = buffer.replay, buffer.replay[:]
+    assert replay.capacity == capacity // before * before
+    assert len(rows) == min(before * 5 + after * 8, replay.capacity)
+    assert buffer.size() == len(rows) // after and buffer.n_envs == after
+    assert (rows["next", "observation"] == rows["observation"] + 1).all()
+    linked = replay.successors(torch.arange(len(rows)))
+    follows = linked >= 0
+    assert (rows["trajectory"][linked[follows]] == rows["trajectory"][follows]).all()
+    assert (rows["observation"][linked[follows]] == rows["next", "observation"][follows]).all()
+    for name in {*ran} & {*rows["trajectory"].tolist()}:
+        assert rows["next", "done"][rows["trajectory"] == name].sum() == 1, "the episodes that ran are ended"
+    with pytest.raises(ValueError, match=f"of {after} environments; give a list"):
+        buffer.add(**given(before))
+
+
+def test_a_reset_removes_the_online_rows_of_a_mixed_replay() -> None:
+    model = model_of(DQN, Count(), steps=20, learning_starts=8, of={"recipe": half_offline})
+    buffer = model.replay_buffer
+    buffer.reset()
+    assert (buffer.size(), len(buffer.replay.online), len(buffer.replay.offline)) == (0, 0, 8)
+    assert buffer.sample(8).rewards.shape == (8, 1)  # all are offline
+    model.learn(12, reset_num_timesteps=False)
+    assert len(buffer.replay.online) == 12
+
+
 def half_offline(capacity: int, seed: int) -> MixedReplay:
     offline = recipes.uniform(capacity=8, seed=1)
     offline.extend(model_of(DQN, Count(), steps=8, of={"recipe": "uniform"}).replay_buffer.replay[:].exclude("index"))

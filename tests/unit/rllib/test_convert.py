@@ -14,6 +14,7 @@ from tensordict import TensorDict
 
 from lightning_replay.collecting import VectorSteps
 from lightning_replay.storage.columns import rows_of_columns
+from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.episodes import Columns, EpisodeConverter, FragmentTracker
 
 from .episodes import numbered, sampled
@@ -229,3 +230,15 @@ def test_another_space_is_refused(later: object, message: str) -> None:
 def test_a_space_without_entries_is_refused() -> None:
     with pytest.raises(ValueError, match="observation has no entries"):
         Columns("observation", {})
+
+
+@pytest.mark.parametrize("numpy", [True, False])
+@pytest.mark.parametrize("entries", [(2,), (1,), (0,)], ids=str)
+def test_a_step_has_one_reward(entries: tuple[int, ...], numpy: bool) -> None:
+    buffer = RecipeEpisodeReplayBuffer("uniform", capacity=20, seed=0)
+    rewards = [np.zeros(entries, np.float32)] * 3
+    with pytest.raises(ValueError, match=r"'next', 'reward'\) has the shape .* for 3 rows; give one value for each row"):
+        buffer.add([numbered("a", 3, rewards=rewards, numpy=numpy)])
+    assert len(buffer) == 0
+    buffer.add([numbered("b", 3, numpy=numpy)])
+    assert len(buffer) == 3

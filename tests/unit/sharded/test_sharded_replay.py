@@ -325,6 +325,11 @@ def test_bad_rows_change_nothing() -> None:
         (good.reshape(3, 1), ValueError, r"got \[3, 1\]"),
         ({"observation": 1}, TypeError, "extend takes a TensorDict"),
         (steps(0, 3).set(("next", "reward"), torch.full((3, 1), torch.nan)), ValueError, "reward"),
+        *(
+            (steps(0, 3).set(("next", name), torch.zeros(3, count)), ValueError, f"{name}.* one value for each row")
+            for name in ("reward", "terminated", "truncated", "done")
+            for count in (0, 2)
+        ),
     ):
         with pytest.raises(error, match=message):
             replay.extend(rows)

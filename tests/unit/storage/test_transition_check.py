@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage
 
 from lightning_replay import recipes
+from lightning_replay.datasets import fill
 from lightning_replay.replay import Replay
 from lightning_replay.storage.packed import PackedStorage
 from tests.recipe_options import built
@@ -175,6 +177,51 @@ def test_a_trajectory_of_several_numbers_is_refused_and_nothing_is_stored(name, 
     with pytest.raises(ValueError, match=r"has the shape \[2\] for each row; .* must be \[N\] or \[N, 1\]"):
         replay.extend(steps.clone().set(key, torch.zeros(4, 2, dtype=torch.int64)))
     assert len(replay.extend(steps)) == 4
+
+
+WAYS: dict[str, Callable[[Any, TensorDict], object]] = {
+    "extend": lambda replay, rows: replay.extend(rows),
+    "extend_columns": lambda replay, rows: replay.extend_columns(dict(rows.items(True, True))),
+    "add": lambda replay, rows: replay.add(rows[0]),
+    "fill": lambda replay, rows: fill(getattr(replay, "offline", replay), rows),
+}
+BUILT: dict[str, Callable[[], Any]] = {
+    "packed": lambda: Replay(storage=PackedStorage(16), batch_size=2),
+    "TorchRL's storage": lambda: Replay(storage=LazyTensorStorage(16), batch_size=2),
+    "returns before storing": lambda: recipes.surprise_retention(16, 2, n_steps=3),
+    "event tables": lambda: built("event_tables", capacity=16, batch_size=2),
+    "mixed": lambda: recipes.mixed(recipes.uniform(16, 2), recipes.uniform(16, 2), batch_size=2),
+}
+
+
+@pytest.mark.parametrize("entries", [(0,), (2,), (1, 1)], ids=str)
+@pytest.mark.parametrize("name", ["reward", "terminated", "truncated", "done"])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", BUILT)
+def test_rewards_and_flags_are_one_for_each_row(kind: str, way: str, name: str, entries: tuple[int, ...]) -> None:
+    replay, steps = BUILT[kind](), numbered_steps(0, 4, trajectory=0)
+    wrong = steps.clone()
+    wrong["next", name] = torch.zeros(4, *entries, dtype=steps["next", name].dtype)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=rf"\('next', '{name}'\) has the shape .* one value for each row"):
+            WAYS[way](replay, wrong)
+        assert len(replay) == 0
+    WAYS[way](replay, steps)
+    replay.extend(steps)
+    stored = len(replay)
+    with pytest.raises(ValueError, match=f"next/{name}|{name}.* has the shape|fit those of online"):
+        WAYS[way](replay, wrong)
+    assert len(replay) == stored
+
+
+@pytest.mark.parametrize("given", [torch.zeros(0, 1), torch.zeros(1, 4), torch.tensor(0.0)], ids=["[0]", "[1, N]", "one"])
+def test_columns_of_another_number_of_rows_are_refused(given: torch.Tensor) -> None:
+    replay, columns = recipes.uniform(16, 2), dict(numbered_steps(0, 4).items(True, True))
+    for earlier in 0, 4:
+        with pytest.raises((ValueError, TypeError), match="the same N >= 1|the column .'next', 'reward'. is"):
+            replay.extend_columns(columns | {("next", "reward"): given})
+        assert len(replay) == earlier
+        replay.extend_columns(columns)
 
 
 @pytest.mark.parametrize("by_columns", [False, True])
