@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import operator
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -21,13 +22,14 @@ from lightning_replay.feedback import given_feedback, row_numbers, td_error_of
 from lightning_replay.options import check_kind, checked_count
 from lightning_replay.replay import Replay, given_batch_size
 from lightning_replay.saving.spec import recorded
-from lightning_replay.schedules import Schedule, checked_schedule
+from lightning_replay.schedules import Constant, Schedule, checked_schedule
 from lightning_replay.state import Seeded, uniform
 from lightning_replay.training_replay import TrainingReplay
 
 OFFLINE_INDEX = 1 << 40  #: What the ``index`` of offline rows has added.
 _NO_PARTNER = -1  # second of a pair, in the rows of a side that draws single rows
 _SIDES = ("online", "offline")
+_BOOKKEEPING = ("trajectory", "collector", "done", "terminated", "truncated")
 
 
 def _of_online(name: str) -> Any:
@@ -49,7 +51,8 @@ class MixedReplay(Seeded, TrainingReplay):
     those of :class:`~lightning_replay.Replay`: :meth:`update_priority` returns TD errors to the side of each row, and
     where one side refuses, neither is changed. Stored rows are read and emptied by side: ``replay.online[:]``.
 
-    While ``online`` holds fewer rows than its part of the batch, or no complete sequence, all rows are offline ones.
+    While ``online`` holds fewer rows than its part of the batch, or no complete sequence, all rows are offline ones;
+    with a ``share`` of 0 all are online ones, and with a schedule that has fallen to 0 once ``online`` holds a batch.
 
     Args:
         online: buffer of the rows that are collected.
@@ -70,13 +73,15 @@ class MixedReplay(Seeded, TrainingReplay):
             its largest; 1 in rows of a side without.
         steps_to_next_obs: int64 ``[B, 1]``, where a side forms returns; 1 in rows of a side without.
 
-    Other columns are those that both sides have.
+    Other columns are those that both sides have. If ``offline`` lacks a column that a policy wrote for ``online``, such
+    as ``action_value``, the first draw warns. Root flags and ``is_init``, which TorchRL's collectors add, may be missing.
 
     Raises:
         TypeError: something else than two buffers, or an option of another kind.
         ValueError: the same buffer twice, a share outside of [0, 1], returns with two discounts, sequences on one side
-            or of two lengths, or rows of ``offline`` that lack columns of ``online`` or have others (when the second
-            side gets its first rows, of which none is stored then; all columns are named).
+            or of two lengths, or rows of ``offline`` that lack actions, observations, or columns under ``"next"``, or
+            have a column of another dtype or shape (when the second side gets its first rows, of which none is stored
+            then; all columns are named).
 
     Example:
         >>> from tensordict import TensorDict
@@ -164,7 +169,7 @@ class MixedReplay(Seeded, TrainingReplay):
     if not TYPE_CHECKING:  # which would take any name for an attribute
 
         def __getattr__(self, name: str) -> Any:
-            remedy = "storage, sampler and rows are those of its sides, replay.online and replay.offline"
+            remedy = "sampler, writer and rows are those of its sides, replay.online and replay.offline"
             raise AttributeError(f"a MixedReplay has no attribute {name!r}; {remedy}", name=name, obj=self)
 
     @property
@@ -188,12 +193,10 @@ class MixedReplay(Seeded, TrainingReplay):
                 }
             )
         online, offline = columns
-        not_learned = ("trajectory", "collector", self.priority_key)  # names of episodes, priorities of new rows
-        wrong = [
-            f"{'/'.join(key)} ({offline.get(key, 'missing')}, online {column})"
-            for key, column in online.items()
-            if offline.get(key) != column and key[0] not in not_learned
-        ]
+        differing = [key for key, column in online.items() if offline.get(key) != column and not self._is_bookkeeping(key)]
+        # What only online has is needed if it describes a transition. The rest is what a policy wrote beside its actions.
+        needed = [key for key in differing if key in offline or key[0] in ("next", "action") or ("next", *key) in online]
+        wrong = [f"{'/'.join(key)} ({offline.get(key, 'missing')}, online {online[key]})" for key in needed]
         if wrong:
             raise ValueError(
                 f"rows of offline do not fit those of online: {', '.join(wrong)}. Fill offline with rows of the same "
@@ -202,12 +205,23 @@ class MixedReplay(Seeded, TrainingReplay):
         if first is None:
             self._has_compared = True
             self.online._check_first = self.offline._check_first = None  # and neither keeps the other alive
+            if differing:
+                names = ", ".join("/".join(key) for key in differing)
+                warnings.warn(
+                    f"rows of offline lack columns of online, and no batch contains them: {names}. If the loss reads one, "
+                    "fill offline with rows that contain it",
+                    stacklevel=3,
+                )
+
+    def _is_bookkeeping(self, key: tuple[str, ...]) -> bool:
+        # Names of episodes, priorities of new rows, and the flags of a step's start that TorchRL's collectors add.
+        return key[0] in (*_BOOKKEEPING, self.priority_key) or key[-1] == "is_init"
 
     def sample(self, batch_size: int | None = None) -> TensorDictBase:
         """Draws a batch, TensorDict ``[B]``, of ``batch_size`` rows when other than the buffer's own.
 
         Raises:
-            RuntimeError: ``offline`` is empty, or, with a share of 0, ``online``.
+            RuntimeError: ``offline`` is empty and the share is above 0, or ``online`` is and the share is 0.
             ValueError: ``batch_size`` is not positive, or rows of the two sides do not fit.
         """
         count = self.batch_size if batch_size is None else checked_count("batch_size", batch_size, of="transitions")
@@ -215,18 +229,27 @@ class MixedReplay(Seeded, TrainingReplay):
             if not self._has_compared:  # at the first draw, also with rows that a side has loaded
                 self._compare()
             exact = round(self.share(self._clocks[self.share.clock]) * count, 9)  # 0.7 * 10 is 7.000000000000001
+            if exact and not len(self.offline):
+                raise RuntimeError("offline is empty; call offline.extend(rows) before the first draw, or give share=0")
             offline = int(exact)
+            # Of the two roundings the one with more online rows decides whether online holds enough.
+            needed = min(count - offline, self.online.capacity)
             if exact > offline:
                 offline += uniform(self._generator) < exact - offline
-            if 0 < offline < count:  # where all are of one side, its own error names what it lacks
-                lacks = len(self.online) < count - offline
-                offline = count if lacks or self.online._sampler_hooks.awaits_rows(self.online._storage) else offline
-            if offline and not len(self.offline):
-                raise RuntimeError("offline is empty; call offline.extend(rows) before the first draw, or give share=0")
+            # Where all are of one side, its own error names what it lacks.
+            may_wait = needed and len(self.offline) and (exact or not isinstance(self.share, Constant))
+            lacks = len(self.online) < needed
+            if may_wait and (lacks or self.online._sampler_hooks.awaits_rows(self.online._storage)):
+                offline = count
             rows_of = ((self.online, count - offline), (self.offline, offline))
             drawn = [side.sample(rows) for side, rows in rows_of if rows]
             self._clocks["draws"] += 1
         return self._joined(drawn, first_offline=count - offline)
+
+    def __iter__(self) -> Iterator[TensorDictBase]:
+        # TorchRL's trainers draw so.
+        while True:
+            yield self.sample()
 
     def _joined(self, drawn: list[TensorDictBase], first_offline: int) -> TensorDictBase:
         parts = [{key: part.get(key) for key in part.keys(True, True)} for part in drawn]
@@ -338,6 +361,7 @@ class MixedReplay(Seeded, TrainingReplay):
     extend: Any = _of_online("extend")
     extend_columns: Any = _of_online("extend_columns")
     write_count: Any = _of_online("write_count")
+    storage: Any = _of_online("storage")  # of which TorchRL's trainers read the device
     entered: Any = property(attrgetter("online"))
     priority_key: Any = _of_online("priority_key")
     end_episodes: Any = _of_online("end_episodes")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import threading
 import time
@@ -157,6 +158,73 @@ def test_td_errors_of_sequences_reach_their_side(length: int) -> None:
         torch.testing.assert_close(found, torch.tensor(list(last.values())))
 
 
+@pytest.mark.parametrize("share", [0.01, 0.05, 0.3, Linear(0.05, 0.0, duration=4), Linear(1.0, 0.0, duration=3)], ids=str)
+@pytest.mark.parametrize("online", ["uniform", "prioritized", "sequences"])
+def test_a_small_share_waits_for_online_rows_in_every_draw(online: str, share: Any) -> None:
+    """With part of a row or of a falling schedule, ``online`` serves rows once it holds its larger rounding."""
+    found: dict[int, set[int]] = {}
+    for seed in range(20):
+        sides = [built(online, capacity=60, batch_size=4, check_continuity=False) for _ in range(2)]
+        replay = recipes.mixed(online=sides[0], offline=sides[1], batch_size=8, share=share, seed=seed)
+        replay.offline.extend(numbered_steps(1000, 50))
+        for stored in (0, 1, 5, 8, 60):
+            for start in range(len(replay.online), stored):
+                replay.extend(numbered_steps(start, 1))
+            for _ in range(4):
+                is_offline = replay.sample()["is_offline"].view(8, -1)[:, 0]
+                found.setdefault(stored, set()).add(int(is_offline.sum()))
+    first = share if isinstance(share, float) else share.start
+    expected = {math.floor(first * 8), math.ceil(first * 8)}
+    assert found[0] == {8}, "no draw fails while online is empty"
+    if isinstance(share, float):
+        enough = 8 - math.floor(share * 8)
+        assert all(rows == {8} for stored, rows in found.items() if stored < enough)
+        assert found[60] == expected
+    else:
+        assert found[60] == {0} and found[1] == {8}
+
+
+def test_a_schedule_at_0_draws_from_online_without_offline_rows() -> None:
+    replay = recipes.mixed(
+        online=recipes.uniform(4, 2), offline=recipes.uniform(4, 2), share=Linear(1.0, 0.0, duration=1), batch_size=4
+    )
+    replay.extend(numbered_steps(0, 2))
+    with pytest.raises(RuntimeError, match="offline is empty"):
+        replay.sample()
+    replay.offline.extend(numbered_steps(0, 2))
+    assert replay.sample()["is_offline"].all()
+    assert replay.sample()["is_offline"].all(), "online holds 2 of 4 rows"
+    replay.offline.empty()
+    assert not replay.sample()["is_offline"].any()
+
+
+def test_a_batch_above_the_capacity_of_online_waits_until_it_is_full() -> None:
+    replay = recipes.mixed(
+        online=recipes.uniform(4, 2), offline=recipes.uniform(4, 2), share=Linear(0.5, 0.0, duration=1), batch_size=8
+    )
+    replay.offline.extend(numbered_steps(1000, 4))
+    replay.extend(numbered_steps(0, 3))
+    assert [int(replay.sample()["is_offline"].sum()) for _ in range(2)] == [8, 8]
+    replay.extend(numbered_steps(3, 1))
+    assert int(replay.sample()["is_offline"].sum()) == 0
+
+
+def test_columns_that_only_online_has_are_left_out_with_a_warning() -> None:
+    replay = mixed(batch_size=8)
+    rows = numbered_steps(0, 8).set("action_value", torch.zeros(8, 2)).set("is_init", torch.zeros(8, 1, dtype=torch.bool))
+    rows["next", "is_init"] = rows["is_init"]
+    rows["done"] = rows["next", "done"]
+    replay.extend(rows)
+    with pytest.warns(UserWarning, match="no batch contains them: action_value. If the loss"):
+        batch = replay.sample()
+    assert not {"action_value", "is_init", "done"} & set(batch.keys())
+    replay.sample()  # without another warning
+    wider = recipes.mixed(online=built("uniform", capacity=10), offline=built("uniform", capacity=10))
+    wider.offline.extend(numbered_steps(0, 8).set("action_value", torch.zeros(8, 3)))
+    with pytest.raises(ValueError, match=r"action_value \(torch.float32 \[3\], online torch.float32 \[2\]\)"):
+        wider.extend(rows)
+
+
 def test_share_follows_its_clock() -> None:
     replay = mixed(share=Linear(1.0, 0.0, duration=4, clock="env_steps"))
     replay.extend(numbered_steps(0, 20))
@@ -275,6 +343,7 @@ def test_one_side_refuses_feedback_and_neither_changes() -> None:
 def test_rows_that_do_not_fit_are_named_all_at_once(tmp_path: Path) -> None:
     replay = mixed()
     rows = numbered_steps(0, 5).set("camera", torch.zeros(5, 2)).set("trajectory", torch.zeros(5, dtype=torch.int64))
+    rows["next", "camera"] = rows["camera"]
     rows["observation"] = rows["observation"].double()
     with pytest.raises(ValueError, match=r"observation \(torch.float32.*online torch.float64.*camera \(missing"):
         replay.extend(rows)
@@ -333,7 +402,7 @@ def test_other_refusals() -> None:
         replay.sample()
     with pytest.raises(ValueError, match="'mixed' joins two buffers"):
         recipes.by_name("mixed")
-    for name in ("storage", "empty"):
+    for name in ("sampler", "writer", "empty"):
         with pytest.raises(AttributeError, match=rf"'{name}'; .* those of its sides, replay.online"):
             getattr(replay, name)
     with pytest.raises(TypeError, match=r"replay.online\[...\] or replay.offline"):
