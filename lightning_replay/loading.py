@@ -23,11 +23,14 @@ def load_replay(
 
     Episodes that ran when it was saved end before the next rows are stored, see :meth:`Replay.end_episodes`.
 
-    Classes and functions that the file names are imported from this library, TorchRL, torch and tensordict alone.
+    The file may name this library's recorded classes, its corrections of event tables, and registered environments.
+    Anything else is neither imported nor called unless you name its package in ``trust``. This is also true for
+    functions and methods of this library, TorchRL, torch, and tensordict.
 
     Args:
         path: a directory that :func:`save_replay` wrote, or a URL, which is downloaded to a temporary one first.
-        trust: further packages to import from: ``["my_package"]`` allows ``my_package`` and all below it.
+        trust: modules and packages to import from: ``["my_package"]`` allows ``my_package`` and all below it. A file
+            that names a function of a trusted package lets it read the saved rows: trust only files of known origin.
         memmap: a directory for the scratch file of a buffer that keeps its rows on disk; in memory if absent, also
             where the saved buffer had them on disk.
         end_episodes: ``False`` continues the episodes that ran, where their environments were restored with the buffer.
@@ -40,8 +43,8 @@ def load_replay(
         DamagedFileError: a file is missing, truncated or changed.
         TypeError: ``trust`` is one name, not a list.
         ValueError: saved by a newer version of this library; rows on a GPU that this machine lacks.
-        NotRebuildableError: an option is neither a plain value nor an import path of a trusted package. Add the package
-            to ``trust``, or build the buffer and call ``replay.load(path)``.
+        NotRebuildableError: an option is a name that needs ``trust``, or has no form in a file. Nothing was imported
+            or called. Add the module to ``trust``, or build the buffer and call ``replay.load(path)``.
         MemoryError: the rows do not fit; give ``memmap``.
     """
     if isinstance(trust, str):

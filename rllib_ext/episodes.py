@@ -276,6 +276,8 @@ class Columns:
         columns = cls.__new__(cls)
         columns.name, columns._nesting = state["name"], state["struct"]
         columns.leaves = [Leaf(tuple(key), np.dtype(dtype), tuple(shape)) for key, dtype, shape in state["leaves"]]
+        if not all(leaf.dtype.kind in "biufc" for leaf in columns.leaves):  # an object would be read from its bytes
+            raise ValueError(f"the saved {state['name']} has columns of {state['leaves']}; load an earlier save")
         return columns
 
     def _describe(self, struct: Struct, key: tuple[str, ...]) -> Any:

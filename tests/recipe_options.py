@@ -11,7 +11,7 @@ from tensordict import TensorDict
 from lightning_replay import recipes
 from lightning_replay.events import EventTable, reward_at_least
 from lightning_replay.replay import Replay
-from lightning_replay.transforms import mixup_coefficients
+from lightning_replay.schedules import Constant
 
 TASKS = ["target", "near"]
 ROW_RECIPES = sorted(set(recipes.known()) - {"sequences"})  # whose batches are rows or pairs, with returns over n steps
@@ -26,9 +26,9 @@ def required_options(name: str, capacity: int) -> dict[str, Any]:
         return {"capacity": capacity, "tables": [table]}
     if name == "reverse_sweep":
         return {"capacity": capacity, "goal": reward_at_least(20.0)}
-    if name == "hindsight":  # of steps without goals: no row is relabelled, and the function is not called
+    if name == "hindsight":  # of steps without goals: no row is relabelled, and what gives rewards is not called
         keys = {"achieved_key": "observation", "desired_key": "observation"}
-        return {"capacity": capacity, "reward": mixup_coefficients, "share": 0.0, **keys}
+        return {"capacity": capacity, "reward": Constant(0.0), "share": 0.0, **keys}
     if name == "sequences":
         return {"capacity": capacity, "length": 2, "overlap": 1}
     return {"capacity": capacity}

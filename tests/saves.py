@@ -3,15 +3,19 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import pkgutil
 from pathlib import Path
 from typing import Any
 
 import torch
 
+import lightning_replay
 from lightning_replay import recipes
 from lightning_replay.replay import Replay
 from lightning_replay.saving.directory import LOCK_FILE, checksum_of
+from lightning_replay.saving.spec import PUBLIC
 from tests.transitions import numbered_steps
 
 
@@ -59,3 +63,21 @@ def lengthen(file) -> None:
 
 def remove(file) -> None:
     file.unlink()
+
+
+def recorded_classes() -> list[type]:
+    """The recorded classes of this library, wherever they are defined."""
+    for module in pkgutil.walk_packages(lightning_replay.__path__, "lightning_replay."):
+        if module.name.startswith(tuple(PUBLIC[1:])):
+            importlib.import_module(module.name)
+    found, classes = {object}, [object]
+    while classes:
+        new = {cls for cls in type.__subclasses__(classes.pop()) if cls is not type} - found
+        found |= new
+        classes += new
+    own = [
+        cls
+        for cls in found
+        if str(getattr(cls, "__module__", None)).startswith("lightning_replay.") and "_record" in vars(cls)
+    ]
+    return sorted(own, key=lambda cls: cls.__name__)

@@ -20,6 +20,7 @@ from torch import Tensor
 from lightning_replay.memory import allocate_rows, free_bytes
 from lightning_replay.saving.files import DamagedFileError, check_regular, replace_file
 from lightning_replay.saving.snapshot import Snapshot, Snapshots
+from lightning_replay.saving.spec import DTYPES
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -91,8 +92,8 @@ def locate_chunks(
     located = {}
     for name, record in records.items():
         try:
-            dtype, shape = getattr(torch, record["dtype"]), torch.Size(record["shape"])
-            if not isinstance(dtype, torch.dtype) or any(length < 0 for length in shape):
+            dtype, shape = DTYPES[record["dtype"]], torch.Size(record["shape"])
+            if any(length < 0 for length in shape):
                 raise TypeError(f"{record['dtype']} {list(shape)} is no tensor")
             parts = [(directory / Path(file).name, files[file]) for file in record["files"]]
             tensor = ChunkedTensor(dtype, shape, parts)

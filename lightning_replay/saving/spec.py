@@ -7,7 +7,7 @@ import functools
 import importlib
 import inspect
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -17,8 +17,22 @@ from lightning_replay.options import accepted_names, refuse_unknown
 
 C = TypeVar("C", bound=type)
 
-#: Packages whose modules may be imported because a file names them.
-TRUSTED = ("lightning_replay", "rllib_ext", "tensordict", "torch", "torchrl")
+# A file may name these and the recorded classes of PUBLIC. Everything else that it names needs ``trust``: functions and
+# methods also of this library, of torch, and of TorchRL, because some of them run or unpickle what they are given.
+
+#: Functions of this library that a file may name: the corrections of event tables, which compute with their counts.
+FUNCTIONS = ("lemma2", "lemma2_exact", "mixture")
+
+#: Modules that the id of an environment in a file may name before its colon. Gymnasium imports the named module.
+ENVIRONMENTS = ("gymnasium_robotics", "lightning_replay.envs")
+
+#: Names of dtypes in a file, without ``torch.``. Other attributes of torch are not looked up.
+DTYPES: dict[str, torch.dtype] = {
+    str(value).removeprefix("torch."): value for value in vars(torch).values() if isinstance(value, torch.dtype)
+}
+
+# Packages that are not recommended as a whole: they have functions that run what a file gives them.
+_HOSTS = ("lightning_replay", "rllib_ext", "tensordict", "torch", "torchrl")
 
 #: Modules of this library in which a class or function is looked up by its name, so that saves depend on no other path.
 PUBLIC = tuple(
@@ -116,10 +130,20 @@ def describe(value: Any) -> Any:
 def build(
     description: Any, name: str = "replay", *, trust: Sequence[str] = (), chosen: Mapping[str, Any] | None = None
 ) -> Any:
-    """Builds the object that :func:`describe` described; imports nothing outside :data:`TRUSTED` and ``trust``.
+    """Builds the object that :func:`describe` described.
 
-    ``name`` is for errors; ``chosen`` has the arguments in ``chosen_when_loaded``, see :func:`recorded`. Raises
-    ``NotRebuildableError`` where an option was no plain value, no recorded class and no import path of such a package.
+    Without ``trust`` a description names recorded classes in :data:`PUBLIC`, :data:`FUNCTIONS`, and environments that
+    are registered or in :data:`ENVIRONMENTS`. Nothing else is imported, looked up, or called. A module in ``trust`` is
+    imported, and its functions and recorded classes are accepted.
+
+    Args:
+        description: JSON.
+        name: name of the option, for errors.
+        trust: further modules and packages.
+        chosen: arguments in ``chosen_when_loaded``, see :func:`recorded`.
+
+    Raises:
+        NotRebuildableError: an option was neither a plain value nor one of the names above.
     """
     part = functools.partial(build, trust=trust, chosen=chosen)
     if isinstance(description, list):
@@ -134,28 +158,38 @@ def build(
     if kind == "device":
         return torch.device(content)
     if kind == "import":
-        return _resolve(content, name, trust)
-    cls = _resolve(content, name, trust) if kind == "class" else None
-    record: Record | None = getattr(cls, "_record", None) if isinstance(cls, type) else None
-    if cls is None or record is None:  # an unrecorded class must not be called because a file names it
+        return _resolve(content, name, trust, _is_listed)
+    cls: Any = _resolve(content, name, trust, _is_recorded) if kind == "class" else None
+    if not _is_recorded(cls):  # an unrecorded class must not be called because a file names it
         raise _not_rebuildable(name, content, content if kind == "class" else description.get("defined"))
-    given = dict(description["arguments"])
+    given, record = dict(description["arguments"]), cls._record
     given |= {key: (chosen or {}).get(key) for key in record.chosen_when_loaded if key in given}
     env = given.get("env")
-    if isinstance(env, str) and ":" in env:  # the id of an environment; Gymnasium imports the module before the colon
-        _check_trusted(env.partition(":")[0], f"{name}.env", env, (*trust, "gymnasium_robotics"))
-    return cls(**{key: part(item, f"{name}.{key}") for key, item in given.items()})
+    if isinstance(env, str) and ":" in env and env.partition(":")[0] not in ENVIRONMENTS:
+        _check_trusted(env.partition(":")[0], f"{name}.env", env, trust)
+    # Not cls(...): metaclasses of TorchRL accept further options, such as one that starts Ray with what is given.
+    return type.__call__(cls, **{key: part(item, f"{name}.{key}") for key, item in given.items()})
 
 
 def _is_rebuildable(cls: type) -> bool:
+    return _is_recorded(cls) and _importable(cls)
+
+
+def _is_recorded(value: Any) -> bool:
     # Not with an unrecorded constructor of its own: it need not accept the arguments that were recorded.
-    builder = next(base for base in cls.__mro__ if "__init__" in vars(base))
-    return "_record" in vars(builder) and _importable(cls)
+    if not isinstance(value, type):
+        return False
+    builder = next(base for base in value.__mro__ if "__init__" in vars(base))
+    return isinstance(vars(builder).get("_record"), Record)
+
+
+def _is_listed(value: Any) -> bool:
+    return inspect.isfunction(value) and value.__qualname__ in FUNCTIONS
 
 
 def _not_rebuildable(name: str, what: str, defined: Any = None) -> NotRebuildableError:
     package = str(defined or "").partition(":")[0].partition(".")[0]
-    if package in ("", "__main__", "builtins", "functools", *TRUSTED):  # of which no other is to be trusted
+    if package in ("", "__main__", "builtins", "functools", *_HOSTS):  # of which no other is to be trusted
         package = "my_package"
     return NotRebuildableError(
         f"the option {name} was {what}, which can be rebuilt neither from plain values nor from an import path. "
@@ -190,19 +224,24 @@ def _public(name: str) -> tuple[str, Any] | None:
 def _importable(value: Any) -> bool:
     if not (inspect.isfunction(value) or inspect.isclass(value)) or value.__module__ == "__main__":
         return False
+    path = _import_path(value)
     try:
-        return _resolve(_import_path(value), "", [value.__module__]) is value
+        return _resolve(path, "", [path.partition(":")[0]], _is_listed) is value
     except NotRebuildableError:
         return False
 
 
-def _resolve(path: Any, name: str, trust: Sequence[str]) -> Any:
+def _resolve(path: Any, name: str, trust: Sequence[str], is_accepted: Callable[[Any], bool]) -> Any:
+    # A class or function of this library that is_accepted needs no trust.
     if not isinstance(path, str):
         raise TypeError(f"the option {name} has the import path {path!r}")
     module, _, qualname = path.partition(":")
-    _check_trusted(module, name, path, trust)
-    if module.partition(".")[0] == "lightning_replay" and (public := _public(qualname)) is not None:
-        return public[1]  # wherever the file that defines it was when it was saved
+    # Wherever the file that defines it was when it was saved.
+    public = _public(qualname) if module.partition(".")[0] == "lightning_replay" else None
+    if public is None or not is_accepted(public[1]):
+        _check_trusted(module, name, path, trust)
+    if public is not None:
+        return public[1]
     try:
         found = functools.reduce(getattr, qualname.split("."), importlib.import_module(module))
         if _import_path(found) != f"{module}:{qualname}":
@@ -216,10 +255,13 @@ def _resolve(path: Any, name: str, trust: Sequence[str]) -> Any:
         ) from error
 
 
-def _check_trusted(module: str, name: str, path: str, trust: Sequence[str]) -> None:
-    if not any(module == package or module.startswith(f"{package}.") for package in (*TRUSTED, *trust)):
-        raise NotRebuildableError(
-            f"the option {name} is {path}, and the module {module} is not imported because a file names it. If you "
-            f"trust it, load with trust=[{module.partition('.')[0]!r}]; or build the replay buffer yourself with the "
-            "same options and call replay.load(path)."
-        )
+def _check_trusted(module: str, name: str, path: str, trusted: Sequence[str]) -> None:
+    if any(module == package or module.startswith(f"{package}.") for package in trusted):
+        return
+    package = module.partition(".")[0]
+    raise NotRebuildableError(
+        f"the option {name} is {path}, and the module {module} is not imported because a file names it: a forged file "
+        "could run code. If you know who wrote the file, load with "
+        f"trust=[{module if package in _HOSTS else package!r}]; or build the replay buffer yourself with the same "
+        "options and call replay.load(path)."
+    )

@@ -17,7 +17,7 @@ from torch import Tensor
 from lightning_replay.options import checked_count, checked_key, checked_keys
 from lightning_replay.parts import BufferHooks
 from lightning_replay.saving.snapshot import Snapshots
-from lightning_replay.saving.spec import recorded
+from lightning_replay.saving.spec import DTYPES, recorded
 from lightning_replay.storage.columns import GENERATION, NOT_STORED, Column
 from lightning_replay.storage.frame_pool import Found, FramePool
 from lightning_replay.storage.occupancy import FirstSlots, Occupancy, SlotSet
@@ -470,7 +470,7 @@ class FrameStorage(PackedStorage):
             if key in stacks:
                 columns.append((key, torch.uint8, stacks[key]))
             elif key != GENERATION:
-                columns.append((key, getattr(torch, layout[key]["dtype"]), torch.Size(layout[key]["shape"])))
+                columns.append((key, DTYPES[layout[key]["dtype"]], torch.Size(layout[key]["shape"])))
         return columns
 
     def _empty(self) -> None:

@@ -11,6 +11,8 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
+from lightning_replay.saving.spec import DTYPES
+
 Key = tuple[str, ...]
 Leaf = tuple[Key, torch.dtype, torch.Size]  # a column, and dtype and shape of one row
 
@@ -121,10 +123,9 @@ class RowLayout:
         """Returns the layout that :meth:`description` described; ``TypeError`` for a dtype that is none."""
         leaves = []
         for leaf in description:
-            dtype = getattr(torch, leaf["dtype"])
-            if not isinstance(dtype, torch.dtype):
+            if leaf["dtype"] not in DTYPES:
                 raise TypeError(f"the column {'/'.join(leaf['key'])} has no dtype of torch")
-            leaves.append((tuple(leaf["key"]), dtype, torch.Size(leaf["shape"])))
+            leaves.append((tuple(leaf["key"]), DTYPES[leaf["dtype"]], torch.Size(leaf["shape"])))
         return cls(leaves)
 
 

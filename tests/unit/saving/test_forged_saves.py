@@ -152,7 +152,7 @@ def nested(depth: int) -> Any:
         {"class": "lightning_replay.replay:Replay", "arguments": []},
         {"class": "lightning_replay.replay:Replay", "arguments": {"storage": nested(3)}},
         {"class": "lightning_replay.schedules:Linear", "arguments": {"start": 0.0, "end": 1.0, "duration": 5}},
-        {"import": "lightning_replay.replay:Replay"},
+        {"import": "lightning_replay.samplers:mixture"},
         {"tuple": 3},
         {"dict": []},
         {"device": "nowhere"},

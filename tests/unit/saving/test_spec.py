@@ -1,19 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import importlib
 import json
 import os.path
-import pkgutil
 from pathlib import Path
 
 import numpy
 import pytest
 import torch
 
-import lightning_replay
 from lightning_replay.samplers.tables import CORRECTIONS
 from lightning_replay.saving.spec import PUBLIC, NotRebuildableError, build, describe, recorded
+from tests.saves import recorded_classes
 
 
 @recorded
@@ -96,7 +94,7 @@ def test_only_recorded_classes_and_what_this_library_defines_are_found() -> None
         build({"import": "no_such_module:thing"}, trust=["no_such_module"])
     for path in ("lightning_replay.samplers:annotations", "lightning_replay:Any", "lightning_replay.nothing:Nothing"):
         with pytest.raises(NotRebuildableError, match="cannot be imported here"):
-            build({"import": path})
+            build({"import": path}, trust=["lightning_replay"])
 
 
 class Unicycle(Wheel):
@@ -112,29 +110,11 @@ def test_a_subclass_with_a_constructor_of_its_own_is_not_built_with_its_parents_
         build(describe(Unicycle("red")), trust=["tests"])
 
 
-def _recorded_classes() -> list[type]:
-    """The recorded classes of this library, wherever they are defined."""
-    for module in pkgutil.walk_packages(lightning_replay.__path__, "lightning_replay."):
-        if module.name.startswith(tuple(PUBLIC[1:])):
-            importlib.import_module(module.name)
-    found, classes = {object}, [object]
-    while classes:
-        new = {cls for cls in type.__subclasses__(classes.pop()) if cls is not type} - found
-        found |= new
-        classes += new
-    own = [
-        cls
-        for cls in found
-        if str(getattr(cls, "__module__", None)).startswith("lightning_replay.") and "_record" in vars(cls)
-    ]
-    return sorted(own, key=lambda cls: cls.__name__)
-
-
 def test_a_save_names_classes_by_public_modules_wherever_their_files_are() -> None:
-    classes = _recorded_classes()
+    classes = recorded_classes()
     assert len(classes) > 50
     for value in [*classes, *filter(None, CORRECTIONS.values())]:
         path = describe(value)["import"]
         assert path.partition(":")[0] in PUBLIC, path
         for saved in (path, f"lightning_replay.a_file_that_moved:{value.__name__}"):
-            assert build({"import": saved}) is value
+            assert build({"import": saved}, trust=["lightning_replay"]) is value

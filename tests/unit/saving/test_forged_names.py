@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names in forged files: nothing that they name is imported, looked up, or called without ``trust``."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pickle
+import pkgutil
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import gymnasium
+import numpy
+import pytest
+import tensordict
+import torch
+import torchrl
+from tensordict import TensorDict
+
+import lightning_replay
+import rllib_ext
+from lightning_replay import load_replay, recipes, save_replay
+from lightning_replay.events import EventTable, reward_at_least
+from lightning_replay.options import accepted_names
+from lightning_replay.saving import DamagedFileError, chunks, read_state, write_state
+from lightning_replay.saving.spec import ENVIRONMENTS, FUNCTIONS, NotRebuildableError, build, describe
+from lightning_replay.storage.rows import RowLayout
+from tests.event_steps import IsTrue
+from tests.saves import forge, recorded_classes
+from tests.transitions import numbered_steps
+
+HOSTS = [torch, tensordict, torchrl, gymnasium, numpy]
+# Each runs what it is given, or does something when it is called without arguments.
+FORGED = (
+    "torch._dynamo.aot_compile:AOTCompiledFunction.deserialize",
+    "torch:load",
+    "torch.hub:load",
+    "torch.utils.collect_env:main",
+    "lightning_replay:load_replay",
+    "lightning_replay.lit.cli:main",
+    "lightning_replay.envs.bit_flipping:BitFlipping",
+    "rllib_ext.__main__:main",
+    "builtins:eval",
+    "os:system",
+)
+
+
+def import_all(package: ModuleType) -> None:
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        if not module.name.endswith("__main__"):
+            try:
+                importlib.import_module(module.name)
+            except ImportError:  # of an extra that is not installed
+                continue
+
+
+def names_of(package: ModuleType) -> Iterator[tuple[str, str]]:
+    """Every attribute of the imported modules of a package, every member of their classes, and ``main`` of the rest."""
+    root = package.__name__
+    loaded = {name: module for name, module in [*sys.modules.items()] if name == root or name.startswith(f"{root}.")}
+    for name, module in loaded.items():
+        for attribute, value in [*vars(module).items()] if isinstance(module, ModuleType) else ():
+            yield name, attribute
+            if isinstance(value, type):
+                yield from ((name, f"{attribute}.{member}") for member in vars(value))
+    for place in package.__path__:
+        for file in Path(place).rglob("*.py"):
+            parts = file.relative_to(place).with_suffix("").parts
+            dotted = ".".join((root, *parts)).removesuffix(".__init__")
+            if dotted not in loaded:
+                yield dotted, "main"
+
+
+def test_no_name_of_any_package_is_reached_but_recorded_classes_and_the_listed_functions() -> None:
+    """Without an import of it, whether the module was imported before or not."""
+    recorded = {cls.__qualname__ for cls in recorded_classes()}
+    own = [lightning_replay, rllib_ext]
+    with warnings.catch_warnings(action="ignore"):
+        for package in own:
+            import_all(package)
+        before, count, reached = set(sys.modules), 0, set()
+        for package in (*own, *HOSTS):
+            for module, name in {*names_of(package)}:
+                for kind, known in (("class", recorded), ("import", FUNCTIONS)):
+                    if package is lightning_replay and name in known:
+                        continue
+                    count += 1
+                    try:
+                        build({kind: f"{module}:{name}", "arguments": {}})
+                        refusal = ""
+                    except BaseException as error:
+                        refusal = repr(error)
+                    # Any other error would come after an import.
+                    if "is not imported because a file names it: a forged file" not in refusal:
+                        reached.add(f"{module}:{name} {refusal}")
+    assert not reached, sorted(reached)[:5]
+    assert count > 100_000 and set(sys.modules) == before
+
+
+def test_what_a_save_may_name_is_reached() -> None:
+    for cls in recorded_classes():
+        with pytest.raises(TypeError, match="has no argument 'no_such_argument'"):
+            build({"class": describe(cls)["import"], "arguments": {"no_such_argument": 1}})
+    for name in FUNCTIONS:
+        assert build({"import": f"lightning_replay.samplers:{name}"}).__name__ == name
+
+
+def forms(name: str) -> list[Any]:
+    """Descriptions of an option that name a function, as a forged file may hold them."""
+    named: list[Any] = [{"import": name}, {"class": name, "arguments": {}}]
+    return [*named, *([one] for one in named), *({"tuple": [one]} for one in named), {"dict": {"a": named[0]}}]
+
+
+@pytest.mark.parametrize("cls", recorded_classes(), ids=lambda cls: cls.__name__)
+def test_no_option_of_a_recorded_class_takes_a_name_that_is_not_listed(cls: type) -> None:
+    before = set(sys.modules)
+    path, accepted = describe(cls)["import"], accepted_names(cls.__init__)
+    assert accepted is not None
+    for option in {*accepted} - {*cls._record.chosen_when_loaded}:  # which are not read from a file
+        for name in FORGED:
+            for form in forms(name):
+                with pytest.raises(NotRebuildableError, match=rf"replay\.{option}.* a forged file could run code"):
+                    build({"class": path, "arguments": {option: form}})
+    assert set(sys.modules) == before
+
+
+@pytest.mark.parametrize("option", ["service_backend", "use_ray_service", "service_backend_options", "replacement"])
+def test_the_options_of_torchrls_metaclasses_are_not_read_from_a_file(option: str) -> None:
+    """One of them starts Ray with the addresses and programs that it is given."""
+    for cls in recorded_classes():
+        with pytest.raises(TypeError, match=f"{cls.__name__} has no argument '{option}'"):
+            build({"class": describe(cls)["import"], "arguments": {option: "nowhere"}})
+
+
+@pytest.mark.parametrize(
+    "env", ["torch.utils.collect_env:x", "os:x", "lightning_replay.lit.cli:x", "lightning_replay.envs.x:x", ":x"]
+)
+def test_the_id_of_an_environment_imports_no_module(env: str) -> None:
+    before = set(sys.modules)
+    goals = {"class": "lightning_replay.transforms:RelabelGoals", "arguments": {"env": env}}
+    with pytest.raises(NotRebuildableError, match=r"replay\.env is .* is not imported because a file names it"):
+        build(goals)
+    assert set(sys.modules) == before
+    goals["arguments"] = {"env": f"{ENVIRONMENTS[1]}:BitFlipping-v0"}
+    assert type(build(goals)).__name__ == "RelabelGoals"
+
+
+class Payload:
+    """Creates a file when it is unpickled."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> Any:
+        return open, (str(self.file), "w")
+
+
+def reward(achieved: Any, desired: Any, info: Any) -> Any:
+    return -(achieved != desired).any(-1).astype("float32")
+
+
+@pytest.mark.parametrize("option", ["reward", "terminated", "env"])
+@pytest.mark.parametrize("name", FORGED)
+def test_the_rows_of_a_forged_save_are_given_to_no_function(option: str, name: str, tmp_path: Path) -> None:
+    """One of them unpickles an array; the rows of this save are a pickle that creates a file."""
+    ran = tmp_path / "ran"
+    payload = torch.frombuffer(bytearray(pickle.dumps(Payload(ran))), dtype=torch.uint8)[None].expand(6, -1).clone()
+    goals = {"observation": torch.zeros(6, 1), "achieved_goal": payload, "desired_goal": payload.clone()}
+    ends = torch.zeros(6, 1, dtype=torch.bool)
+    after = {"observation": goals, "reward": torch.zeros(6, 1), "terminated": ends, "truncated": ends, "done": ends}
+    replay = recipes.hindsight(capacity=10, batch_size=2, reward=reward, seed=0)
+    replay.extend(TensorDict({"observation": goals, "next": after}, [6]))
+    save_replay(replay, tmp_path / "save")
+    built_by = json.loads((tmp_path / "save" / "replay.json").read_text())["built_by"]
+    relabel = built_by["arguments"]["transform"]["arguments"]
+    forge(tmp_path / "save" / "replay.json", built_by=built_by)
+    assert len(load_replay(tmp_path / "save", trust=["tests"]).sample()) == 2
+    relabel |= {"reward": None} | {option: {"import": name}}
+    forge(tmp_path / "save" / "replay.json", built_by=built_by)
+    with pytest.raises(NotRebuildableError, match=f"transform.{option} is {name}"):
+        load_replay(tmp_path / "save").sample()
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize("correction", ["mixture", "lemma2", "lemma2_exact"])
+def test_options_of_the_recipes_own_need_no_trust(correction: str, tmp_path: Path) -> None:
+    table = EventTable("high", condition=reward_at_least(3.0), history_length=3, capacity=10, min_size=1)
+    replay = recipes.event_tables(50, 4, tables=[table], correction=correction, seed=0)
+    replay.extend(numbered_steps(0, 20))
+    save_replay(replay, tmp_path)
+    again = load_replay(tmp_path)
+    assert torch.equal(replay.sample()["priority_weight"], again.sample()["priority_weight"])
+
+
+@pytest.mark.parametrize(
+    "name", ["load", "hub", "_dynamo", "_inductor", "save", "dtype", "float", "", "__class__", "x.y"]
+)
+def test_a_dtype_is_one_of_torch(name: str, tmp_path: Path) -> None:
+    before = set(sys.modules)
+    with pytest.raises(TypeError, match="the column a has no dtype of torch"):
+        RowLayout.from_description([{"key": ["a"], "dtype": name, "shape": [1]}])
+    write_state(tmp_path, {"rows": torch.zeros(1 << 20, dtype=torch.uint8)})
+    manifest = json.loads((tmp_path / "state.json").read_text())
+    values = tmp_path / manifest["data"] / "values.json"
+    values.write_text(values.read_text().replace('"uint8"', json.dumps(name)))
+    forge(tmp_path / "state.json", files=manifest["files"] | {"values.json": chunks.fingerprint(values)._asdict()})
+    with pytest.raises(DamagedFileError, match="chunks of rows"):
+        read_state(tmp_path)
+    assert set(sys.modules) == before
+
+
+def test_the_error_names_the_least_that_has_to_be_trusted(tmp_path: Path) -> None:
+    """For a package of the user's the package, for this library and its hosts the module alone."""
+    for path, trust in (
+        ("my_package.rewards:reward", "my_package"),
+        ("torch.nn.functional:relu", "torch.nn.functional"),
+        ("lightning_replay.envs.bit_flipping:BitFlipping", "lightning_replay.envs.bit_flipping"),
+    ):
+        with pytest.raises(
+            NotRebuildableError, match=rf"If you know who wrote the file, load with trust=\['{trust}'\]"
+        ):
+            build({"import": path})
+    assert build({"import": "torch.nn.functional:relu"}, trust=["torch.nn.functional"]) is torch.nn.functional.relu
+    assert isinstance(build(json.loads(json.dumps(describe(IsTrue("one")))), trust=["tests"]), IsTrue)
