@@ -12,7 +12,7 @@ from functools import partial
 
 import torch
 
-from tests.attack import cluster, endurance, flips, histories, kills, overlaps, threads
+from tests.attack import cluster, endurance, flips, histories, kills, names, overlaps, threads
 from tests.attack.report import Report
 from tests.attack.subjects import SUBJECTS
 
@@ -21,6 +21,8 @@ Task = Callable[[], Report]
 KILLS = 250  # of the saves of each subject
 DAMAGES = 1_000  # to a save of each subject
 DAMAGES_OF_RECIPES = 60  # to a save of each variant of a recipe
+NAMES = 1_000  # put into a save of each subject
+NAMES_OF_RECIPES = 200  # put into a save of each variant of a recipe
 HISTORIES, CALLS = 100, 60  # of each variant, and calls in each
 SECONDS_OF_OVERLAPS = 180.0
 SECONDS_OF_THREADS = 8.0  # of each variant
@@ -48,6 +50,13 @@ def planned(share: float, seed: int, rows: float) -> dict[str, list[Task]]:
                 for kind in reversed(SUBJECTS.values())
             ),
             partial(flips.attack_recipes, seed, some(DAMAGES_OF_RECIPES)),
+        ],
+        "names": [
+            *(
+                partial(names.attack, partial(kind, seed=seed), kind.name, some(NAMES), seed)
+                for kind in reversed(SUBJECTS.values())
+            ),
+            partial(names.attack_recipes, seed, some(NAMES_OF_RECIPES)),
         ],
         "overlaps": [
             partial(overlaps.attack, kind, SECONDS_OF_OVERLAPS * share) for kind in (overlaps.Rows, overlaps.Scores)

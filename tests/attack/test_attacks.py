@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.attack import endurance, flips, histories, kills, overlaps, threads
+from tests.attack import endurance, flips, histories, kills, names, overlaps, threads
 from tests.attack.report import Report
 from tests.attack.subjects import LevelsSubject, LightningSubject, ReplaySubject, RllibSubject, Subject
 from tests.attack.variants import VARIANTS, Variant
@@ -43,16 +43,25 @@ def test_damages_of_every_recipe() -> None:
     no_findings(flips.attack_recipes(seed=1, count=2))
 
 
+def test_forged_names() -> None:
+    report = names.attack_recipes(seed=1, count=40, variants=VARIANTS[::5])
+    no_findings(report)
+    assert report.figures["refused"] > 100
+    no_findings(names.attack(lambda folder: LevelsSubject(folder, 1), "levels", count=40))
+
+
 @pytest.mark.slow
 def test_a_lightning_checkpoint() -> None:
     no_findings(kills.attack(LightningSubject, seed=1, kills=2))
     no_findings(flips.attack(lambda folder: LightningSubject(folder, 1), "lightning", count=10))
+    no_findings(names.attack(lambda folder: LightningSubject(folder, 1), "lightning", count=10))
 
 
 @pytest.mark.slow
 def test_a_checkpoint_of_rllib(shared_ray: None) -> None:
     no_findings(kills.attack(RllibSubject, seed=1, kills=2))
     no_findings(flips.attack(lambda folder: RllibSubject(folder, 1), "rllib", count=4))
+    no_findings(names.attack(lambda folder: RllibSubject(folder, 1), "rllib", count=10))
 
 
 @pytest.mark.parametrize("kind", [overlaps.Rows, overlaps.Scores])

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from lightning_replay.replay import Replay
-from lightning_replay.saving import directory, snapshot
+from lightning_replay.saving import directory, snapshot, spec
 from lightning_replay.saving import states as state
-from tests.attack import endurance, flips, histories, kills, overlaps, threads
+from tests.attack import endurance, flips, histories, kills, names, overlaps, threads
 from tests.attack.report import Report
 from tests.attack.subjects import LevelsSubject, ReplaySubject
 from tests.attack.variants import VARIANTS, Variant
@@ -74,6 +74,11 @@ def test_damages_find_a_manifest_that_is_not_checked(monkeypatch: pytest.MonkeyP
 def test_damages_find_files_that_are_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state, "check_file", lambda file, record: None)
     finds(flips.attack(lambda folder: LevelsSubject(folder, 1), "levels", count=100), "loads with other behaviour")
+
+
+def test_forged_names_find_packages_that_are_trusted_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spec, "_check_trusted", lambda module, name, path, trusted: None)
+    finds(names.attack_recipes(seed=1, count=300, variants=[]), "trap was called")
 
 
 def test_overlaps_find_savers_that_do_not_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
