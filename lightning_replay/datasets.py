@@ -6,10 +6,13 @@ Columns, and the last step of an episode whose next observation is not recorded:
 
 from __future__ import annotations
 
-import importlib
+import functools
 import json
+import math
 import operator
-from collections.abc import Sequence
+import re
+import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +22,32 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers import ReplayBuffer, Storage
 
+from lightning_replay.dataset_files import DatasetError, files_below, imported, own_columns, readable
 from lightning_replay.episodes.links import TRAJECTORY_KEYS
 from lightning_replay.episodes.running import slots_by_age, stored_trajectories
+from lightning_replay.memory import check_free
 from lightning_replay.options import (
     check_kind,
     checked_choice,
     checked_keys,
     checked_number,
     checked_optional_count,
-    missing_extra,
 )
 from lightning_replay.parts import declared_writer
 from lightning_replay.replay import Replay
+from lightning_replay.saving.files import check_regular
 from lightning_replay.storage.columns import normalized
 from lightning_replay.storage.packed import PackedStorage, occupancy_of
 from lightning_replay.storage.rows import each_part, shown
+
+_NO_NUMBERS = ("video", "image", "string")  # kinds of features of LeRobot
+# Layouts of HDF5 files that from_d4rl does not read, by the name of an entry at the top.
+_LAYOUTS = {
+    "data": " (the layout of robomimic)",
+    r"traj_\d+": " (the layout of ManiSkill)",
+    r"observations_\d+": " (the layout of d3rlpy 2)",
+    r"episode_\d+": " (the layout of Minari, which from_minari reads)",
+}
 
 __all__ = ["fill", "from_d4rl", "from_lerobot", "from_minari", "from_torchrl"]
 
@@ -83,82 +97,149 @@ def fill(replay: Replay, rows: TensorDictBase) -> Replay:
     return replay
 
 
-def from_minari(dataset: Any) -> TensorDict:
+def from_minari(dataset: Any, observations: Sequence[str | tuple[str, ...]] | None = None) -> TensorDict:
     """Returns the rows of a Minari data set.
 
+    The files of an id are checked before Minari reads them. A data set that does not describe its spaces is refused,
+    because Minari would build the environment that the data set names.
+
     Args:
-        dataset: the data set, or the id of one that is on this machine (``minari download ID``).
+        dataset: id of a data set that is on this machine (``minari download ID``), or the loaded data set. Load only a
+            data set that you trust by yourself.
+        observations: entries of dictionary observations to keep, for example to leave out a text. One entry is kept as
+            it is. Several become a dictionary, by the last part of each key. By default all are kept.
 
     Raises:
-        FileNotFoundError: no data set of this id is there.
-        ValueError: the data set has no step.
-        TypeError: observations or actions are neither arrays nor dictionaries or tuples of them.
+        FileNotFoundError: No data set of this id is there.
+        ValueError: The data set has no step. An episode has other lengths than its steps. A column is no array of
+            numbers. Steps or episodes differ from the description. A file is damaged or leads out of the data set.
     """
-    if isinstance(dataset, str):
-        try:
-            dataset = _imported("minari").load_dataset(dataset)
-        except FileNotFoundError as error:
-            raise FileNotFoundError(
-                f"no data set {dataset!r} is on this machine; run 'minari download {dataset}' in a shell, or give "
-                "an id that 'minari list local' shows"
-            ) from error
-    episodes = []
-    for number, episode in enumerate(dataset.iterate_episodes()):
-        # One observation more than steps: the last one is only a successor.
-        cuts = (slice(None, -1), slice(1, None))
-        before, after = (each_part(episode.observations, operator.itemgetter(cut)) for cut in cuts)
-        reward, terminated, truncated = map(np.asarray, (episode.rewards, episode.terminations, episode.truncations))
-        numbers = np.full(len(reward), number)
-        episodes.append(_episodes(before, episode.actions, reward, terminated, truncated, numbers, after))
+    minari = imported("minari")
+    keys = None if observations is None else _checked_keys(observations)
+    with readable(f"the data set {dataset}", "a whole data set of Minari"):
+        if isinstance(dataset, str):
+            place = imported("minari.storage").get_dataset_path(dataset) / "data"
+            if not place.exists():
+                raise FileNotFoundError(
+                    f"no data set {dataset!r} is on this machine; run 'minari download {dataset}' in a shell, or give "
+                    "an id that 'minari list local' shows"
+                )
+            if not {"observation_space", "action_space"} <= {*_minari_description(place)}:
+                raise DatasetError(
+                    f"{place} does not describe its spaces, and Minari would build the environment that it names, "
+                    "which can be any code. If you trust it, give minari.load_dataset(id) in place of the id"
+                )
+            dataset = minari.load_dataset(dataset)
+        is_described = isinstance(dataset, minari.MinariDataset)
+        if is_described:
+            _minari_description(dataset.storage.data_path)
+        episodes = [_minari_episode(number, each, keys) for number, each in enumerate(dataset.iterate_episodes())]
+        found = (sum(map(len, episodes)), len(episodes))
+        if is_described and found != (dataset.total_steps, dataset.total_episodes):
+            raise DatasetError(
+                f"the data set holds {found[0]} steps in {found[1]} episodes, and its description says "
+                f"{dataset.total_steps} in {dataset.total_episodes}; give a whole data set of Minari"
+            )
     return _some(torch.cat(episodes) if episodes else TensorDict({}, [0]))
+
+
+def _minari_description(place: Path) -> Any:
+    """Returns what the description in the folder of a data set holds; no file in it leads to another one."""
+    files_below(place.parent, place)
+    arrays = place / "main_data.hdf5"
+    if arrays.exists():
+        with imported("h5py").File(arrays) as file:
+            needed = sum(column.nbytes for column in own_columns(file).values())
+            check_free(needed, f"the arrays of {arrays}", advice="Give a smaller data set")
+    return json.loads((place / "metadata.json").read_text("utf-8"))
+
+
+def _minari_episode(number: int, episode: Any, keys: list[tuple[str, ...]] | None) -> TensorDict:
+    observed = episode.observations
+    if keys is not None:
+        held = [*observed] if isinstance(observed, Mapping) else "an array"
+        with readable(f"the entries {keys} of the observations", f"entries of them; the observations are {held}"):
+            observed = _one_or_all({key[-1]: functools.reduce(operator.getitem, key, observed) for key in keys})
+    count = len(episode.rewards)
+    # One observation more than steps: the last one is only a successor.
+    observed = _columns(f"episode {number} (of {count} steps): observations", observed, count + 1)
+    before, after = (each_part(observed, operator.itemgetter(cut)) for cut in (slice(None, -1), slice(1, None)))
+    terminated, truncated = (
+        _flags(f"{name} of episode {number}", column, count)
+        for name, column in (("terminations", episode.terminations), ("truncations", episode.truncations))
+    )
+    return _episodes(before, episode.actions, episode.rewards, terminated, truncated, np.full(count, number), after)
 
 
 def from_d4rl(path: str | Path, max_episode_steps: int | None = None) -> TensorDict:
     """Returns the rows of an HDF5 file in D4RL's layout.
 
-    That is ``observations``, ``actions``, ``rewards`` and ``terminals`` of steps in order, and where it has them
-    ``timeouts`` and ``next_observations``; without the latter they are those of the next step. Fu et al. 2020, https://arxiv.org/abs/2004.07219.
+    That is ``observations``, ``actions``, ``rewards`` and ``terminals`` of steps in order. A file may also have
+    ``timeouts`` (or d3rlpy's ``episode_terminals``), and ``next_observations``, which else are the observations of the
+    next step. Fu et al. 2020, https://arxiv.org/abs/2004.07219.
 
     Args:
-        path: of the file.
-        max_episode_steps: steps after which the environment ended an episode; for a file without ``timeouts``.
+        path: path of the file. Its values must lie in the file itself.
+        max_episode_steps: steps after which the environment ended an episode, also if ``timeouts`` does not mark it.
 
     Raises:
-        OSError: no HDF5 file is there, or one that is damaged.
-        ValueError: columns that are missing or of several lengths; neither ``timeouts`` nor ``next_observations`` nor
-            ``max_episode_steps``, so that the next step may be of another episode.
+        FileNotFoundError: No file is there.
+        ValueError: The file is damaged, leads to other files, or is in another layout. Columns are missing, are no
+            numbers, or have several lengths. Without ``timeouts``, ``next_observations`` and ``max_episode_steps``, the
+            next step may be of another episode.
+        MemoryError: The columns need more memory than is free.
     """
-    h5py, needed = _imported("h5py"), ("observations", "actions", "rewards", "terminals")
+    h5py = imported("h5py")
+    needed = ("observations", "actions", "rewards", "terminals")
+    accepted = f"an HDF5 file in D4RL's layout, with {', '.join(needed)}, arrays of numbers, all of one length"
     checked_optional_count("max_episode_steps", max_episode_steps)
-    try:
+    with readable(path, accepted):
+        check_regular(Path(path))
         with h5py.File(path) as file:
-            columns = {name: file[name][:] for name in (*needed, "timeouts", "next_observations") if name in file}
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise OSError(f"{path} cannot be read as HDF5 ({error}); give a whole file in D4RL's layout") from error
-    lengths = {name: len(column) for name, column in columns.items()}
-    if not lengths.keys() >= {*needed} or len({*lengths.values()}) > 1:
-        raise ValueError(f"{path} has the columns {lengths}; give one with {', '.join(needed)}, all of one length")
-    observation, action, reward, terminated = (columns[name] for name in needed)
-    terminated, following = terminated.astype(bool).reshape(-1), columns.get("next_observations")
-    place = np.arange(len(terminated))
+            found = own_columns(file)
+            if not {*needed} <= {*found}:
+                layout = next((_LAYOUTS[key] for key in _LAYOUTS if any(re.fullmatch(key, name) for name in file)), "")
+                raise DatasetError(
+                    f"{path} holds {', '.join([*map(str, file.values())][:10])}{layout}; give {accepted}, or build "
+                    "rows from its episodes, as docs/demonstrations.md shows"
+                )
+            more = ("timeouts", "episode_terminals", "next_observations")
+            used = {name: found[name] for name in (*needed, *more) if name in found}
+            check_free(sum(column.nbytes for column in used.values()), f"the rows of {path}", advice="Split the file")
+            columns = {name: column[:] for name, column in used.items()}
+        lengths = {name: len(column) for name, column in columns.items()}
+        if len({*lengths.values()}) > 1:
+            raise DatasetError(f"{path} has columns of the lengths {lengths}; give {accepted}")
+        return _d4rl_rows(path, columns, max_episode_steps)
+
+
+def _d4rl_rows(path: str | Path, columns: dict[str, Any], max_episode_steps: int | None) -> TensorDict:
+    observation, following = columns["observations"], columns.get("next_observations")
+    count = len(observation)
+    terminated = _flags("terminals", columns["terminals"], count)
+    place = np.arange(count)
     if "timeouts" in columns:
-        truncated = columns["timeouts"].astype(bool).reshape(-1)
+        truncated = _flags("timeouts", columns["timeouts"], count)
+    elif "episode_terminals" in columns:
+        truncated = _flags("episode_terminals", columns["episode_terminals"], count) & ~terminated
     elif max_episode_steps is not None:
-        start = np.maximum.accumulate(np.where(np.append(True, terminated[:-1]), place, 0))
-        truncated = (place - start) % max_episode_steps == max_episode_steps - 1
+        truncated = np.zeros(count, np.bool_)
     elif following is not None:  # the next step goes on from another observation
         truncated = (following != observation[np.roll(place, -1)]).any(tuple(range(1, following.ndim)))
         truncated &= ~terminated
     else:
-        raise ValueError(
+        raise DatasetError(
             f"{path} has neither timeouts nor next_observations, so that an episode that was cut off would go on in "
             "the next one. Give max_episode_steps, that of the environment"
         )
+    if max_episode_steps is not None:
+        start = np.maximum.accumulate(np.where(np.append(True, (terminated | truncated)[:-1])[:count], place, 0))
+        truncated |= (place - start) % max_episode_steps == max_episode_steps - 1
     is_last = terminated | truncated
     numbers = np.cumsum(is_last) - is_last
-    return _some(_episodes(observation, action, reward, terminated, truncated, numbers, following))
+    return _some(
+        _episodes(observation, columns["actions"], columns["rewards"], terminated, truncated, numbers, following)
+    )
 
 
 def from_lerobot(
@@ -169,7 +250,7 @@ def from_lerobot(
 ) -> TensorDict:
     """Returns the rows of a LeRobot data set, read from its parquet files; videos and images are not decoded.
 
-    Layouts v2 and v3. Observations are those before the actions.
+    Layouts v2 and v3. Observations are those before the actions. Frames and episodes are compared with ``meta``.
 
     Args:
         path: folder with ``meta`` and ``data``.
@@ -180,35 +261,104 @@ def from_lerobot(
 
     Raises:
         FileNotFoundError: no data set is there.
-        ValueError: columns that it lacks, or that are images.
+        ValueError: Columns are missing, are images, or hold nulls or entries of other shapes than ``meta`` describes.
+            Frames are missing, or occur twice, because two recordings are in one folder. Frames or episodes differ from
+            ``meta``. A file is damaged or leads out of the folder.
+        MemoryError: The columns need more memory than is free.
     """
-    parquet, folder = _imported("pyarrow.dataset"), Path(path)
+    imported("pyarrow.dataset")
+    folder = Path(path)
     is_terminated = checked_choice("done", done, ("terminated", "truncated")) == "terminated"
-    names = [name for (name,) in checked_keys("observations", observations)]
-    features = json.loads((folder / "meta" / "info.json").read_text())["features"]
-    numbers = [name for name, feature in features.items() if feature["dtype"] not in ("video", "image", "string")]
-    needed = [*names, "action", "episode_index", "index", *(["next.reward"] if reward is None else [])]
-    if not {*needed} <= {*numbers}:
-        raise ValueError(
-            f"{folder} lacks the columns {sorted({*needed} - {*numbers})}; it has the numbers {sorted(numbers)}. Name "
-            "others as observations, and give reward where there is no next.reward; images are not decoded"
+    names = [".".join(key) for key in _checked_keys(observations)]
+    given = None if reward is None else checked_number("reward", reward)
+    accepted = "a whole data set of LeRobot, of layout v2 or v3, with meta/info.json and parquet files in data"
+    with readable(folder, accepted):
+        described = files_below(folder, folder / "meta")
+        info = json.loads((folder / "meta" / "info.json").read_text("utf-8"))
+        features = {name: each for name, each in info["features"].items() if each["dtype"] not in _NO_NUMBERS}
+        needed = [*names, "action", "episode_index", "index", *(["next.reward"] if reward is None else [])]
+        if not {*needed} <= {*features}:
+            raise DatasetError(
+                f"{folder} lacks the columns {sorted({*needed} - {*features})}; it has the numbers {sorted(features)}. "
+                "Name others as observations, and give reward where there is no next.reward; images are not decoded"
+            )
+        ends = [name for name in ("next.done", "next.success")[: 1 + is_terminated] if name in features]
+        more = [name for name in ("frame_index",) if name in features]
+        shapes = {name: features[name]["shape"] for name in (*needed, *ends, *more)}
+        files = [file for file in files_below(folder, folder / "data") if file.suffix == ".parquet"]
+        if not files:
+            raise DatasetError(f"{folder / 'data'} holds no parquet file; give {accepted}")
+        table = _table(files, [*shapes], sum(map(math.prod, shapes.values()))).sort_by("index")
+        columns = {name: _entries(f"{name} of {folder}", table[name], shape) for name, shape in shapes.items()}
+        count = table.num_rows
+        _check_frames(folder, info, described, columns)
+        rewards = columns["next.reward"] if given is None else np.full(count, given)
+        observation = _one_or_all({name.removeprefix("observation."): columns[name] for name in names})
+        never = np.zeros(count, np.bool_)
+        ended = np.logical_and.reduce([_flags(name, columns[name], count) for name in ends] or [never])
+        terminated, truncated = (ended, never) if is_terminated else (never, ended)
+        trajectory = columns["episode_index"].reshape(-1)
+        return _some(_episodes(observation, columns["action"], rewards, terminated, truncated, trajectory))
+
+
+def _table(files: list[Path], names: list[str], width: int) -> Any:
+    """Returns the columns ``names``, ``width`` numbers a row, of all ``files``."""
+    # A path is no URI of another file system.
+    local = imported("pyarrow.fs").LocalFileSystem()
+    source = imported("pyarrow.dataset").dataset([*map(str, files)], filesystem=local, format="parquet")
+    check_free(8 * width * source.count_rows(), f"the columns {names}", advice="Give a smaller data set")
+    return source.to_table(columns=names)
+
+
+def _entries(name: str, column: Any, shape: Sequence[int]) -> np.ndarray:
+    """Returns a column of lists, or of numbers, as an array ``[N, *shape]``."""
+    levels, lengths = [column.combine_chunks()], []
+    while levels[-1].type.num_fields:  # of lists
+        lengths.append(imported("pyarrow.compute").list_value_length(levels[-1]).unique().to_pylist())
+        levels.append(levels[-1].flatten())
+    wanted = [[length] for length in shape if length != 1]  # a list of one number may be stored as the number
+    if any(level.null_count for level in levels) or [each for each in lengths if each != [1]] != wanted:
+        raise DatasetError(
+            f"{name} holds nulls, or lists of the lengths {lengths}, and meta/info.json describes the shape {shape}; "
+            "give a whole data set without nulls"
         )
-    ends = [name for name in ("next.done", "next.success")[: 1 + is_terminated] if name in numbers]
-    table = parquet.dataset(folder / "data", format="parquet").to_table(columns=[*needed, *ends]).sort_by("index")
+    return levels[-1].to_numpy(zero_copy_only=False).reshape(len(column), *shape)
 
-    def column(name: str) -> np.ndarray:
-        values = table[name].combine_chunks()
-        while values.type.num_fields:  # of lists
-            values = values.flatten()
-        return values.to_numpy(zero_copy_only=False).reshape(table.num_rows, *features[name]["shape"])
 
-    rewards = column("next.reward") if reward is None else np.full(table.num_rows, checked_number("reward", reward))
-    parts, never = {name.removeprefix("observation."): column(name) for name in names}, np.zeros(len(rewards), np.bool_)
-    observation = parts if len(parts) > 1 else column(names[0])
-    ended = np.logical_and.reduce([column(name).reshape(-1) for name in ends] or [never])
-    terminated, truncated = (ended, never) if is_terminated else (never, ended)
-    trajectory = column("episode_index").reshape(-1)
-    return _some(_episodes(observation, column("action"), rewards, terminated, truncated, trajectory))
+def _check_frames(folder: Path, info: dict[str, Any], described: list[Path], columns: dict[str, np.ndarray]) -> None:
+    """Refuses frames that do not follow each other, and frames and episodes that ``meta`` does not describe."""
+    index, episode = columns["index"].reshape(-1), columns["episode_index"].reshape(-1)
+    starts = episode[1:] != episode[:-1]
+    step = np.diff(index)
+    frame_step = np.diff(columns.get("frame_index", index).reshape(-1))
+    is_broken = np.where(starts, step < 1, (step != 1) | (frame_step != 1))
+    names, counts = np.unique(episode, return_counts=True)
+    if is_broken.any() or np.count_nonzero(starts) >= max(len(names), 1):
+        raise DatasetError(
+            f"the frames of {folder} do not follow each other by index, episode_index and frame_index; the first wrong "
+            f"indices are {index[1:][is_broken][:3].tolist()}. Frames are missing, a file is there twice, or the "
+            "folder holds two recordings: read each from its own folder, and fill the replay with one after the other"
+        )
+    lengths: dict[int, int] = {}
+    for file in described:
+        entries = []
+        if file.name == "episodes.jsonl":
+            entries = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
+        elif folder / "meta" / "episodes" in file.parents and file.suffix == ".parquet":
+            entries = _table([file], ["episode_index", "length"], 2).to_pylist()
+        lengths |= {each["episode_index"]: each["length"] for each in entries}
+    for name, count in zip(names.tolist(), counts.tolist(), strict=True):
+        if lengths and lengths.get(name) != count:
+            raise DatasetError(
+                f"episode {name} of {folder} has {count} frames, and meta describes {lengths.get(name)}; give a whole "
+                "data set of one recording"
+            )
+    for key, count in (("total_frames", len(index)), ("total_episodes", len(names))):
+        total = info.get(key, count)
+        if count > total:
+            raise DatasetError(f"{folder} holds {count} where its {key} is {total}; give a data set of one recording")
+        if count < total:
+            warnings.warn(f"{folder} holds {count} where its {key} is {total}; the rest is left out", stacklevel=3)
 
 
 def from_torchrl(
@@ -220,31 +370,41 @@ def from_torchrl(
     ``("collector", "traj_ids")``, ``traj_ids`` or ``episode``, or else by the ends of episodes. Flags stay as stored.
 
     Args:
-        source: of TensorDicts ``[]`` with the keys of TorchRL's environments; or such rows, a TensorDict ``[N]``.
+        source: of TensorDicts ``[]`` with the keys of TorchRL's environments; or such rows, a TensorDict ``[N]``. Other
+            columns, such as texts, are left out.
         observations: one column, or several that become a dictionary, by the last part of each key.
 
     Raises:
         TypeError: something else.
-        ValueError: no rows, rows of several dimensions, or columns that they lack.
+        ValueError: No rows, rows or a storage of several dimensions, or columns that are missing or no numbers.
     """
     accepted = "a storage, a replay buffer or an offline data set of TorchRL, or a TensorDict [N]"
     check_kind("source", source, Storage | ReplayBuffer | TensorDictBase, accepted)
-    keys, held = checked_keys("observations", observations), source
+    keys = _checked_keys(observations)
+    with readable("the source", "rows with the keys of TorchRL's environments"):
+        return _torchrl_rows(source, keys)
+
+
+def _torchrl_rows(source: Storage | ReplayBuffer | TensorDictBase, keys: list[tuple[str, ...]]) -> TensorDict:
+    held = source
     if isinstance(source, Storage | ReplayBuffer) and len(source):
         held = source.storage if isinstance(source, ReplayBuffer) else source
-        in_order = slots_by_age(held, declared_writer(source.writer)) if isinstance(source, ReplayBuffer) else None
-        held = held[occupancy_of(held).slots() if in_order is None else in_order]
+        in_order = None
+        if isinstance(source, ReplayBuffer) and held.ndim == 1:
+            in_order = slots_by_age(held, declared_writer(source.writer))
+        slots = occupancy_of(held).slots() if held.ndim == 1 else slice(None)
+        held = held[slots if in_order is None else in_order]
     rows = _some(torch.stack(held) if isinstance(held, list) else held)
     rows = normalized(rows).cpu()
     needed = [*keys, *(("next", *key) for key in keys), ("action",), ("next", "reward"), ("next", "done")]
     missing = ", ".join(shown(key) for key in needed if rows.get(key, None) is None)
     if missing:
-        raise ValueError(
+        raise DatasetError(
             f"the rows lack {missing}; they have {', '.join(map(shown, rows.keys(True, True)))}. Name the observations "
             "by observations=, and the others as TorchRL's environments do"
         )
     if rows.ndim > 1:
-        raise ValueError(
+        raise DatasetError(
             f"from_torchrl takes rows that are single steps, and these have the batch size {list(rows.shape[1:])} "
             "each. Give storage[:].transpose(0, 1).reshape(-1)"
         )
@@ -254,24 +414,26 @@ def from_torchrl(
         ended = done if truncated is None else done & ~truncated
     names = (rows.get(key, None) for key in (*TRAJECTORY_KEYS, "traj_ids", "episode"))
     trajectory = next((name for name in names if name is not None), done.long().cumsum(0) - done.long())
-    seen, after = (
-        each.get(keys[0]) if len(keys) == 1 else {key[-1]: each.get(key) for key in keys} for each in (rows, following)
-    )
+    seen, after = (_one_or_all({key[-1]: each.get(key) for key in keys}) for each in (rows, following))
     truncated = done & ~ended if truncated is None else truncated
     return _transitions(seen, after, rows["action"], following["reward"], ended, truncated, trajectory)
 
 
+def _checked_keys(observations: Any) -> list[tuple[str, ...]]:
+    keys = checked_keys("observations", observations)
+    if not keys or len({key[-1] for key in keys}) < len(keys):
+        raise ValueError(f"observations is {observations!r}; it must be at least one key, each with another last part")
+    return keys
+
+
+def _one_or_all(parts: dict[str, Any]) -> Any:
+    return parts if len(parts) > 1 else next(iter(parts.values()))
+
+
 def _some(rows: Any) -> Any:
     if not len(rows):
-        raise ValueError("the data set holds no rows; give one with recorded steps")
+        raise DatasetError("the data set holds no rows; give one with recorded steps")
     return rows
-
-
-def _imported(module: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise missing_extra("the data set", str(error.name), "demonstrations") from error
 
 
 def _episodes(
@@ -292,24 +454,59 @@ def _transitions(
     observation: Any, following: Any, action: Any, reward: Any, terminated: Any, truncated: Any, trajectory: Any
 ) -> TensorDict:
     count = len(reward)
-    reward, *ends = (_column(each).reshape(count, 1) for each in (reward, terminated, truncated))
-    after = {"observation": each_part(following, _column), "reward": reward.float(), "terminated": ends[0]}
+    ends = [
+        torch.from_numpy(_flags(name, each, count)).reshape(count, 1)
+        for name, each in (("terminated", terminated), ("truncated", truncated))
+    ]
+    observed = _columns("observation", observation, count)
+    after = {
+        "observation": _columns("the next observation", following, count),
+        "reward": _numbers("reward", reward, count).float().reshape(count, 1),
+        "terminated": ends[0],
+    }
     rows = {
-        "observation": each_part(observation, _column),
-        "action": each_part(action, lambda column: _column(column, np.int64)),
+        "observation": observed,
+        "action": _columns("action", action, count, np.int64),
         "next": after | {"truncated": ends[1], "done": ends[0] | ends[1]},
-        "trajectory": _column(trajectory, np.int64).reshape(count),
+        "trajectory": _numbers("trajectory", trajectory, count, np.int64),
     }
     return TensorDict(rows, [count])
 
 
-def _column(value: Any, integer: Any = None) -> Tensor:
-    column = np.asarray(value)
-    kind = column.dtype.kind
-    if kind not in "biuf":
-        raise TypeError(
-            f"a column is of {column.dtype}; observations and actions must be arrays of numbers, or dictionaries or "
-            "tuples of them. Convert the data set first"
+def _flags(name: str, value: Any, count: int) -> np.ndarray:
+    """Returns a column of one flag for each of ``count`` steps, bool ``[count]``."""
+    column = _numbers(name, value, count)
+    if not ((column == 0) | (column == 1)).all():
+        raise DatasetError(f"{name} holds other numbers than 0 and 1; it must hold one flag for each step")
+    return column.bool().numpy()
+
+
+def _numbers(name: str, value: Any, count: int, integer: Any = None) -> Any:
+    """Returns a column of one number for each of ``count`` steps, a tensor ``[count]``."""
+    column = _columns(name, value, count, integer)
+    if not isinstance(column, Tensor) or column.numel() != count:
+        raise DatasetError(
+            f"{name} must hold one number for each of {count} steps; its shape is {list(np.shape(column))}"
         )
-    is_wide = integer is not None and kind == "i" and column.dtype.itemsize > 1  # int8 is of MultiBinary
-    return torch.from_numpy(column.astype(integer if is_wide else np.float32 if kind == "f" else column.dtype))
+    return column.reshape(count)
+
+
+def _columns(name: str, value: Any, count: int, integer: Any = None) -> Any:
+    """Returns a column, or a tree of columns, as tensors ``[count, ...]``; integers are stored as ``integer``."""
+    parts = dict(enumerate(value)) if isinstance(value, tuple) else value
+    if isinstance(parts, Mapping):
+        return {str(part): _columns(f"{name}[{part!r}]", each, count, integer) for part, each in parts.items()}
+    with readable(name, "an array of numbers that float32, or int64, can hold"), np.errstate(over="raise"):
+        column = np.asarray(value)
+        kind = column.dtype.kind
+        if kind not in "biuf":
+            raise DatasetError(
+                f"{name} is of {column.dtype}; columns must be arrays of numbers, or dictionaries or tuples of "
+                "them. Leave it out by observations=, or convert the data set first"
+            )
+        if column.shape[:1] != (count,):
+            raise DatasetError(f"{name} has the shape {list(column.shape)}; it must hold {count} entries")
+        if kind == "f":
+            return torch.from_numpy(column.astype(np.float32))
+        is_wide = integer is not None and kind in "iu" and column.dtype.itemsize > 1  # Bytes are of MultiBinary.
+        return torch.from_numpy(column.astype(integer if is_wide else column.dtype, casting="safe"))

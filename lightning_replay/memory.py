@@ -33,16 +33,16 @@ def free_bytes(device: torch.device) -> int | None:
     return next((min(int(kilobytes) * 1024, limit) for kilobytes in available), None)
 
 
-def check_free(num_bytes: int, what: str, device: torch.device | None = None) -> None:
+def check_free(
+    num_bytes: int, what: str, device: torch.device | None = None, advice: str = "Lower the capacity"
+) -> None:
     """Raises ``MemoryError`` if ``num_bytes`` for ``what`` are more than is free on ``device``, by default the CPU."""
     if num_bytes < _SMALL_BYTES:
         return
     device = torch.device("cpu") if device is None else device
     free = free_bytes(device)
     if free is not None and num_bytes > free:
-        raise MemoryError(
-            f"{num_bytes:,} bytes are needed for {what}, and {free:,} are free on {device}. Lower the capacity"
-        )
+        raise MemoryError(f"{num_bytes:,} bytes are needed for {what}, and {free:,} are free on {device}. {advice}")
 
 
 def allocate_rows(

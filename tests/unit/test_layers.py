@@ -22,7 +22,7 @@ ORDER = (
     *("schedules", "losses", "samplers", "training_replay", "saves", "retention", "writers", "replay", "transforms"),
     *("agents", "collecting", "loading", "inspection", "table_replay", "mixed_replay", "recipes", "lit"),
     *("__main__",),
-    *("datasets", "sb3", "sharded", "start_method"),
+    *("dataset_files", "datasets", "sb3", "sharded", "start_method"),
 )
 RLLIB_ORDER = (
     *("interruption", "rllib_compat", "apex", "episodes", "learner", "tasks", "buffer", "checkpoints"),
