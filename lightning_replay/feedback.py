@@ -93,7 +93,7 @@ def judged(index: Any, td_error: Any, generation: Any, storage: Storage) -> Judg
             f"index must be int64 [B] or [B, 2], the batch's 'index'; got {index.dtype} {list(index.shape)}"
         )
     if td_error is None:
-        errors = torch.zeros(index.shape[0], device="cpu")
+        errors = torch.zeros(index.shape[0], dtype=torch.float32, device="cpu")
     else:  # all are checked, of late rows too: a diverging loss shows at once
         errors = magnitudes(td_error, index.shape[0], "No priority was changed")
     # Without generations an index is trusted; only slots without a row are dropped.

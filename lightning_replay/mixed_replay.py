@@ -251,12 +251,13 @@ class MixedReplay(Seeded, TrainingReplay):
         while True:
             yield self.sample()
 
+    @torch.inference_mode(False)  # Batches of one side can also be trained on.
     def _joined(self, drawn: list[TensorDictBase], first_offline: int) -> TensorDictBase:
         parts = [{key: part.get(key) for key in part.keys(True, True)} for part in drawn]
         device, shape = parts[0]["index"].device, drawn[0].shape[1:]
         filled: dict[str, Tensor] = {}  # a row of what a side may not have
         if self.is_prioritized:
-            filled["priority_weight"] = torch.ones(1, *shape, device=device)
+            filled["priority_weight"] = torch.ones(1, *shape, dtype=torch.float32, device=device)
         if any(n_steps > 1 for n_steps, _ in self.returns):
             filled["steps_to_next_obs"] = torch.ones(1, 1, dtype=torch.int64, device=device)
         pairs = [
@@ -265,7 +266,7 @@ class MixedReplay(Seeded, TrainingReplay):
         for place, part in enumerate(parts):
             is_offline, rows = place == 1 or not first_offline, len(part["index"])
             part["index"] = part["index"] + OFFLINE_INDEX * is_offline
-            part["is_offline"] = torch.full((rows, *shape), is_offline, device=device)
+            part["is_offline"] = torch.full((rows, *shape), is_offline, dtype=torch.bool, device=device)
             for name in pairs:
                 if part[name].ndim == 1:
                     part[name] = torch.stack([part[name], torch.full_like(part[name], _NO_PARTNER)], -1)

@@ -44,7 +44,7 @@ class _Rewards(Tensor):
         if func in _LOSSES and origin is not None and kwargs["reduction"] == "mean":
             values, targets = (one.as_subclass(Tensor) for one in args)
             origin.errors.append((targets - values).detach().flatten())
-            weight = origin.batch.get("priority_weight", torch.ones(1, device=values.device)).to(values.device)
+            weight = origin.batch.get("priority_weight", values.new_ones(1)).to(values.device)
             return (
                 weight.view(-1, *[1] * (values.dim() - 1)) * func(values, targets, **kwargs | {"reduction": "none"})
             ).mean()

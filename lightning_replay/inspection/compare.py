@@ -132,7 +132,8 @@ def _tsne(rows: Tensor, seed: int) -> Tensor:
     start = reduced[:, :2]
     start = start / max(float(start[:, 0].std()), 1e-12)
     # off the line of a single feature, on which points could not pass each other
-    start = start + 0.01 * torch.randn(start.shape, generator=torch.Generator().manual_seed(seed), device="cpu")
+    generator = torch.Generator().manual_seed(seed)
+    start = start + 0.01 * torch.randn(start.shape, dtype=torch.float32, generator=generator, device="cpu")
     perplexity = min(_PERPLEXITY, (len(rows) - 1) / 3)  # t-SNE uses three times as many neighbours
     tsne = TSNE(n_components=2, perplexity=perplexity, init=1e-4 * start.numpy(), random_state=seed)
     return torch.from_numpy(tsne.fit_transform(reduced.numpy()))

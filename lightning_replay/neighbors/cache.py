@@ -31,10 +31,10 @@ class NeighborCache:
         self.num_neighbors = num_neighbors
         self.num_candidates = num_candidates
         self.slot: Tensor = torch.full((capacity, num_candidates), capacity, dtype=torch.int32, device=device)
-        self.distance: Tensor = torch.full((capacity, num_candidates), torch.inf, device=device)
-        self.radius: Tensor = torch.full((capacity,), NO_LIST, device=device)
+        self.distance: Tensor = torch.full((capacity, num_candidates), torch.inf, dtype=torch.float32, device=device)
+        self.radius: Tensor = torch.full((capacity,), NO_LIST, dtype=torch.float32, device=device)
         # Rows to draw from; a float because it multiplies the uniform draw.
-        self.choices: Tensor = torch.zeros(capacity, device=device)
+        self.choices: Tensor = torch.zeros(capacity, dtype=torch.float32, device=device)
 
     @property
     def nbytes(self) -> int:

@@ -30,7 +30,7 @@ class PointTable:
     def __init__(self, capacity: int, width: int, device: torch.device | str = "cpu") -> None:
         self.capacity = capacity
         self.width = width
-        self.rows: Tensor = torch.zeros(_whole_groups(capacity + 1), width + 2, device=device)
+        self.rows: Tensor = torch.zeros(_whole_groups(capacity + 1), width + 2, dtype=torch.float32, device=device)
         self.rows[:, width] = torch.inf
         self.rows[:, width + 1] = 1
         self._steps = torch.arange(_GROUP, device=device)
@@ -61,7 +61,7 @@ class PointTable:
         table = self.rows[: _whole_groups(limit)]
         tile = min(max(1, self._tile_elements // len(slots) // _GROUP) * _GROUP, len(table))
         # One buffer for all tiles: memory fresh from the system costs more than the product.
-        buffer = torch.empty(len(slots) * tile, device=table.device)
+        buffer = torch.empty(len(slots) * tile, dtype=torch.float32, device=table.device)
         closest, minimum = [], []
         for rows in table.split(tile):
             distance = torch.mm(factors, rows.T, out=buffer[: len(slots) * len(rows)].view(len(slots), len(rows)))

@@ -16,6 +16,8 @@ PREFETCH_ABOVE = 20_000
 INFINITY = np.float32(np.inf)
 # Without it numba tests every index it loads from for being negative: as many instructions as the sums.
 NOT_NEGATIVE = 2**62 - 1
+# The start of each sum. With a plain 0.0, NumPy adds in float32 if the loops are not compiled.
+ZERO = np.float64(0.0)
 
 
 # A call between compiled functions counts references to every array it passes: four times the work of a block.
@@ -26,7 +28,7 @@ _inlined = njit(inline="always")
 def _sum_leaves(leaves, first):  # type: ignore[no-untyped-def]
     """Returns sum and smallest positive of one block of leaves, in four parallel chains of fixed order."""
     first &= NOT_NEGATIVE
-    a, b, c, d = 0.0, 0.0, 0.0, 0.0
+    a, b, c, d = ZERO, ZERO, ZERO, ZERO
     low_a, low_b, low_c, low_d = INFINITY, INFINITY, INFINITY, INFINITY
     for slot in range(first, first + FAN_OUT, 4):
         p, q, r, s = leaves[slot], leaves[slot + 1], leaves[slot + 2], leaves[slot + 3]
@@ -47,7 +49,7 @@ def _sum_leaves(leaves, first):  # type: ignore[no-untyped-def]
 @_inlined
 def _sum_nodes(sums, minima, first):  # type: ignore[no-untyped-def]
     first &= NOT_NEGATIVE
-    a, b, c, d = 0.0, 0.0, 0.0, 0.0
+    a, b, c, d = ZERO, ZERO, ZERO, ZERO
     low_a, low_b, low_c, low_d = INFINITY, INFINITY, INFINITY, INFINITY
     for node in range(first, first + FAN_OUT, 4):
         a, b, c, d = a + sums[node], b + sums[node + 1], c + sums[node + 2], d + sums[node + 3]
@@ -148,14 +150,14 @@ def _sum_four(values, first):  # type: ignore[no-untyped-def]
 @_inlined
 def _choose_in_order(values, first, remaining):  # type: ignore[no-untyped-def]
     """Returns what :func:`_choose_child` does, added up one by one: slower, and defined past the end."""
-    cumulative, before, child = 0.0, 0.0, 0
+    cumulative, before, child = ZERO, ZERO, 0
     for offset in range(FAN_OUT):
         cumulative += values[first + offset]
         below = cumulative <= remaining
         before = cumulative if below else before
         child += below
     if child == FAN_OUT:  # at or past the end: the last child that still adds to the sum
-        total, cumulative, before, child = cumulative, 0.0, 0.0, 0
+        total, cumulative, before, child = cumulative, ZERO, ZERO, 0
         for offset in range(FAN_OUT):
             cumulative += values[first + offset]
             before = cumulative if cumulative < total else before
@@ -170,10 +172,11 @@ def _choose_child(values, first, remaining):  # type: ignore[no-untyped-def]
     one = _sum_four(values, first)
     two = one + _sum_four(values, first + 4)
     three = two + _sum_four(values, first + 8)
-    before = one if one <= remaining else 0.0
+    before = one if one <= remaining else ZERO
     before = two if two <= remaining else before
     before = three if three <= remaining else before
-    child = 4 * ((one <= remaining) + (two <= remaining) + (three <= remaining))
+    # Without int(), NumPy adds two flags to one flag if the loops are not compiled.
+    child = 4 * (int(one <= remaining) + int(two <= remaining) + int(three <= remaining))
     end, cumulative = child + 4, before
     for offset in range(4):
         cumulative += values[first + end - 4 + offset]

@@ -36,7 +36,7 @@ class TorchTree:
         # A parallel cumulative sum need not be monotone; on the CPU it is sequential.
         self._is_monotone = self._on_cpu
         # One slot more than the capacity, into which CUDA writes entries to be skipped.
-        self._leaves = torch.zeros(_rounded_up(capacity + 1, LEAF_SHIFT), device=device)
+        self._leaves = torch.zeros(_rounded_up(capacity + 1, LEAF_SHIFT), dtype=torch.float32, device=device)
         self._sums: list[Tensor] = []
         self._minima: list[Tensor] = []
         self._nodes: list[int] = []
@@ -47,7 +47,7 @@ class TorchTree:
             entries = _rounded_up(nodes, SHIFT)
             self._nodes.append(nodes)
             self._sums.append(torch.zeros(entries, dtype=torch.float64, device=device))
-            self._minima.append(torch.full((entries,), torch.inf, device=device))
+            self._minima.append(torch.full((entries,), torch.inf, dtype=torch.float32, device=device))
         self._zero = torch.zeros((), dtype=torch.float64, device=device)
 
     def set(self, index: Tensor, value: Tensor | float) -> None:

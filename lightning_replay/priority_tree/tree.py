@@ -259,7 +259,7 @@ class PriorityTree:
 
     def clear(self) -> None:
         """Writes 0 to every slot."""
-        self._backend.load_leaves(torch.zeros(self.capacity, device="cpu"))
+        self._backend.load_leaves(torch.zeros(self.capacity, dtype=torch.float32, device="cpu"))
 
     def leaves(self) -> Tensor:
         """Returns a copy of all values, float32 ``[capacity]``."""

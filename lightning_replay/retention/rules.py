@@ -119,7 +119,7 @@ class _WeighingAlone(_Weighing, RetentionRule):
     learns = needs_actions = True
 
     def first_priority(self, rows: TensorDictBase) -> Tensor | None:
-        return torch.ones(rows.shape[0], device="cpu")  # the present policy chose their actions
+        return torch.ones(rows.shape[0], dtype=torch.float32, device="cpu")  # the present policy chose their actions
 
     def priority(self, surprise: Tensor, on_policyness: Tensor) -> Tensor:
         return on_policyness
@@ -182,7 +182,7 @@ class OldestLeaves(RetentionRule):
 
     def first_priority(self, rows: TensorDictBase) -> Tensor | None:
         """Returns 0 for each row."""
-        return torch.zeros(rows.shape[0], device="cpu")
+        return torch.zeros(rows.shape[0], dtype=torch.float32, device="cpu")
 
 
 @recorded

@@ -174,7 +174,8 @@ def _renew(  # type: ignore[no-untyped-def]
         if first in seen:
             continue
         seen.add(first)
-        total, last, slot = 0.0, first, first
+        # A plain 0.0 would make float32 sums if this is not compiled.
+        total, last, slot = np.float64(0.0), first, first
         while slot >= 0:
             total, last = total + error[slot] + offset, slot
             sums[slot], renewed[count] = 0.0, slot
@@ -196,7 +197,7 @@ def _renew(  # type: ignore[no-untyped-def]
         for newest in running:
             if newest == last:
                 divisor = max(total, largest)
-        so_far, slot = 0.0, first
+        so_far, slot = np.float64(0.0), first
         while slot >= 0:
             so_far += error[slot] + offset
             reliability[slot] = so_far / divisor if divisor > 0 else 1.0

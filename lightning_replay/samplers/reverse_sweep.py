@@ -132,7 +132,8 @@ class ReverseSweepSampler(FollowsEpisodes, UniformSampler):
         if self.followed.links is None:
             self._link(torch.empty(0, dtype=torch.int64, device="cpu"), storage)
         generator = self._generator
-        sweeps = float(torch.rand((), generator=generator, device=generator.device)) < self.sweep_share
+        point = torch.rand((), dtype=torch.float32, generator=generator, device=generator.device)
+        sweeps = float(point) < self.sweep_share
         if not (sweeps and len(self._goals)):
             return super().sample(storage, batch_size)
         parts: list[Tensor] = []

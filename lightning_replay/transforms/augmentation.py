@@ -20,7 +20,7 @@ from lightning_replay.transforms.mixup import mixup_coefficients
 
 def _uniform(images: Tensor, rng: torch.Generator, *shape: int) -> Tensor:
     # Drawn where the generator is, so that images get the same numbers on every device.
-    return torch.rand(len(images), *shape, generator=rng, device=rng.device).to(images.device)
+    return torch.rand(len(images), *shape, dtype=torch.float32, generator=rng, device=rng.device).to(images.device)
 
 
 def _crop(images: Tensor, rng: torch.Generator) -> Tensor:
@@ -45,7 +45,8 @@ def _cutout_color(images: Tensor, rng: torch.Generator) -> Tensor:
 
 def _random_conv(images: Tensor, rng: torch.Generator) -> Tensor:
     count, channels, *sides = images.shape
-    kernels = torch.randn(count * channels, channels, 3, 3, generator=rng, device=rng.device) / (3 * channels**0.5)
+    shape = (count * channels, channels, 3, 3)
+    kernels = torch.randn(shape, dtype=torch.float32, generator=rng, device=rng.device) / (3 * channels**0.5)
     return conv2d(images.reshape(1, -1, *sides), kernels.to(images), padding=1, groups=count).view_as(images)
 
 

@@ -268,7 +268,8 @@ class MixPairs(ReplayTransform):
         self._clocks = {"draws": 0, "updates": 0, "env_steps": 0}
         self._mixed_keys = set(checked_keys("keys", keys))
         self._mixed_tree = nest(self._mixed_keys)
-        self._ahead = torch.empty(0, device="cpu")  # coefficients that were drawn and are not used yet
+        # Coefficients that were drawn and are not used yet.
+        self._ahead = torch.empty(0, dtype=torch.float32, device="cpu")
         self._packed: PackedMixing | None = None  # of the rows that were mixed last
 
     @property
@@ -372,8 +373,8 @@ class MixPairs(ReplayTransform):
             untouched = untouched | (discount[:, 0] != discount[:, 1]).flatten(1).any(1)
         if fraction < 1.0:
             generator = self._rng
-            drawn = torch.rand(untouched.shape, generator=generator, device=generator.device) >= fraction
-            untouched = untouched | drawn.to(untouched.device)
+            points = torch.rand(untouched.shape, dtype=torch.float32, generator=generator, device=generator.device)
+            untouched = untouched | (points >= fraction).to(untouched.device)
         return untouched
 
 

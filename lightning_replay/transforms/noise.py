@@ -60,7 +60,7 @@ class GaussianNoise(ReplayTransform):
         """Disturbs a batch of any shape; the batch itself is changed."""
         generator = self._rng
         for leaf, value in floating_columns(tensordict, self._noisy_paths, "GaussianNoise").items():
-            noise = torch.randn(value.shape, generator=generator, device=generator.device).to(value)
+            noise = torch.randn(value.shape, dtype=torch.float32, generator=generator, device=generator.device)
             scale = value if self.kind == "multiplicative" else 1.0
-            tensordict.set(leaf, value + self.sigma * noise * scale)
+            tensordict.set(leaf, value + self.sigma * noise.to(value) * scale)
         return tensordict

@@ -113,7 +113,7 @@ def _on_policyness(rule: RetentionRule, count: int, signals: Mapping[str, Any]) 
             "none; pass both. No priority was changed"
         )
     if not rule.weighs_actions or action_values is None:
-        return torch.ones(count, device="cpu")
+        return torch.ones(count, dtype=torch.float32, device="cpu")
     if action is None:
         raise ValueError("update_priority got action_values without action; pass action=batch['action'] as well")
     action_values = real_numbers("action_values", action_values, "No priority was changed")
@@ -313,7 +313,7 @@ class RetentionWriter(ReplayWriter):
             return Factors.unknown(count)
         surprise = self.initial_surprise(rows)
         surprise = checked_surprise("what initial_surprise returned", surprise, count, "Nothing was stored")
-        return Factors.by(self.rule, surprise, torch.ones(count, device="cpu"))
+        return Factors.by(self.rule, surprise, torch.ones(count, dtype=torch.float32, device="cpu"))
 
     def read_feedback(self, count: int, td_error: Tensor | None, signals: Mapping[str, Any]) -> Factors:
         """Returns the surprise and on-policyness that feedback gives for a batch; changes nothing.
@@ -332,7 +332,7 @@ class RetentionWriter(ReplayWriter):
                 "surprise; pass one of them. No priority was changed"
             )
         else:
-            measured = torch.full((count,), torch.nan, device="cpu")  # unknown, and not used
+            measured = torch.full((count,), torch.nan, dtype=torch.float32, device="cpu")  # unknown, and not used
         weight = _on_policyness(rule, count, signals)
         if len(measured) != count:  # TD errors, which the caller refuses with a message of its own
             return Factors.unknown(count)

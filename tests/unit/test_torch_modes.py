@@ -4,99 +4,38 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
-from contextlib import nullcontext
-from functools import cache
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tensordict import TensorDict
 from torch.utils._device import _device_constructors
 from torchrl.data import TensorDictReplayBuffer
 
 import lightning_replay
-from lightning_replay import PackedStorage, Replay, recipes
+from lightning_replay import PackedStorage
 from lightning_replay.samplers import ContinuousTransitionSampler, PrioritizedSampler
-from lightning_replay.transforms import NStepTransitions
 from lightning_replay.writers import FirstInFirstOutWriter
-from tests.frame_steps import frame_rows, stacks_of
-from tests.recipe_options import built, fitting
+from tests.lives import BUFFERS, VERBS, life
 from tests.transitions import numbered_steps
 
+
+@contextmanager
+def double() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 MODES = {
+    "default dtype": double,
     "inference": torch.inference_mode,
     "default device": lambda: torch.device("meta"),  # whose tensors cannot be read, as if all were on another device
 }
-VERBS = ("build", "first rows", "later rows", "draw", "update", "end", "save", "load")
-
-
-def buffers() -> dict[str, Callable[[], Replay]]:
-    """Every recipe, and options of them that lead to other tensors."""
-    options: dict[str, dict[str, Any]] = {name: {} for name in recipes.known()}
-    options |= {f"{name}, n_steps": {"n_steps": 3} for name in ("uniform", "prioritized", "event_tables", "mixup")}
-    options |= {"neighborhood_mixup, prioritized": {"priority_exponent": 0.6, "update_partners": True}}
-    options |= {f"{name}, prioritized": {"priority_exponent": 0.6} for name in ("event_tables", "sequences")}
-    options |= {"event_tables, sequences": {"sequence_length": 3, "burn_in": 1}}
-    options |= {"uniform, frames": {"frame_stack": 2}, "prioritized, prefetch": {"prefetch": 2}}
-    return {name: lambda name=name, given=given: _built(name, given) for name, given in options.items()} | {
-        "own parts": lambda: Replay(
-            storage=PackedStorage(64),
-            sampler=PrioritizedSampler(64, backend="torch"),
-            transform=NStepTransitions(3, 0.9),
-            batch_size=8,
-            seed=0,
-        )
-    }
-
-
-def _built(name: str, options: dict[str, Any]) -> Replay:
-    return built(name.partition(",")[0], capacity=64, batch_size=8, seed=0, **options)
-
-
-BUFFERS = buffers()
-
-
-def steps_for(name: str, replay: Replay, first: int, count: int) -> TensorDict:
-    if "frames" in name:
-        return frame_rows(stacks_of(range(first, first + count + 1), 2))
-    return fitting(replay, numbered_steps(first, count, done_every=10))
-
-
-@cache
-def life(name: str, where: str, mode: Callable[[], Any]) -> list[TensorDict]:
-    """Returns the batches of a buffer's life, of which the verb ``where`` is called in the mode."""
-
-    def here(verb: str) -> Any:
-        return mode() if where in (verb, "all") else nullcontext()
-
-    with here("build"):
-        replay, other = BUFFERS[name](), BUFFERS[name]()
-    given = [steps_for(name, replay, first, count) for first, count in ((0, 24), (24, 24), (48, 1), (49, 30))]
-    with here("first rows"):
-        replay.extend(given[0])
-    with here("later rows"):
-        replay.extend(given[1])
-        replay.add(given[2][0])
-        replay.extend_columns(dict(given[3].items(True, True)))
-    batches = []
-    for _ in range(3):
-        with here("draw"):
-            batches.append(replay.sample())
-        errors = torch.arange(float(batches[-1].numel())).view(batches[-1].shape)
-        with here("update"):
-            if replay.takes_feedback:
-                replay.update_priority(batches[-1], errors)
-    with here("end"):
-        replay.end_episodes()
-    with here("save"):
-        state = replay.state_dict()
-    with here("load"):
-        other.load_state_dict(state)
-    replay.extend(given[0])
-    other.extend(given[0])
-    return [*batches, replay.sample(), other.sample()]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -107,6 +46,9 @@ def test_a_mode_of_torch_changes_nothing_wherever_it_is_on(name: str, mode: str)
         batches = life(name, where, MODES[mode])
         for n, (batch, other) in enumerate(zip(batches, expected, strict=True)):
             assert (batch == other).all(), f"batch {n}, with the mode around {where}"
+            assert {key: column.dtype for key, column in batch.items(True, True)} == {
+                key: column.dtype for key, column in other.items(True, True)
+            }, f"batch {n}, with the mode around {where}"
             trained = batch["next", "reward"] * torch.ones(1, requires_grad=True)
             trained.sum().backward()  # which no tensor of inference mode allows
 
@@ -124,18 +66,23 @@ def test_parts_in_torchrl_buffers_take_rows_after_those_of_inference_mode(sample
     assert replay.sample()["observation"].shape[0] == 8
 
 
-def test_every_tensor_of_the_core_names_its_device() -> None:
+FLOATING = {"empty", "full", "linspace", "ones", "rand", "randn", "zeros"}  # whose default is torch's default dtype
+
+
+def test_every_tensor_of_the_core_names_its_device_and_its_dtype() -> None:
     names = {constructor.__name__ for constructor in _device_constructors()}
     package = Path(lightning_replay.__file__).parent
-    without = []
+    without: dict[str, list[str]] = {"device": [], "dtype": []}
     for path in sorted(package.rglob("*.py")):
         if path.relative_to(package).parts[0] in ("lit", "agents", "sharded"):
             continue
         for node in ast.walk(ast.parse(path.read_text())):
-            if not isinstance(node, ast.Call) or any(keyword.arg == "device" for keyword in node.keywords):
+            if not isinstance(node, ast.Call):
                 continue
             function = node.func
             is_torch = isinstance(function, ast.Attribute) and ast.unparse(function.value) == "torch"
-            if is_torch and function.attr in names:
-                without.append(f"{path.relative_to(package)}:{node.lineno}: {ast.unparse(node)}")
-    assert not without, "\n".join(["with torch.set_default_device these would be elsewhere; give device=", *without])
+            given = {keyword.arg for keyword in node.keywords}
+            for option, constructors in (("device", names), ("dtype", FLOATING)):
+                if is_torch and function.attr in constructors and option not in given:
+                    without[option].append(f"{path.relative_to(package)}:{node.lineno}: {ast.unparse(node)}")
+    assert not any(without.values()), f"torch's defaults would change these; give the options: {without}"
