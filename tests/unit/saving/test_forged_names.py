@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import json
 import pickle
@@ -148,6 +149,55 @@ def test_the_id_of_an_environment_imports_no_module(env: str) -> None:
     assert set(sys.modules) == before
     goals["arguments"] = {"env": f"{ENVIRONMENTS[1]}:BitFlipping-v0"}
     assert type(build(goals)).__name__ == "RelabelGoals"
+
+
+# Calls that import, unpickle, or look up what a variable names, by file. Only spec.py reads names of a save.
+CALLS = {
+    "lightning_replay/__init__.py": {"import_module"},  # of these five, the names of the module itself
+    "lightning_replay/levels/__init__.py": {"import_module"},
+    "lightning_replay/lit/__init__.py": {"import_module"},
+    "lightning_replay/storage/__init__.py": {"import_module"},
+    "rllib_ext/__init__.py": {"import_module"},
+    "lightning_replay/dataset_files.py": {"import_module"},  # of an extra
+    "lightning_replay/envs/atari.py": {"import_module"},  # of an extra
+    "lightning_replay/lit/checkpoint_files.py": {"torch.load"},  # weights only
+    "lightning_replay/lit/checkpoints.py": {"torch.load"},  # weights only
+    "lightning_replay/saving/spec.py": {"import_module"},  # of what load_replay may import
+    "rllib_ext/buffer/building.py": {"import_module"},  # of a config
+    "rllib_ext/config_file.py": {"yaml.load"},  # with a loader of plain values
+    "rllib_ext/hooks.py": {"cloudpickle.loads"},  # of a config
+    "rllib_ext/levels/checks.py": {"cloudpickle.loads"},  # of what it has pickled itself
+    "rllib_ext/levels/server.py": {"cloudpickle.loads"},  # of a config
+}
+BUILTINS = {"eval", "exec", "compile", "__import__"}
+READERS = {
+    f"{module}.{name}" for module in ("pickle", "cloudpickle", "torch", "np", "yaml") for name in ("load", "loads")
+}
+
+
+def calls_in(file: Path) -> set[str]:
+    """Of functions that run or import what they are given, unless that is written in the call."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Call) and not (node.args and isinstance(node.args[0], ast.Constant)):
+            name = ast.unparse(node.func)
+            if name in BUILTINS | READERS or name.endswith("load_memmap"):
+                found.add(name)
+            if name.endswith("import_module"):
+                found.add("import_module")
+            if name == "getattr" and ast.unparse(node.args[0]) in ("torch", "np"):
+                found.add(name)
+            if name == "torch.load":
+                assert "weights_only=True" in ast.unparse(node)
+    return found
+
+
+def test_no_other_call_of_these_packages_imports_or_unpickles_what_it_is_given() -> None:
+    found = {}
+    for package in (lightning_replay, rllib_ext):
+        root = Path(package.__path__[0])
+        found |= {file.relative_to(root.parent).as_posix(): calls_in(file) for file in root.rglob("*.py")}
+    assert {file: calls for file, calls in found.items() if calls} == CALLS
 
 
 class Payload:
