@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from lightning_replay.options import checked_flag
+from lightning_replay.options import checked_flag, checked_local_path
 from lightning_replay.replay import Replay
 from lightning_replay.saves import MANIFEST, read_replay
 from lightning_replay.saving.files import MALFORMED, DamagedFileError
@@ -52,7 +52,7 @@ def load_replay(
         raise TypeError(f"trust is {trust!r}; it must be a list of packages, as trust=[{trust!r}]")
     checked_flag("end_episodes", end_episodes)
     saved, state = read_replay(path)
-    chosen = {"memmap": None if memmap is None else os.fspath(memmap)}
+    chosen = {"memmap": None if memmap is None else os.fspath(checked_local_path("memmap", memmap))}
     try:
         replay = build(saved["built_by"], trust=trust, chosen=chosen)
         is_buffer = isinstance(replay, TrainingReplay)

@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_replay.options import check_kind
+from lightning_replay.options import check_kind, checked_local_path
 from lightning_replay.parts import first_of
 from lightning_replay.saving.chunks import CHUNK_SUFFIX, Fingerprint
-from lightning_replay.saving.directory import local_folder, read_manifest, read_save, replaced_save
+from lightning_replay.saving.directory import data_of, local_folder, read_manifest, read_save, replaced_save
 from lightning_replay.saving.files import DamagedFileError
 from lightning_replay.saving.spec import describe, is_public
 from lightning_replay.saving.states import (
@@ -216,6 +216,7 @@ def save_replay(replay: Any, path: str | Path, *, previous: str | Path | None = 
 
     Raises:
         TypeError: something other than a replay buffer, such as a level buffer.
+        FileExistsError: a file of yours in ``path`` is named ``replay.json``; nothing is written.
 
     Example:
         >>> import tempfile
@@ -279,10 +280,13 @@ class FrozenReplay:
 def _write(
     path: str | Path, previous: str | Path | None, frozen: AbstractContextManager[tuple[Any, dict[str, Any]]]
 ) -> SavedSize:
-    with local_folder(path, writes=True) as directory, replaced_save(directory, MANIFEST, folder="data") as save:
+    with (
+        local_folder(path, writes=True) as directory,
+        replaced_save(directory, MANIFEST, folder="data", replaces=MANIFEST_OF_SHARDS) as save,
+    ):
         earlier = _chunks_in(directory) if (directory / MANIFEST).exists() else {}
         if previous is not None:
-            earlier |= _chunks_in(Path(previous))
+            earlier |= _chunks_in(checked_local_path("previous", previous))
         with frozen as (built_by, state):
             save.manifest |= {"format": "lightning-replay", "version": FORMAT_VERSION}
             save.manifest |= {"built_by": built_by, "length": state["length"]}
@@ -331,7 +335,8 @@ def _read(path: str | Path, use: Callable[[dict[str, Any], Path], R]) -> R:
 def _chunks_in(directory: Path) -> dict[Fingerprint, Path]:
     try:
         manifest = replay_manifest(directory)
+        data = data_of(directory, manifest)
     except (OSError, ValueError, DamagedFileError) as error:
         logger.info("%s is not used as an earlier save: %s", directory, error)
         return {}
-    return chunks_of(manifest, directory / Path(manifest["data"]).name)
+    return chunks_of(manifest, data)

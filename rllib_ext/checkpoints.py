@@ -21,7 +21,7 @@ from ray.rllib.env import INPUT_ENV_SPACES
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, NUM_AGENT_STEPS_SAMPLED_LIFETIME, NUM_ENV_STEPS_SAMPLED_LIFETIME
 
 from lightning_replay.saving import DamagedFileError, SavedSize
-from lightning_replay.saving.directory import read_manifest, read_save, replaced_save
+from lightning_replay.saving.directory import data_of, read_manifest, read_save, replaced_save
 from lightning_replay.saving.files import MALFORMED
 from lightning_replay.saving.folders import Folder
 from rllib_ext.buffer.buffer import ModuleReplay, RecipeEpisodeReplayBuffer
@@ -130,7 +130,6 @@ class ReplayPart:
         previous = self._last_save if self._incremental and folder.local is not None else None
         with folder.to_write() as local:
             size = write_buffer(self._buffer, local, state, previous, files)
-            (local / MANIFEST_OF_SHARDS).unlink(missing_ok=True)  # of an earlier save here, which this one replaces
         self._last_save = folder.local or self._last_save
         logger.info("replay buffer saved: %s bytes, %s of them written", f"{size.total:,}", f"{size.written:,}")
 
@@ -204,8 +203,8 @@ def write_buffer(
     if previous is not None:
         # A damaged earlier save is not linked to; the new one is written whole.
         with contextlib.suppress(DamagedFileError, ValueError):
-            earlier = previous / Path(read_buffer_manifest(previous)["data"]).name
-    with replaced_save(folder, MANIFEST, folder=ROWS) as save:
+            earlier = data_of(previous, read_buffer_manifest(previous))
+    with replaced_save(folder, MANIFEST, folder=ROWS, replaces=MANIFEST_OF_SHARDS) as save:
         sizes = []
         for name, module in buffer.modules.items():
             same = None if earlier is None else earlier / _folder_of(name)

@@ -14,7 +14,8 @@ import torch
 import lightning_replay
 from lightning_replay import recipes
 from lightning_replay.replay import Replay
-from lightning_replay.saving.directory import LOCK_FILE, checksum_of
+from lightning_replay.saving.directory import checksum_of
+from lightning_replay.saving.files import LOCK_FILE
 from lightning_replay.saving.spec import PUBLIC
 from tests.transitions import numbered_steps
 

@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from lightning_replay.inspection.page import Subject, page_of, printable, text_about
 from lightning_replay.inspection.saves import read_buffers
+from lightning_replay.options import checked_local_path
 from lightning_replay.saving.files import DamagedFileError
 
 _DESCRIPTION = """Prints what a saved buffer holds, and writes a page of pictures.
@@ -35,6 +36,7 @@ def main(arguments: Sequence[str]) -> None:
         parser.error(f"--output is the folder {given.output}; give a file, such as {given.output / 'page.html'}")
     subjects = []
     try:
+        checked_local_path("--output", given.output or "")
         for buffer in read_buffers(given.path):  # one after the other: each is printed as soon as it is read
             name = buffer.name or ("" if buffer.path == given.path else buffer.path.name)
             subjects.append(Subject(name, buffer.contents, buffer.size))

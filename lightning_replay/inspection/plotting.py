@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from lightning_replay.options import missing_extra
+from lightning_replay.options import checked_local_path, missing_extra
 
 # Okabe and Ito, "Color Universal Design", 2008, without their yellow, which is hard to see on white
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -94,6 +94,6 @@ def log_colors(values: ArrayLike) -> tuple[np.ndarray, Any]:
 
 def save_figure(figure: Any, path: str | Path) -> None:
     """Writes a figure in the format of the suffix, and creates its folder if absent."""
-    path = Path(path)
+    path = checked_local_path("path", path)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=_DPI)

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from lightning_replay.inspection.contents import LevelContents, ReplayContents, contents_of, levels_of
-from lightning_replay.saving.directory import read_manifest, read_save
+from lightning_replay.options import checked_local_path
+from lightning_replay.saving.directory import data_of, read_manifest, read_save
 from lightning_replay.saving.files import MALFORMED, DamagedFileError
 from lightning_replay.saving.states import (
     MANIFEST,
@@ -53,7 +54,7 @@ def read_buffers(path: str | Path) -> Iterator[SavedBuffer]:
         DamagedFileError: a file that is read is missing, truncated or changed, or holds the state of something else.
         ValueError: saved by a newer version of this library.
     """
-    for name, place in _places(Path(path)):
+    for name, place in _places(checked_local_path("path", path)):
         is_replay = (place / MANIFEST).exists()
         manifest = partial(replay_manifest, place) if is_replay else partial(_levels_manifest, place)
         sides, size = read_save(place, manifest, partial(_read, is_replay))
@@ -132,10 +133,7 @@ def _beside(checkpoint: Path) -> list[tuple[str, Path]]:
 def _data_of(file: Path) -> tuple[Path, dict[str, Any]]:
     """Returns the folder that a manifest of several buffers names, and the manifest."""
     manifest = read_manifest(file, _VERSIONS[file.name])
-    try:
-        folder = file.parent / Path(manifest["data"]).name
-    except MALFORMED as error:
-        raise DamagedFileError(f"{file} is damaged ({error}); give an earlier save") from error
+    folder = data_of(file.parent, manifest)
     if not folder.is_dir():
         raise DamagedFileError(f"{file} names the folder {folder.name}, which is missing; give an earlier save")
     return folder, manifest

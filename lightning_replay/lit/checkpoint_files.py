@@ -22,10 +22,10 @@ from lightning_utilities.core.apply_func import apply_to_collection
 
 from lightning_replay.saves import FrozenReplay, save_id
 from lightning_replay.saving import DamagedFileError
-from lightning_replay.saving.directory import LOCK_FILE, exclusive, local_folder, remote_folder
-from lightning_replay.saving.files import sync
+from lightning_replay.saving.directory import exclusive, local_folder, remote_folder
+from lightning_replay.saving.files import LOCK_FILE, remove_saved, sync
 
-_UNFINISHED = ".unfinished"  # in a replay whose checkpoint file may not be written yet
+_UNFINISHED = ".unfinished"  # in a replay that its checkpoint file may not name: not yet, or no longer
 
 
 class CheckedCheckpointIO(CheckpointIO):
@@ -73,6 +73,7 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
         super().__init__(wrapped)
         self.datamodule = datamodule  # a ReplayDataModule, whose file imports this one
         self._newest: tuple[Hashable, Path] | None = None  # state and folder
+        self._names: dict[str, str] = {}  # of the replays of checkpoints that this has written
         self.in_background: bool = False
         self._thread = futures.ThreadPoolExecutor(1)
         self._last_task: futures.Future[None] | None = None
@@ -135,18 +136,23 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
         # The replay first, then the file that names it, then the replays saved with it before: killed at any time, the
         # file finds its replay.
         with exclusive(file.parent) as is_alone:
-            before = replays_beside(file)
+            before = self._replay_of(file)
             target = self._save_replay(file, state["updates"], stamp, replay)
             state["replay"], state["replay_id"] = target.name, save_id(target)
+            if isinstance(before, Path):
+                (before / _UNFINISHED).touch()
             super().save_checkpoint(checkpoint, path, options)
+            self._names[str(path)] = target.name
             (target / _UNFINISHED).unlink(missing_ok=True)
+            if before is not None and before != target:
+                _remove_replay(before)
             # Without a lock, a replay that no checkpoint names yet may be another process's in the making.
-            for stale in [*before, *(self._abandoned(file) if is_alone else [])]:
-                if stale != target:
-                    _remove_replay(stale)
+            for stale in self._abandoned(file) if is_alone else ():
+                _remove_replay(stale)
 
     def _save_at_url(self, checkpoint: dict[str, Any], url: str, options: Any, state: Any, replay: Any) -> None:
-        before, name = replays_beside(url), _unused_name(url, state["updates"])
+        before = self._replay_of(url)
+        name = _unused_name(url, state["updates"])
         target = str(_beside(url, name))
         try:
             with local_folder(target, writes=True) as local:
@@ -156,8 +162,20 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
             _remove_replay(target)
             raise
         super().save_checkpoint(checkpoint, url, options)
-        for earlier in before:
-            _remove_replay(earlier)
+        self._names[url] = name
+        if before is not None:
+            _remove_replay(before)
+
+    def _replay_of(self, path: str | Path) -> Path | str | None:
+        # The replay that the checkpoint file names. Others beside it may be the user's.
+        try:
+            name = self._names.get(str(path)) or self._name_in(path)
+        except Exception:  # a plug-in may raise any error for a file that it cannot read
+            return None
+        return next((replay for replay in replays_beside(path) if replay == _beside(path, name)), None)
+
+    def _name_in(self, path: str | Path) -> Any:
+        return self.wrapped.load_checkpoint(path)[type(self.datamodule).__qualname__]["replay"]
 
     def _save_replay(self, file: Path, updates: int, stamp: Hashable, replay: Any) -> Path:
         # Of the same state as the newest save, its files are linked: save_last=True makes two checkpoints of each.
@@ -182,12 +200,13 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
     def _abandoned(self, file: Path) -> list[Path]:
         found = []
         for replay in file.parent.glob("*.replay"):
-            if not (replay / _UNFINISHED).exists():  # a checkpoint named it when its save ended
+            stem = _stem_of(replay.name)
+            # Without the mark, a checkpoint named it when its save ended.
+            if stem is None or not (replay / _UNFINISHED).exists():
                 continue
-            owner = file.with_name(f"{_stem_of(replay.name)}{file.suffix}".replace("ckpt~", "ckpt_"))
+            owner = file.with_name(f"{stem}{file.suffix}".replace("ckpt~", "ckpt_"))
             try:
-                name = type(self.datamodule).__qualname__
-                if not owner.exists() or self.wrapped.load_checkpoint(owner)[name]["replay"] != replay.name:
+                if not owner.exists() or self._name_in(owner) != replay.name:
                     found.append(replay)
             except Exception:  # a plug-in may raise any error for a file that it cannot read: keep its replay
                 continue
@@ -196,6 +215,8 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
     def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
         checkpoint = super().load_checkpoint(path, *args, **kwargs)
         replay = self.datamodule.find_replay(checkpoint, path)  # raises before anything is restored
+        if replay is not None:
+            self._names[str(path)] = Path(replay).name
         if isinstance(replay, Path) and self._newest is None:
             self._newest = (None, replay)  # of another state, but rows that stay have the same files
         return checkpoint
@@ -207,8 +228,12 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
             self._remove(path)
 
     def _remove(self, path: str | Path) -> None:
+        replay = self._replay_of(path)
+        if isinstance(replay, Path):
+            (replay / _UNFINISHED).touch()
         super().remove_checkpoint(path)
-        for replay in replays_beside(path):
+        self._names.pop(str(path), None)
+        if replay is not None:
             _remove_replay(replay)
 
     def teardown(self) -> None:
@@ -281,9 +306,9 @@ def replays_beside(path: str | Path) -> list[Path | str]:
 
 def _remove_replay(replay: Path | str) -> None:
     if isinstance(replay, Path):
-        shutil.rmtree(replay, ignore_errors=True)
+        remove_saved(replay)
     else:
-        remote_folder(replay).remove()
+        remote_folder(replay).remove_saved()
 
 
 def saved_replay(path: str | Path, name: str | None, replay_id: str) -> Path | str:

@@ -26,7 +26,15 @@ from lightning_replay.levels import LevelSelector
 from lightning_replay.lit.checkpoint_files import ReplayCheckpointIO
 from lightning_replay.lit.collection import Collection
 from lightning_replay.lit.data import ActsAtUpdates, EnvStepDataModule, source_of
-from lightning_replay.options import check_kind, checked_choice, checked_count, checked_flag, checked_optional_count
+from lightning_replay.options import (
+    LOCAL_OR_URL,
+    check_kind,
+    checked_choice,
+    checked_count,
+    checked_flag,
+    checked_local_path,
+    checked_optional_count,
+)
 from lightning_replay.saves import FrozenReplay
 from lightning_replay.saving.files import check_writable
 from lightning_replay.training_replay import TrainingReplay
@@ -76,6 +84,8 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
         background: bool = False,
     ) -> None:
         check_kind("dirpath", dirpath, str | PathLike | None, "a folder, or None")
+        if "://" not in str(dirpath):
+            checked_local_path("dirpath", dirpath or "", LOCAL_OR_URL)
         check_kind("filename", filename, str, "a name such as 'best' or '{step}'")
         check_kind("monitor", monitor, str | None, "the name of a metric such as 'eval/return', or None")
         super().__init__(

@@ -36,7 +36,7 @@ from lightning_replay.lit.evaluation import Evaluate, GeneralizationGap
 from lightning_replay.lit.level_data import LevelDataModule, level_source_of
 from lightning_replay.lit.playing import make_environment
 from lightning_replay.lit.replay_data import ReplayDataModule
-from lightning_replay.options import check_kind, checked_count, checked_optional_count
+from lightning_replay.options import check_kind, checked_count, checked_local_path, checked_optional_count
 from lightning_replay.replay import Replay
 
 _UPDATES, _ROLLOUTS = 10_000, 100
@@ -55,9 +55,10 @@ class _Picture(L.Callback):
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if self._content:
             import_matplotlib(self._content)  # a missing one is reported before the training, not after it
+        self._file(trainer)  # as is a URL
 
     def _file(self, trainer: L.Trainer) -> Path:
-        return Path(self.path) if self.path else Path(trainer.log_dir or ".") / self._file_name
+        return checked_local_path("path", self.path or Path(trainer.log_dir or ".") / self._file_name)
 
 
 class InspectBuffer(_Picture, ActsAtUpdates):

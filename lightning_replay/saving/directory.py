@@ -4,6 +4,10 @@
 A save is a folder of data files and a manifest, JSON that names the folder and has a checksum. A new save is written
 beside the old one, synced to the disk, and the manifest is replaced last: after a crash, ``kill -9`` or a power loss
 the directory holds the old save or the new one. A file lock excludes other writers; readers need none.
+
+Other files in the directory are the user's. A save removes the data folder that the replaced manifest names, and the
+data folders of killed saves. An empty file beside each of these folders marks it meanwhile. From a data folder, a save
+removes only files that are named as a save names them.
 """
 
 from __future__ import annotations
@@ -11,17 +15,27 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
-import shutil
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from lightning_replay.options import MissingExtraError, missing_extra
-from lightning_replay.saving.files import MALFORMED, DamagedFileError, check_regular, replace_file, sync
+from lightning_replay.options import LOCAL_OR_URL, MissingExtraError, checked_local_path, missing_extra
+from lightning_replay.saving.files import (
+    DATA_FOLDERS,
+    LOCK_FILE,
+    MALFORMED,
+    UNFINISHED,
+    DamagedFileError,
+    check_regular,
+    data_named_in,
+    is_manifest,
+    remove_saved,
+    replace_file,
+    sync,
+)
 
 if TYPE_CHECKING:
     from lightning_replay.saving.folders import Folder
@@ -31,7 +45,6 @@ try:
 except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
-LOCK_FILE = ".lock"
 _ATTEMPTS = 5  # of a reader while another writes; then it takes the lock
 
 T = TypeVar("T")
@@ -54,7 +67,7 @@ def local_folder(path: str | Path, *, writes: bool = False, deep: bool = True) -
     has the files of the folder alone.
     """
     if "://" not in str(path):
-        yield Path(path)
+        yield checked_local_path("path", path, LOCAL_OR_URL)
         return
     folder = remote_folder(str(path))
     with folder.to_write() if writes else folder.to_read(deep=deep) as local:
@@ -79,38 +92,56 @@ def remote_folder(url: str) -> Folder:
 
 
 @contextmanager
-def replaced_save(directory: Path, manifest_name: str, *, folder: str) -> Iterator[NewSave]:
+def replaced_save(
+    directory: Path, manifest_name: str, *, folder: str, replaces: str | None = None
+) -> Iterator[NewSave]:
     """Context manager for writing a save in its body; at the end it replaces the one in ``directory``.
 
     Waits while another process or thread saves there, and removes leftovers of killed saves. An exception in the body
-    leaves the directory as it was. A directory may hold several manifests, with data folders of different prefixes.
+    leaves the directory as it was. A directory may hold several manifests, with data folders of different prefixes. The
+    save of the manifest that the new save ``replaces`` is also removed.
+
+    Raises:
+        FileExistsError: a file of the user's has the name of the manifest; nothing is written.
     """
+    manifest = directory / manifest_name
     new = [place for place in (directory, *directory.parents) if not place.exists()]
     directory.mkdir(parents=True, exist_ok=True)
     for place in new:
         sync(place.parent)
     with exclusive(directory) as is_alone:
-        before = _folder_named_in(directory / manifest_name, folder)
+        if os.path.lexists(manifest) and not is_manifest(manifest):
+            raise FileExistsError(
+                f"{manifest} is no file of lightning-replay, and a save would replace it; nothing was written. Give a "
+                "directory of its own"
+            )
+        before = data_named_in(manifest, folder)
         name = f"{folder}-{uuid.uuid4().hex[:12]}"
         data = directory / name
-        data.mkdir()
-        save = NewSave(data, {"id": uuid.uuid4().hex, "data": name})
+        ending = f".{manifest.stem}{UNFINISHED}"
+        marks = [directory / f"{one}{ending}" for one in (name, before) if one is not None]
+        for mark in marks:
+            mark.touch()
         try:
+            data.mkdir()
+            save = NewSave(data, {"id": uuid.uuid4().hex, "data": name})
             yield save
             sync(data)
             sync(directory)  # the manifest must not name a folder that a power loss removes
             text = json.dumps(save.manifest | {"checksum": checksum_of(save.manifest)}, indent=1).encode()
-            replace_file(directory / manifest_name, text)
+            replace_file(manifest, text, data)
             sync(directory)
         except BaseException:
-            if _folder_named_in(directory / manifest_name, folder) != name:  # an interrupt may come after the swap
-                shutil.rmtree(data, ignore_errors=True)
+            _remove_marked(marks, data_named_in(manifest, folder))  # an interrupt may come after the swap
             raise
         save.bytes_of_manifest = len(text)
-        if is_alone:
-            _remove_remains(directory, Path(manifest_name).stem, folder, name)
-        elif before is not None:  # without a lock, other folders may belong to saves that are being written
-            shutil.rmtree(directory / before, ignore_errors=True)
+        # Without a lock, other marks may belong to saves that are being written.
+        _remove_marked(directory.glob(f"{folder}-{'[0-9a-f]' * 12}{ending}") if is_alone else marks, name)
+        if replaces is not None and is_manifest(directory / replaces):
+            other = data_named_in(directory / replaces, DATA_FOLDERS[replaces])
+            (directory / replaces).unlink()
+            if other is not None:
+                remove_saved(directory / other)
 
 
 def read_manifest(file: Path, version: int) -> dict[str, Any]:
@@ -149,20 +180,21 @@ def read_save(directory: Path, manifest: Callable[[], dict[str, Any]], read: Cal
     for _ in range(_ATTEMPTS):
         found = manifest()
         try:
-            return read(found, _data_of(directory, found))
+            return read(found, data_of(directory, found))
         except DamagedFileError:
             if manifest() == found:
                 raise
     with exclusive(directory):
         found = manifest()
-        return read(found, _data_of(directory, found))
+        return read(found, data_of(directory, found))
 
 
-def _data_of(directory: Path, manifest: Mapping[str, Any]) -> Path:
+def data_of(directory: Path, manifest: Mapping[str, Any]) -> Path:
+    """Returns the data folder in ``directory`` that its manifest names; ``DamagedFileError`` for any other place."""
     name = manifest.get("data")
-    if not isinstance(name, str) or not Path(name).name.strip("."):
+    if not isinstance(name, str) or not name.strip(".") or Path(name).name != name:
         raise DamagedFileError(f"the manifest in {directory} names no folder of data; load an earlier save")
-    return directory / Path(name).name
+    return directory / name
 
 
 @contextmanager
@@ -173,7 +205,8 @@ def exclusive(directory: Path) -> Iterator[bool]:
     """
     handle = None
     if fcntl is not None:
-        handle = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)
+        # A link is refused: it could lead out of the directory, where a file would be created.
+        handle = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         _held.add(handle)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
@@ -209,22 +242,9 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_close_all)
 
 
-def _folder_named_in(file: Path, folder: str) -> str | None:
-    # None for an unreadable manifest, and for a folder of the user's.
-    try:
-        name = Path(json.loads(file.read_text())["data"]).name
-    except (OSError, *MALFORMED):
-        return None
-    return name if _is_of_a_save(name, folder) else None
-
-
-def _is_of_a_save(name: str, folder: str) -> bool:
-    return re.fullmatch(rf"{folder}-[0-9a-f]{{12}}", name) is not None
-
-
-def _remove_remains(directory: Path, stem: str, folder: str, name: str) -> None:
-    for stale in directory.glob(f"{folder}-*"):
-        if stale.name != name and _is_of_a_save(stale.name, folder):
-            shutil.rmtree(stale, ignore_errors=True)
-    for unfinished in directory.glob(f"{stem}.*.tmp"):
-        unfinished.unlink(missing_ok=True)
+def _remove_marked(marks: Iterable[Path], kept: str | None) -> None:
+    for mark in marks:
+        data = mark.with_name(mark.name.partition(".")[0])
+        if data.name != kept:
+            remove_saved(data)
+        mark.unlink(missing_ok=True)

@@ -1,14 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that survive a power loss, and the errors of those that did not."""
+"""Files of saves: their names, which of them may be removed, writes that survive a power loss, and errors."""
 
 from __future__ import annotations
 
 import errno
+import json
 import os
+import re
 import stat
 import tempfile
 import uuid
+from contextlib import suppress
 from pathlib import Path
+
+from lightning_replay.options import checked_local_path
+
+LOCK_FILE = ".lock"
+UNFINISHED = ".unfinished"  # ends the name of the mark of a save that may not be whole
+#: Manifests, and what the name of the data folder begins with that each names.
+DATA_FOLDERS = {
+    "replay.json": "data",
+    "replay_shards.json": "shards",
+    "state.json": "state",
+    "buffer.json": "rows",
+    "shards.json": "shards",
+}
+_IS_SAVED = re.compile(  # the name of a file that this library writes into a save
+    r"tensors\.safetensors|values\.json|\.lock|([a-z]+-[0-9a-f]{12}\.[a-z_]+)?\.unfinished"
+    r"|\d{6}\.(chunk|[0-9a-f]{8}\.tmp)|(replay|replay_shards|state|buffer|shards)\.(json|[0-9a-f]{8}\.tmp)"
+)
+_FORMAT = b'"format": "lightning-replay'  # near the beginning of every manifest, also of a damaged one
 
 #: Errors of code that reads values of an unexpected shape.
 MALFORMED = (
@@ -28,8 +49,11 @@ def check_regular(file: Path) -> None:
 
 
 def check_writable(option: str, folder: str | Path) -> None:
-    """Raises ``OSError`` where no file can be created in the folder of an option, or where it will be created."""
-    path = Path(folder).absolute()
+    """Raises ``OSError`` where no file can be created in the folder of an option, or where it will be created.
+
+    A URL is a ``ValueError``.
+    """
+    path = checked_local_path(option, folder).absolute()
     try:
         # Nothing is created: other processes may try the same place.
         with tempfile.TemporaryFile(dir=next(one for one in (path, *path.parents) if one.exists())):
@@ -38,9 +62,12 @@ def check_writable(option: str, folder: str | Path) -> None:
         raise OSError(f"{option} is {str(folder)!r}, where nothing can be written ({error}); give another") from error
 
 
-def replace_file(file: Path, content: bytes | memoryview) -> None:
-    """Writes a file under another name, waits until it is on the disk, and renames it to ``file``."""
-    temporary = file.with_suffix(f".{uuid.uuid4().hex[:8]}.tmp")
+def replace_file(file: Path, content: bytes | memoryview, folder: Path | None = None) -> None:
+    """Writes a file under another name, waits until it is on the disk, and renames it to ``file``.
+
+    Until then it is in ``folder``, by default that of the file.
+    """
+    temporary = (folder or file.parent) / f"{file.stem}.{uuid.uuid4().hex[:8]}.tmp"
     with temporary.open("xb") as stream:
         stream.write(content)
         stream.flush()
@@ -60,3 +87,37 @@ def sync(path: Path) -> None:
             raise
     finally:
         os.close(handle)
+
+
+def is_manifest(file: Path) -> bool:
+    """Whether this library wrote the file, which may be damaged."""
+    if not file.is_file():
+        return False
+    with file.open("rb") as stream:
+        return _FORMAT in stream.read(4096)
+
+
+def data_named_in(file: Path, folder: str) -> str | None:
+    """Returns the name of the data folder in a manifest; ``None`` if it is unreadable, or names any other place."""
+    try:
+        name = json.loads(file.read_text())["data"]
+    except (OSError, *MALFORMED):
+        return None
+    is_of_a_save = isinstance(name, str) and re.fullmatch(rf"{folder}-[0-9a-f]{{12}}", name)
+    return name if is_of_a_save else None
+
+
+def is_saved(name: str) -> bool:
+    """Whether a file with this name, in a folder of data, is a save's."""
+    return _IS_SAVED.fullmatch(name) is not None
+
+
+def remove_saved(folder: Path) -> None:
+    """Removes a save's files from a folder, and each folder that is then empty; no symbolic link is followed."""
+    if folder.is_symlink():
+        return
+    for place, _, files in os.walk(folder, topdown=False):
+        with suppress(OSError):
+            for name in filter(is_saved, files):
+                os.unlink(os.path.join(place, name))
+            os.rmdir(place)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -16,11 +15,14 @@ import fsspec
 from pyarrow import fs
 
 from lightning_replay.options import check_kind
-
-LOCK_FILE = ".lock"  # of lightning_replay.saving, which is imported where a buffer is
-# What a save consists of; all else in the folder is left alone.
-_MANIFESTS = ("replay.json", "replay_shards.json", "state.json", "buffer.json", "shards.json")
-_DATA = re.compile(r".+-[0-9a-f]{12}")
+from lightning_replay.saving.files import (
+    DATA_FOLDERS,
+    LOCK_FILE,
+    DamagedFileError,
+    data_named_in,
+    is_saved,
+    remove_saved,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,32 +79,53 @@ class Folder:
         return [info.base_name for info in self._entries() if info.type == fs.FileType.Directory]
 
     def remove(self) -> None:
+        """Removes a folder that this process has created."""
         with suppress(OSError):
             self.filesystem.delete_dir(self.path)
+
+    def remove_saved(self) -> None:
+        """Removes the files of a save; on another file system only from a folder that holds no other file."""
+        if self.local is not None:
+            remove_saved(self.local)
+            return
+        if all(is_saved(info.base_name) for info in self._entries(deep=True) if info.type != fs.FileType.Directory):
+            self.remove()
 
     @contextmanager
     def to_write(self) -> Iterator[Path]:
         """Context manager for writing a save: yields this folder, or a local one that is copied at the end.
 
-        Data are copied before the manifest that names them; earlier data and manifests are removed last.
+        The local one holds the manifests that are here. Data are copied before the manifest that names them; the data
+        of manifests that are replaced or removed are removed last.
         """
         if self.local is not None:
             yield self.local
             return
-        with tempfile.TemporaryDirectory() as scratch:
-            yield Path(scratch)
-            for lock in list(Path(scratch).rglob(LOCK_FILE)):  # of this process; another file system locks nothing
+        with tempfile.TemporaryDirectory() as scratch, self._named(Path(scratch)):
+            local = Path(scratch)
+            if self.exists():
+                self._download(local, deep=False)
+            before = {file: file.read_bytes() for file in local.iterdir()}
+            replaced = {file: data_named_in(file, DATA_FOLDERS[file.name]) for file in before}
+            yield local
+            for lock in list(local.rglob(LOCK_FILE)):  # of this process; another file system locks nothing
                 lock.unlink()
-            self._upload(Path(scratch))
+            kept = [file for file, content in before.items() if file.exists() and file.read_bytes() == content]
+            self._upload(local, [part for part in local.iterdir() if part not in kept])
+            # Last: until here the save before is whole.
+            for file in before.keys() - kept:
+                if not file.exists():
+                    self.filesystem.delete_file(f"{self.path}/{file.name}")
+                if replaced[file] is not None:
+                    (self / str(replaced[file])).remove_saved()
 
     @contextmanager
     def to_read(self, *, deep: bool = True) -> Iterator[Path]:
         """Context manager for reading: yields this folder, or a local copy; it does not exist where this does not.
 
-        A copy that is not ``deep`` has the files alone. Errors have the name of this folder in place of the copy's.
+        A copy holds the manifests, and if it is ``deep`` the data that they name. Errors have the name of this folder
+        in place of the copy's.
         """
-        from lightning_replay.saving import DamagedFileError
-
         if self.local is not None:
             yield self.local
             return
@@ -111,39 +134,48 @@ class Folder:
             if self.exists():
                 copy.mkdir()
                 self._download(copy, deep)
-            try:
+            with self._named(copy):
                 yield copy
-            except (DamagedFileError, FileNotFoundError, ValueError) as error:
-                # A subclass may be built from other arguments than a message.
-                if type(error) not in (DamagedFileError, FileNotFoundError, ValueError) or str(copy) not in str(error):
-                    raise
-                raise type(error)(str(error).replace(str(copy), str(self))) from error
 
-    def _upload(self, source: Path) -> None:
-        parts = sorted(source.iterdir(), key=Path.is_file)  # folders of data before the manifest that names them
+    @contextmanager
+    def _named(self, copy: Path) -> Iterator[None]:
+        kinds = (DamagedFileError, FileExistsError, FileNotFoundError, ValueError)
+        try:
+            yield
+        except kinds as error:
+            # A subclass may be built from other arguments than a message.
+            if type(error) not in kinds or str(copy) not in str(error):
+                raise
+            raise type(error)(str(error).replace(str(copy), str(self))) from error
+
+    def _upload(self, source: Path, parts: list[Path]) -> None:
         self.filesystem.create_dir(self.path)
-        for part in parts:
+        for part in sorted(parts, key=Path.is_file):  # folders of data before the manifest that names them
             target = self / part.name
-            if part.is_dir():
-                self.filesystem.create_dir(target.path)  # copy_files makes folders inside it alone
-            fs.copy_files(str(part), target.path, destination_filesystem=self.filesystem)
-        kept = {part.name for part in parts}
-        # Last: until here the save before is whole.
-        for info in self._entries():
-            if info.base_name in kept:
-                continue
-            if info.type == fs.FileType.Directory and _DATA.fullmatch(info.base_name):
-                self.filesystem.delete_dir(info.path)
-            elif info.base_name in _MANIFESTS:
-                self.filesystem.delete_file(info.path)
+            try:
+                if part.is_dir():
+                    self.filesystem.create_dir(target.path)  # copy_files makes folders inside it alone
+                fs.copy_files(str(part), target.path, destination_filesystem=self.filesystem)
+            except BaseException:
+                if part.is_dir():
+                    target.remove()
+                raise
 
     def _download(self, target: Path, deep: bool) -> None:
-        if deep:
-            fs.copy_files(self.path, str(target), source_filesystem=self.filesystem)
-            return
         for info in self._entries():
-            if info.type == fs.FileType.File:
+            if info.type == fs.FileType.File and info.base_name in DATA_FOLDERS:
                 fs.copy_files(info.path, str(target / info.base_name), source_filesystem=self.filesystem)
+        for manifest, folder in DATA_FOLDERS.items() if deep else ():
+            data = data_named_in(target / manifest, folder)
+            if data is not None and (self / data).exists():
+                (self / data)._check_names()
+                (target / data).mkdir()
+                fs.copy_files((self / data).path, str(target / data), source_filesystem=self.filesystem)
 
-    def _entries(self) -> list[Any]:
-        return list(self.filesystem.get_file_info(fs.FileSelector(self.path, allow_not_found=True)))
+    def _check_names(self) -> None:
+        # Names on an object store are any text.
+        if any(".." in info.path.removeprefix(self.path).split("/") for info in self._entries(deep=True)):
+            raise DamagedFileError(f"{self} holds a name that leads out of it; give another save")
+
+    def _entries(self, *, deep: bool = False) -> list[Any]:
+        return list(self.filesystem.get_file_info(fs.FileSelector(self.path, allow_not_found=True, recursive=deep)))

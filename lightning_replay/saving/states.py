@@ -28,7 +28,7 @@ from lightning_replay.saving.chunks import (
     read_chunks,
     write_chunks,
 )
-from lightning_replay.saving.directory import NewSave, read_manifest, read_save, replaced_save
+from lightning_replay.saving.directory import NewSave, local_folder, read_manifest, read_save, replaced_save
 from lightning_replay.saving.files import MALFORMED, DamagedFileError, sync
 from lightning_replay.saving.snapshot import Snapshot
 
@@ -74,23 +74,27 @@ def write_state(path: str | Path, state: Mapping[str, Any], *, of: str | None = 
     An existing state is replaced as a whole: after a crash the directory holds the old state or the new.
 
     Args:
-        path: directory, created when missing.
+        path: directory, created when missing; or a URL of fsspec, such as ``s3://bucket/levels``, with the extra
+            ``remote``.
         state: string keys; values are tensors, ``None``, bool, int, float, str, and lists and dictionaries of these.
         of: name of the class that the state belongs to; that of another class is not replaced.
 
     Raises:
         TypeError: a value is none of these; the message names its key.
         ValueError: the directory holds the state of another class; nothing is written.
+        FileExistsError: a file of the user's has the name of the manifest; nothing is written.
     """
-    directory = Path(path)
-    with replaced_save(directory, STATE_MANIFEST, folder=STATE_FOLDER) as save:
+    with (
+        local_folder(path, writes=True) as directory,
+        replaced_save(directory, STATE_MANIFEST, folder=STATE_FOLDER) as save,
+    ):
         try:
             there = read_manifest(directory / STATE_MANIFEST, STATE_VERSION).get("of")
         except (OSError, ValueError, DamagedFileError):  # no state, or one that cannot be read
             there = None
         if of is not None and there not in (None, of):
             raise ValueError(
-                f"{directory} holds the state of a {there}, and that of a {of} would replace it; nothing was written. "
+                f"{path} holds the state of a {there}, and that of a {of} would replace it; nothing was written. "
                 "Give each a directory of its own"
             )
         save.manifest |= {"format": "lightning-replay-state", "version": STATE_VERSION, "of": of}
@@ -105,15 +109,16 @@ def read_state(path: str | Path) -> dict[str, Any]:
         DamagedFileError: a file of a save is missing, truncated or changed since it was written.
         ValueError: written by a newer version of this library.
     """
-    directory = Path(path)
-    file = directory / STATE_MANIFEST
-    if not file.exists():
-        if any(directory.glob(f"{STATE_FOLDER}-*")):
-            raise DamagedFileError(f"{file} does not exist, and data of a save do; load an earlier save")
-        raise FileNotFoundError(
-            f"no state was saved in {directory}: {STATE_MANIFEST} does not exist. Give the directory that was written"
-        )
-    return read_save(directory, lambda: read_manifest(file, STATE_VERSION), lambda *save: open_data(*save).read())
+    with local_folder(path) as directory:
+        file = directory / STATE_MANIFEST
+        if not file.exists():
+            if any(directory.glob(f"{STATE_FOLDER}-*")):
+                raise DamagedFileError(f"{file} does not exist, and data of a save do; load an earlier save")
+            raise FileNotFoundError(
+                f"no state was saved in {directory}: {STATE_MANIFEST} does not exist. Give the directory that was "
+                "written"
+            )
+        return read_save(directory, lambda: read_manifest(file, STATE_VERSION), lambda *save: open_data(*save).read())
 
 
 def replay_manifest(directory: Path) -> dict[str, Any]:

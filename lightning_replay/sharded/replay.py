@@ -6,7 +6,6 @@ from __future__ import annotations
 import copy
 import functools
 import hashlib
-import os
 import time
 import uuid
 from collections.abc import Iterable, Mapping
@@ -28,7 +27,7 @@ from torch import Tensor
 from lightning_replay import forking
 from lightning_replay.divided_draws import Divider
 from lightning_replay.feedback import given_feedback, td_error_of
-from lightning_replay.options import ABOVE_ZERO, check_kind, checked_count, checked_number
+from lightning_replay.options import ABOVE_ZERO, check_kind, checked_count, checked_local_path, checked_number
 from lightning_replay.parts import WriterHooks, declared_writer
 from lightning_replay.replay import SIGNALS, Replay, wrong_shape
 from lightning_replay.saving.folders import Folder
@@ -418,7 +417,7 @@ class ShardedReplay(TrainingReplay):
             TimeoutError: a shard has not answered, or not finished within ``save_timeout_s``; it is named.
             ValueError: a file system of which each node has one of its own.
         """
-        before = None if previous is None else Path(os.path.abspath(previous))
+        before = None if previous is None else checked_local_path("previous", previous).absolute()
         timeout_s = self._options.shards.save_timeout_s
         self._connection.call("save", Folder.of_user(path, filesystem), before, timeout_s=timeout_s)
 

@@ -17,7 +17,7 @@ from pyarrow import fs
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from lightning_replay.saving import DamagedFileError, read_state, write_state
-from lightning_replay.saving.directory import read_manifest, replaced_save
+from lightning_replay.saving.directory import data_of, read_manifest, replaced_save
 from lightning_replay.saving.folders import Folder
 from lightning_replay.saving.states import MANIFEST as MANIFEST_OF_REPLAY
 from lightning_replay.saving.states import MANIFEST_OF_SHARDS, SHARDS_VERSION, replay_manifest
@@ -35,11 +35,12 @@ class FileNames(NamedTuple):
     """Names in a save of shards."""
 
     manifest: str  # of all
+    replaced: str  # the manifest in its place, of a replay without shards
     of_shard: str  # the manifest in the folder of each shard
     state: str  # the folder of what is saved beside the shards
 
 
-NAMES = FileNames(MANIFEST_OF_SHARDS, MANIFEST_OF_REPLAY, "draws")
+NAMES = FileNames(MANIFEST_OF_SHARDS, MANIFEST_OF_REPLAY, MANIFEST_OF_REPLAY, "draws")
 
 
 def write_shards(
@@ -62,7 +63,10 @@ def write_shards(
     if len(earlier) != count:
         earlier = [None] * count
     # The manifest is written on leaving: before, the folder holds the save that was there.
-    with folder.to_write() as local, replaced_save(local, names.manifest, folder=_DATA) as save:
+    with (
+        folder.to_write() as local,
+        replaced_save(local, names.manifest, folder=_DATA, replaces=names.replaced) as save,
+    ):
         data, own = folder / save.data.name, names_of_shards(save.data.name, count)
         seen = folders_of_shards(shards, folder, save.data.name)
         parts = [one / name for one, name in zip(seen, own, strict=True)]
@@ -100,7 +104,7 @@ def _folders_in(previous: Path | None, names: FileNames) -> Sequence[Folder | No
     if previous is not None:
         with suppress(DamagedFileError, OSError, ValueError):
             manifest = read_manifest(previous / names.manifest, SHARDS_VERSION)
-            data = Path(manifest["data"]).name
+            data = data_of(previous, manifest).name
             return [Folder.at(previous) / name for name in names_of_shards(data, manifest["num_shards"])]
     return []
 
@@ -178,7 +182,7 @@ class ServedFolder(Folder):
     def exists(self) -> bool:
         return _answer(self.server.files.remote(self.path)) is not None
 
-    def _upload(self, source: Path) -> None:
+    def _upload(self, source: Path, parts: list[Path]) -> None:
         for file in sorted(source.rglob("*")):
             if not file.is_file():
                 continue
@@ -218,7 +222,7 @@ class SavedShards(NamedTuple):
         """Reads the manifest with ``read``, and the state, if the save has shards."""
         with folder.to_read(deep=False) as local:
             manifest = read(local)
-        data = Path(manifest["data"]).name
+            data = data_of(local, manifest).name
         if "num_shards" not in manifest:
             return cls(manifest, data, [""], None)
         with (folder / data / names.state).to_read() as local:

@@ -17,7 +17,7 @@ from rllib_ext.checkpoints import CheckFiles, ReplayPart, WarmUp, read_buffer_ma
 if TYPE_CHECKING:
     from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
 
-NAMES = saves.FileNames(MANIFEST, BUFFER_MANIFEST, "driver")
+NAMES = saves.FileNames(MANIFEST, BUFFER_MANIFEST, BUFFER_MANIFEST, "driver")
 
 
 class ShardedReplayPart(ReplayPart):
@@ -54,8 +54,6 @@ def write_shards(
     """Saves the shards and the driver's state, with fingerprints of the checkpoint's other ``files``."""
     fields = {"warm_up": warm_up._asdict(), "algorithm": files}
     saves.write_shards(replay.shards, folder, NAMES, replay.driver_state, fields, previous, warm_up)
-    if folder.local is not None:
-        (folder.local / BUFFER_MANIFEST).unlink(missing_ok=True)  # of an earlier save here, which this one replaces
 
 
 def _manifest_of(folder: Path) -> dict[str, Any]:

@@ -51,7 +51,7 @@ def test_kills_find_a_save_written_over_the_one_before(kind: Any, monkeypatch: p
 
     def over_the_old(save: directory.NewSave, *more: Any) -> Any:
         for old in save.data.parent.glob(f"{save.data.name[:-12]}*"):
-            if old != save.data:
+            if old.is_dir() and old != save.data:
                 shutil.rmtree(old)
         time.sleep(0.02)
         return write(save, *more)
@@ -62,7 +62,7 @@ def test_kills_find_a_save_written_over_the_one_before(kind: Any, monkeypatch: p
 
 
 def test_kills_find_what_killed_saves_leave(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(directory, "_remove_remains", lambda *which: None)
+    monkeypatch.setattr(directory, "_remove_marked", lambda *which: None)
     finds(kills.attack(LevelsSubject, seed=1, kills=10), "left files")
 
 

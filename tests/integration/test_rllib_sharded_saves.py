@@ -154,9 +154,10 @@ def test_a_shard_that_is_killed_during_its_upload_leaves_the_save_before(algorit
     algorithm.restore_from_path("first", filesystem=remote)
     assert on_shards(algorithm, trajectories) == before and replay.shards.epochs.tolist() == [1, 2, 1]
 
-    remains = second / "shards-0123456789ab" / "shard-0"  # of a driver that was killed
-    remains.mkdir(parents=True)
-    (second / "buffer.json").write_text("of a buffer without shards")
+    data = second / "rows-0123456789ab"  # of a buffer without shards
+    data.mkdir()
+    (data / "values.json").touch()
+    (second / "buffer.json").write_text('{"format": "lightning-replay-rllib", "data": "rows-0123456789ab"}')
     algorithm.save_to_path("second", filesystem=remote)
     assert sorted(part.suffix or part.name[:7] for part in second.iterdir()) == [".json", "shards-"]
     algorithm.restore_from_path("second", filesystem=remote)

@@ -82,14 +82,14 @@ def test_a_failed_upload_leaves_the_save_before(tmp_path, url: str, monkeypatch)
     data = prioritized(env_steps=64)
     make_trainer(tmp_path).fit(Tiny(), datamodule=data, ckpt_path=f"{url}/end.ckpt")
     assert data.updates_done == 44
-    # What a killed save left beside the file is never loaded, and removed by the next.
+    # A folder that no checkpoint names may be the user's: it is never loaded and stays.
     other = fsspec.core.url_to_fs(url)[0]
     other.makedirs(f"{url}/end.41.replay")
     other.pipe_file(f"{url}/end.41.replay/replay.json", b"{")
     trainer.save_checkpoint(f"{url}/end.ckpt")
-    assert names_in(url) == ["end.40-1.replay", "end.ckpt"]
+    assert names_in(url) == ["end.40-1.replay", "end.41.replay", "end.ckpt"]
     trainer.strategy.remove_checkpoint(f"{url}/end.ckpt")
-    assert names_in(url) == []
+    assert names_in(url) == ["end.41.replay"]
 
 
 def test_other_and_missing_replays_are_refused(tmp_path) -> None:

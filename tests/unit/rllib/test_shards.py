@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import pickle
 from collections import Counter
 from pathlib import Path
@@ -22,7 +23,8 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 import rllib_ext
 from lightning_replay.events import EventTable, reward_at_least
 from lightning_replay.saving import DamagedFileError
-from lightning_replay.saving.folders import LOCK_FILE, Folder
+from lightning_replay.saving.files import LOCK_FILE
+from lightning_replay.saving.folders import Folder
 from lightning_replay.sharded import saves as served_folders
 from lightning_replay.sharded.actors import ShardActors
 from lightning_replay.sharded.options import ShardOptions
@@ -205,23 +207,50 @@ def found(directory: Path) -> dict[str, bytes]:
     return {file.relative_to(directory).as_posix(): file.read_bytes() for file in files}
 
 
+def manifest(data: str) -> bytes:
+    return json.dumps({"format": "lightning-replay-test", "data": data}).encode()
+
+
+FIRST = {"replay_shards.json": manifest("shards-0123456789ab"), "shards-0123456789ab/shard-0/000000.chunk": b"1"}
+SECOND = {"replay.json": manifest("data-0123456789ab"), "data-0123456789ab/values.json": b"2"}
+THIRD = {"replay.json": manifest("data-ab0123456789"), "data-ab0123456789/values.json": b"3"}
+OF_THE_USER = {
+    "notes.txt": b"mine",
+    "buffer.json": b'{"data": "seed-202611281130"}',
+    "state.json": b"{}",
+    "seed-202611281130/values.json": b"mine",
+    "data-202611281130/model.ckpt": b"mine",
+}
+
+
 def test_a_save_replaces_the_one_before_and_no_other_files(tmp_path: Path) -> None:
     folder = remote(tmp_path)
     assert folder.local is None and not folder.exists()
-    write(folder, {"replay_shards.json": b"{}", "data-0123456789ab/rows": b"2"})
-    foreign = {"notes.txt": b"the user's", "config.json": b"{}", "data-of-the-user/rows": b"3"}
-    for name, content in foreign.items():
+    for name, content in OF_THE_USER.items():
         file = tmp_path / "checkpoint" / "part" / name
-        file.parent.mkdir(exist_ok=True)
+        file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(content)
-    write(folder, FILES)
-    assert found(tmp_path / "checkpoint" / "part") == FILES | foreign
-    with folder.to_read() as local:
-        assert found(local) == FILES | foreign
-    with folder.to_read(deep=False) as local:
-        assert sorted(found(local)) == ["config.json", "manifest.json", "notes.txt"]
+    for files in (FIRST, FIRST | SECOND, FIRST | THIRD):
+        write(folder, files)
+        assert found(tmp_path / "checkpoint" / "part") == files | OF_THE_USER
+        with folder.to_read() as local:
+            assert files.items() <= found(local).items() <= (files | OF_THE_USER).items()
+        with folder.to_read(deep=False) as local:
+            assert found(local).keys() == {*(name for name in files if "/" not in name), "buffer.json", "state.json"}
+    with folder.to_write() as local:
+        (local / "replay_shards.json").unlink()
+    assert found(tmp_path / "checkpoint" / "part") == THIRD | OF_THE_USER
     with (folder / "absent").to_read() as local:
         assert not local.exists()
+
+
+def test_a_data_folder_with_another_file_stays_whole(tmp_path: Path) -> None:
+    """On a file system without links and locks, a manifest may name a folder that is the user's."""
+    folder = remote(tmp_path)
+    write(folder, SECOND)
+    (tmp_path / "checkpoint" / "part" / "data-0123456789ab" / "notes.txt").write_bytes(b"mine")
+    write(folder, THIRD)
+    assert found(tmp_path / "checkpoint" / "part") == SECOND | THIRD | {"data-0123456789ab/notes.txt": b"mine"}
 
 
 def test_errors_name_the_folder_and_not_its_copy(tmp_path: Path) -> None:

@@ -14,13 +14,14 @@ import pytest
 
 from lightning_replay.saving import DamagedFileError, directory, write_state
 from lightning_replay.saving.directory import exclusive, read_manifest, read_save, replaced_save
-from tests.saves import files_of, names_in
+from lightning_replay.saving.files import data_named_in
+from tests.saves import files_of, forge, names_in
 
 
 def saved(folder: Path, value: int) -> None:
     with replaced_save(folder, "it.json", folder="data") as save:
-        (save.data / "value").write_text(str(value))
-        save.manifest["version"] = 1
+        (save.data / "values.json").write_text(str(value))
+        save.manifest |= {"format": "lightning-replay-test", "version": 1}
 
 
 def manifest_in(folder: Path) -> dict:
@@ -30,7 +31,7 @@ def manifest_in(folder: Path) -> dict:
 def value_in(folder: Path) -> int:
     def read(manifest: dict, data: Path) -> int:
         try:
-            return int((data / "value").read_text())
+            return int((data / "values.json").read_text())
         except OSError as error:
             raise DamagedFileError(str(error)) from error
 
@@ -52,7 +53,7 @@ def test_a_save_that_fails_leaves_the_directory_as_it_was(error, tmp_path) -> No
     saved(tmp_path, 1)
     before = files_of(tmp_path)
     with pytest.raises(error), replaced_save(tmp_path, "it.json", folder="data") as save:
-        (save.data / "value").write_text("2")
+        (save.data / "values.json").write_text("2")
         raise error
     assert files_of(tmp_path) == before and value_in(tmp_path) == 1
 
@@ -61,8 +62,8 @@ def test_an_interrupt_after_the_swap_does_not_destroy_what_was_swapped_in(tmp_pa
     saved(tmp_path, 1)
     replace = directory.replace_file
 
-    def interrupted(file: Path, content: bytes) -> None:
-        replace(file, content)
+    def interrupted(*given) -> None:
+        replace(*given)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(directory, "replace_file", interrupted)
@@ -74,15 +75,71 @@ def test_an_interrupt_after_the_swap_does_not_destroy_what_was_swapped_in(tmp_pa
     assert names_in(tmp_path) == ["data", "it.json"]
 
 
-def test_what_killed_saves_left_is_removed_by_the_next_one(tmp_path) -> None:
+@pytest.mark.parametrize("step", ["mkdir", "sync", "replace_file", "remove_saved"])
+def test_what_killed_saves_left_is_removed_by_the_next_one(step: str, tmp_path, monkeypatch) -> None:
     saved(tmp_path, 1)
-    for left in ("data-0123456789ab", "data-456789abcdef"):
-        (tmp_path / left).mkdir()
-        (tmp_path / left / "value").write_text("x" * 1000)
-    (tmp_path / "it.89ab.tmp").write_text("{")
-    (tmp_path / "other.89ab.tmp").write_text("of another manifest")
+    killed = os.fork()
+    if killed == 0:
+        module = Path if step == "mkdir" else directory
+        monkeypatch.setattr(module, step, lambda *given, **options: os.kill(os.getpid(), signal.SIGKILL))
+        saved(tmp_path, 2)
+        os._exit(0)
+    assert os.waitpid(killed, 0)[1] == signal.SIGKILL
+    assert value_in(tmp_path) == (2 if step == "remove_saved" else 1)
+    saved(tmp_path, 3)
+    assert names_in(tmp_path) == ["data", "it.json"] and value_in(tmp_path) == 3
+
+
+def fill(folder: Path) -> None:
+    """Puts a user's files there whose names look like files of a save."""
+    for name in ("data-0123456789ab/values.json", "seed-202611281130/000000.chunk", "it.0123abcd.tmp", "other.json"):
+        file = folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("mine")
+
+
+def test_files_of_the_user_stay(tmp_path) -> None:
+    fill(tmp_path)
+    mine = files_of(tmp_path)
+    for value in range(2):
+        saved(tmp_path, value)
+    (data,) = (path for path in tmp_path.glob("data-*") if path.name != "data-0123456789ab")
+    fill(data)
+    (data / "linked").symlink_to(tmp_path / "seed-202611281130")
     saved(tmp_path, 2)
-    assert names_in(tmp_path) == ["data", "it.json", "other.89ab.tmp"]
+    (new,) = (path for path in tmp_path.glob("data-*") if path not in (data, tmp_path / "data-0123456789ab"))
+    # In a data folder, a file that is named as a save names it is the save's.
+    kept = {*mine, new / "values.json", tmp_path / "it.json", data / "other.json", data / "it.0123abcd.tmp"}
+    assert {*files_of(tmp_path)} == kept and (data / "linked").is_symlink()
+
+
+@pytest.mark.parametrize(
+    "named", ["..", ".", "", "other", "/", "data-0123456789ab/../other", "../data-0123456789ab", 3]
+)
+def test_a_forged_manifest_removes_nothing(named, tmp_path) -> None:
+    place = tmp_path / "place"
+    for folder in (tmp_path / "data-0123456789ab", tmp_path, place / "other", place):
+        fill(folder)
+    saved(place, 1)
+    own = data_named_in(place / "it.json", "data")
+    forge(place / "it.json", data=named)
+    before = files_of(tmp_path)
+    saved(place, 2)
+    new = data_named_in(place / "it.json", "data")
+    assert own != new and {*files_of(tmp_path)} == {*before, place / new / "values.json"}
+
+
+@pytest.mark.parametrize("content", ["mine", "", "{}", json.dumps({"data": "data-0123456789ab"}), None])
+def test_a_manifest_of_the_user_is_never_replaced(content: str | None, tmp_path) -> None:
+    fill(tmp_path)
+    if content is None:
+        (tmp_path / "it.json").symlink_to(tmp_path / "nowhere")
+    else:
+        (tmp_path / "it.json").write_text(content)
+    before = {path: path.read_text() for path in files_of(tmp_path)}
+    with pytest.raises(FileExistsError, match="it.json is no file of lightning-replay.*directory of its own"):
+        saved(tmp_path, 1)
+    assert {path: path.read_text() for path in files_of(tmp_path)} == before
 
 
 def test_data_is_on_the_disk_before_the_manifest_is_swapped_and_the_directory_after(tmp_path, monkeypatch) -> None:
@@ -165,7 +222,7 @@ def test_a_reader_that_is_always_late_takes_its_turn_among_the_writers(tmp_path)
             saved(tmp_path, len(tries))
         if not data.exists():
             raise DamagedFileError("replaced")
-        return (data / "value").read_text()
+        return (data / "values.json").read_text()
 
     assert read_save(tmp_path, lambda: manifest_in(tmp_path), read) == str(directory._ATTEMPTS)
     assert len(tries) == directory._ATTEMPTS + 1
@@ -188,16 +245,17 @@ def test_where_there_are_no_locks_other_folders_stay(tmp_path, monkeypatch) -> N
     """They may be of a save that another process is writing; the folder of the replaced save goes."""
     saved(tmp_path, 1)
     (tmp_path / "data-0123456789ab").mkdir()
+    (tmp_path / "data-0123456789ab.it.unfinished").touch()
 
     def refuse(handle: int, operation: int) -> None:
         raise OSError(37, "No locks available")
 
     monkeypatch.setattr(directory.fcntl, "flock", refuse)
     saved(tmp_path, 2)
-    assert names_in(tmp_path) == ["data", "data", "it.json"] and value_in(tmp_path) == 2
+    assert names_in(tmp_path) == ["data", "data", "data", "it.json"] and value_in(tmp_path) == 2
     monkeypatch.setattr(directory, "fcntl", None)
     saved(tmp_path, 3)
-    assert names_in(tmp_path) == ["data", "data", "it.json"] and value_in(tmp_path) == 3
+    assert names_in(tmp_path) == ["data", "data", "data", "it.json"] and value_in(tmp_path) == 3
 
 
 def test_every_changed_value_of_a_manifest_is_found(tmp_path) -> None:
