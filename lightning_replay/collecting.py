@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,8 +20,6 @@ __all__ = ["VectorSteps"]
 
 Key = str | tuple[str, ...]
 Columns = dict[Key, np.ndarray]
-
-_REPEATED_ENDS = 3  # whose last observation was the first one of the next episode, before that is reported
 
 
 class VectorSteps(VectorWrapper):
@@ -84,7 +81,6 @@ class VectorSteps(VectorWrapper):
         self._observation: list[np.ndarray] = []
         self._trajectory = np.full(env.num_envs, -1)
         self._is_reset_due = ~self._everywhere  # in the next step, by the vector
-        self._repeated_ends: int | None = 0  # None once they need not be counted
         self.columns: Columns = {}
         self.is_transition: np.ndarray = ~self._everywhere
 
@@ -93,7 +89,7 @@ class VectorSteps(VectorWrapper):
     ) -> tuple[Any, dict[str, Any]]:
         """Begins an episode in each environment, or in those of ``options["reset_mask"]``."""
         mask = (options or {}).get("reset_mask")  # Gymnasium's vectors remove it from the options
-        began = self._everywhere if mask is None else np.array(mask)
+        began = self._everywhere if mask is None else np.asarray(mask).copy()
         # Gymnasium's vectors take a list of seeds; their base class declares a number.
         observations, infos = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
         self._keys = [(_key("observation", path), ("next", "observation", *path)) for path, _ in _leaves(observations)]
@@ -120,7 +116,8 @@ class VectorSteps(VectorWrapper):
             )
         # Columns of their own: a vector may return the same arrays at each step.
         following = [_owned_array(part) for part in _arrays(observations)]
-        done = np.logical_or(terminated, truncated)
+        flags = [np.asarray(flag).copy() for flag in (terminated, truncated)]
+        done = np.logical_or(*flags)
         ended = np.flatnonzero(done).tolist() if np.count_nonzero(done) else []
         last = following
         if ended and self._mode is AutoresetMode.SAME_STEP:
@@ -129,8 +126,7 @@ class VectorSteps(VectorWrapper):
             columns[key], columns[next_key] = before, after
         columns["trajectory"] = self._trajectory.copy()
         columns["next", "reward"] = np.asarray(reward).astype(np.float32)[:, None]
-        columns["next", "terminated"] = np.array(terminated)[:, None]
-        columns["next", "truncated"] = np.array(truncated)[:, None]
+        columns["next", "terminated"], columns["next", "truncated"] = (flag[:, None] for flag in flags)
         columns["next", "done"] = done[:, None]
         self._observation, self.is_transition = following, self._everywhere
         if self._mode is AutoresetMode.NEXT_STEP:
@@ -186,26 +182,7 @@ class VectorSteps(VectorWrapper):
             # by name: an environment may give the entries in another order than the vector
             for column, (_, next_key) in zip(last, self._keys, strict=True):
                 column[i] = parts[tuple(next_key[2:])]
-        self._count_repeated(last, following, ended)
         return last
-
-    def _count_repeated(self, last: list[np.ndarray], following: list[np.ndarray], ended: list[int]) -> None:
-        """Warns where the last observations of the first episodes are all the next one's first."""
-        if self._repeated_ends is None:
-            return
-        of_next, of_step = (
-            all(np.array_equal(column[ended], other[ended]) for column, other in zip(last, others, strict=True))
-            for others in (following, self._observation)
-        )
-        self._repeated_ends = self._repeated_ends + len(ended) if of_next and not of_step else None
-        if (self._repeated_ends or 0) >= _REPEATED_ENDS:
-            self._repeated_ends = None
-            warnings.warn(
-                f"in {self.env} the last observation of each episode so far was the first one of the next: it returns "
-                "the same array at each step, which AutoresetMode.SAME_STEP hands over after the reset. Return "
-                "observation.copy() from its step, or build the vector with another autoreset_mode",
-                stacklevel=4,
-            )
 
 
 def _mode_of(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:

@@ -162,6 +162,8 @@ class BufferHooks:
 class PartHooks(Seeded):
     """What samplers and writers have in common."""
 
+    compares_rows: Any = False  #: Whether a row follows another only if it starts with the observation of its end.
+
     @property
     def nbytes(self) -> int:
         """Bytes of what the part keeps."""

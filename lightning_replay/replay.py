@@ -22,6 +22,7 @@ from torchrl.envs import MultiStepTransform, Transform
 
 from lightning_replay import forking
 from lightning_replay.divided_draws import check_divisible
+from lightning_replay.episodes.beginnings import Beginnings
 from lightning_replay.episodes.links import with_real_ends
 from lightning_replay.episodes.returns import EpisodeTracker, NStepTransitions, refuse_formed
 from lightning_replay.episodes.running import held_slots, newest_running, slots_by_age, stored_trajectories
@@ -152,6 +153,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
     awaits_new_episodes: bool  #: Whether the episodes that ran in loaded files end before the next rows are stored.
     # Refuses the first rows, TensorDict [N], of a side of a MixedReplay, where they do not fit the other side's.
     _check_first: Callable[[TensorDictBase], None] | None = None
+    _beginnings: Any = None  # Beginnings, once the parts are attached
 
     def __init__(
         self,
@@ -293,7 +295,8 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
                 if self._packed is not None and not (self._has_transforms and self._changes_rows):
                     columns = self._packed.read(rows)
                     if columns is not None:  # rows like those stored, which need no preparation
-                        return self._store(rows, columns, takes_priorities)
+                        beginnings = self._beginnings.after(columns, self._packed.row_columns)
+                        return self._keep_beginnings(beginnings, self._store(rows, columns, takes_priorities))
                 return self._prepare_and_store(as_rows(rows), takes_priorities)
         # TorchRL's trainers mark every row of a batch truncated. What was kept of the rows is undone by now; they are
         # stored with the ends of their episodes alone.
@@ -301,12 +304,18 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             ended = with_real_ends(as_rows(rows))
             if ended is None:
                 raise
+            self._beginnings.has_reported = True  # the ends of batches are no ends of episodes
         return self._enter(ended, takes_priorities)
 
     def _prepare_and_store(self, rows: TensorDictBase, takes_priorities: bool) -> Tensor:
         if 0 in rows.shape:  # before a transform refuses it in its own words, or keeps it
             raise wrong_shape(rows)
         rows = normalized(rows)
+        columns = _columns_of(rows)
+        beginnings = self._beginnings.after([*columns.values()], columns)
+        return self._keep_beginnings(beginnings, self._transform_and_store(rows, takes_priorities))
+
+    def _transform_and_store(self, rows: TensorDictBase, takes_priorities: bool) -> Tensor:
         with self._undone_if_refused():
             if self._has_transforms and 0 not in rows.shape:  # all may have been padding
                 # Rows that wait in a transform reach the storage later, where a refusal could not name the call.
@@ -356,8 +365,20 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         return torch.cat(slots)
 
     def _check_columns(self, rows: TensorDictBase) -> None:
-        columns = {key: value for key, value in rows.items(True, True) if isinstance(value, Tensor)}
-        self._row_check({(key,) if isinstance(key, str) else key: value for key, value in columns.items()})
+        self._row_check(_columns_of(rows))
+
+    def _begin_episodes(self) -> None:
+        # Rows that come from now on are of other environments than those before.
+        parts = (self._sampler_hooks, self._writer_hooks)
+        follows = self._checks_continuity and (self._episodes is not None or self.needs_consecutive_rows)
+        delayed = any(one.check_continuity for one in self._delaying())
+        compares = follows or delayed or any(part.compares_rows for part in parts)
+        self._beginnings = Beginnings(compares, self._beginnings)
+
+    def _keep_beginnings(self, beginnings: Beginnings, index: Tensor) -> Tensor:
+        self._beginnings = beginnings
+        beginnings.warn()
+        return index
 
     def _check_and_store(self, rows: TensorDictBase, takes_priorities: bool) -> Tensor:
         if rows.ndim != 1 or rows.shape[0] == 0:
@@ -678,6 +699,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             self.awaits_new_episodes = False
             self._feedback.forget()
             self._check_slices, self.last_insertion = SliceCheck(), Insertion()
+            self._begin_episodes()
             if self._episodes is not None:
                 self._episodes.clear()
             for transform in self._delaying():
@@ -722,6 +744,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             episodes.check_rows(self._storage.get(in_order[:1]))
             episodes.mark_update(in_order, self._storage)
         self._episodes = episodes
+        self._begin_episodes()
 
     def end_episodes(self, trajectories: Iterable[int] | None = None) -> Tensor:
         """Ends running episodes whose environments were closed, reset or lost: nothing follows their stored rows.
@@ -742,6 +765,8 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         stored = self.flush(named)
         with self._changing():
             self.awaits_new_episodes &= named is not None
+            if named is None:
+                self._begin_episodes()
             in_order = None if writer.may_refuse or packed is None else slots_by_age(packed, writer)
             if in_order is None or packed is None:
                 self.break_episodes(stored_trajectories(self._storage) if named is None else named)
@@ -763,6 +788,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         restore_state(self, state_dict)
         self._check_slices, self.last_insertion = SliceCheck(), Insertion()
         self.awaits_new_episodes = False
+        self._begin_episodes()
 
     def load(self, path: str | Path, *, end_episodes: bool = True) -> None:
         """Restores a saved buffer into this one, which must have been built with the same options; imports nothing.
@@ -889,6 +915,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         if following and self._episodes is None:
             self._follow(EpisodeTracker(1, 1.0))
         self._own_transforms = own
+        self._begin_episodes()
 
     def _check_sequences(self, transforms: list[ReplayTransform]) -> None:
         # Parts that change or keep single rows leave no sequences to follow.
@@ -1160,6 +1187,11 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
 
     dumps: Any = save  # TorchRL's names
     loads: Any = load
+
+
+def _columns_of(rows: TensorDictBase) -> dict[tuple[str, ...], Tensor]:
+    columns = {key: value for key, value in rows.items(True, True) if isinstance(value, Tensor)}
+    return {(key,) if isinstance(key, str) else key: value for key, value in columns.items()}
 
 
 def given_batch_size(batch_size: int | None, capacity: int) -> int:

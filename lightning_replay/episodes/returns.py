@@ -18,6 +18,7 @@ from lightning_replay.parts import ReplayTransform
 from lightning_replay.saving.spec import recorded
 from lightning_replay.storage.packed import read_columns
 
+_MOST_RUNNING = 1_024  # episodes whose steps wait, or twice the rows of a call
 _Column = tuple[str, str, str]  # name, dtype and shape of a column
 # Columns of rows whose rewards are returns, as this library, TorchRL's transform and its collectors' MultiStep have.
 FORMED_KEYS = ("steps_to_next_obs", ("next", "original_reward"))
@@ -128,8 +129,9 @@ class NStepTransitions(ReplayTransform):
     of an episode the remaining ones are shorter. Everything under ``"next"`` but the reward is that of the last step:
     after truncation the bootstrap is from the last observation, after termination there is none. Rows of several
     running episodes may be interleaved (``trajectory`` or ``("collector", "traj_ids")``); without these ids they are
-    one environment in order. No return goes on over a step that starts with another observation than the step before
-    ended with. ``Replay(n_steps=...)`` forms the same transitions when they are drawn, without the delay;
+    one environment in order. If more than 1,024 episodes run, and twice as many as a call has rows, those continued
+    longest ago are taken as broken off. No return goes on over a step that starts with another observation than the
+    step before ended with. ``Replay(n_steps=...)`` forms the same transitions when they are drawn, without the delay;
     use this transform in other buffers, or where stored rows must be final (retention by priority). Use ``extend``,
     not ``add``: one step may form several transitions.
 
@@ -155,7 +157,7 @@ class NStepTransitions(ReplayTransform):
         super().__init__()
         self.n_steps: int = checked_count("n_steps", n_steps, of="rewards in a return")
         self.discount: float = checked_share("discount", discount)
-        self._check_continuity = checked_flag("check_continuity", check_continuity)
+        self.check_continuity: bool = checked_flag("check_continuity", check_continuity)
         # Waiting steps, and the columns of the first steps, which later ones must have too.
         self.pending: tuple[TensorDictBase | None, frozenset[_Column] | None] = (None, None)
 
@@ -178,10 +180,13 @@ class NStepTransitions(ReplayTransform):
                 "steps must have the columns of the steps before; nothing was changed. "
                 f"Different: given {sorted(given - columns)}, before {sorted(columns - given)}"
             )
+        most_waiting = self.n_steps * max(_MOST_RUNNING, 2 * len(tensordict))
         if waiting is not None:  # of a save from files, on the CPU
             tensordict = torch.cat([waiting.to(tensordict.get(("next", "done")).device), tensordict])
         slots, steps_used, ended = self._chain(tensordict)
         complete = (steps_used == self.n_steps) | ended
+        # The oldest of too many wait for steps that will not come: nothing marked the ends of their episodes.
+        complete[(~complete).nonzero().flatten()[:-most_waiting]] = True
         formed = self._form(tensordict, complete, slots, steps_used, ended)
         waiting = tensordict[~complete]
         self.pending = waiting if len(waiting) else None, given
@@ -230,7 +235,7 @@ class NStepTransitions(ReplayTransform):
         """Returns the positions of each step's return ``[N, n]``, how many are used, and whether nothing follows it."""
         done = steps.get(("next", "done")).flatten()
         position = torch.arange(done.numel(), device="cpu")
-        continuity = Continuity(steps) if self._check_continuity else None
+        continuity = Continuity(steps) if self.check_continuity else None
         links = EpisodeLinks(done.numel(), continuity)
         links.write(position, trajectory_of(steps), done)
         slots, steps_used = links.chain(position, self.n_steps)

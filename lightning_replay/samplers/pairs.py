@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -241,6 +242,7 @@ class FollowsEpisodes(ReplaySampler):
     followed: FollowedEpisodes
     _purpose: str  # what needs the ends of episodes, for the message where rows have none
     _reads_columns = True
+    compares_rows: Any = property(attrgetter("followed.check_continuity"))
 
     def check_rows(self, rows: TensorDictBase) -> None:
         super().check_rows(rows)

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from lightning_replay import forking
 from lightning_replay.divided_draws import Divider
+from lightning_replay.episodes.beginnings import Beginnings
 from lightning_replay.feedback import given_feedback, td_error_of
 from lightning_replay.options import ABOVE_ZERO, check_kind, checked_count, checked_local_path, checked_number
 from lightning_replay.parts import WriterHooks, declared_writer
@@ -136,6 +137,7 @@ class ShardedReplay(TrainingReplay):
         self._draws_since_update = 0
         self._router: RowRouter | None = None
         self._unanswered: _Sent | None = None  # the rows of a call that has timed out
+        self._beginnings = Beginnings(compares=False)  # shards have only some of the episodes
         self._check = TransitionCheck(self._options.of_recipe.get("check_finite", True))
 
     @functools.cached_property
@@ -268,6 +270,8 @@ class ShardedReplay(TrainingReplay):
             self._router = sent.router
         if errors:
             raise errors[0]
+        self._beginnings = self._beginnings.after([*columns.values()], columns)
+        self._beginnings.warn()
         return torch.from_numpy(np.concatenate([(shard << SLOT_BITS) + slots for shard, slots in stored.items()]))
 
     def _send(self, columns: Columns) -> _Sent:

@@ -129,7 +129,7 @@ class RowLayout:
         return cls(leaves)
 
 
-def observation_keys(columns: Mapping[Key, tuple[torch.dtype, Any]]) -> list[Key]:
+def observation_keys(columns: Mapping[Key, tuple[Any, Any]]) -> list[Key]:
     """Returns the columns of observations that are also stored, with the same dtype and shape, under ``"next"``.
 
     Those named ``observation``, or below it; without such a name all but flags and rewards. Rows that hold returns over

@@ -103,6 +103,7 @@ class RelabelGoals(ReplayTransform):
         self.achieved_key: tuple[str, ...] = checked_key("achieved_key", achieved_key)
         self.desired_key: tuple[str, ...] = checked_key("desired_key", desired_key)
         self._given: tuple[Any, Any, Any] = reward, terminated, env
+        self._knows_ends = False  # whether rows have shown if goals end episodes
         self._set_functions()
 
     def _set_functions(self) -> None:
@@ -165,12 +166,35 @@ class RelabelGoals(ReplayTransform):
             )
         if self.share > 0:
             self._compare_rewards(rows[:1000])
+            self._compare_ends(rows[:1000])
+
+    def _goals(self, rows: TensorDictBase) -> list[Tensor]:
+        parts = (self._part(rows, key) or ((), ...) for key in (("next", *self.achieved_key), self.desired_key))
+        return [rows.get(column)[..., place] for column, place in parts]
+
+    def _compare_ends(self, rows: TensorDictBase) -> None:
+        # Rows whose own goals end their episodes, where nothing tells which other goals do.
+        ends = rows.get(("next", "terminated"), None)
+        is_known = self._knows_ends or self._functions[1] is not None
+        if is_known or ends is None or ends.numel() != len(rows) or not bool(ends.any()):
+            return
+        achieved, desired = self._goals(rows)
+        at_goal, reward = (_computed("reward", self._functions[0], achieved, goal) for goal in (achieved, desired))
+        ended = ends.cpu().flatten()[reward == at_goal]
+        self._knows_ends = len(ended) > 0
+        if self._knows_ends and bool(ended.all()):
+            warnings.warn(
+                f"all {len(ended)} transitions at their goals end their episodes, and RelabelGoals has no function "
+                "that tells whether another goal does. Relabeled transitions at their goals go on, and their targets "
+                "use a value that no episode has. Give terminated=, a function (achieved, desired, info) of arrays "
+                "[N, ...] that returns flags [N], or an env with compute_terminated; see docs/goals.md",
+                stacklevel=2,
+            )
 
     def _compare_rewards(self, rows: TensorDictBase) -> None:
         # A wrong environment or order of keys makes goals of other numbers without any error.
-        parts = (self._part(rows, key) or ((), ...) for key in (("next", *self.achieved_key), self.desired_key))
-        goals = [rows.get(column)[..., place] for column, place in parts]
-        computed, stored = _computed("reward", self._functions[0], *goals), rows.get(("next", "reward"), None)
+        computed = _computed("reward", self._functions[0], *self._goals(rows))
+        stored = rows.get(("next", "reward"), None)
         if not isinstance(stored, Tensor) or stored.numel() != len(computed):
             return  # which is refused elsewhere
         pairs = torch.stack((stored.cpu().reshape(-1).double(), computed.double()))
@@ -204,6 +228,8 @@ class RelabelGoals(ReplayTransform):
                 "RelabelGoals got no links between the rows of an episode; add it by replay.append_transform, which "
                 "follows episodes from then on, not to replay.transform"
             )
+        if self.share > 0:
+            self._compare_ends(batch)
         drawn = torch.rand(2, len(index), generator=self._rng, dtype=torch.float64, device=self._rng.device)
         relabelled, place = drawn.cpu()
         chosen = (relabelled < self.share).nonzero().squeeze(1)

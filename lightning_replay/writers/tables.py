@@ -155,7 +155,7 @@ class EventTableWriter(TableWriter):
         self._max_trajectories = max_trajectories
         self._longest = longest
         self._counts_state_actions = checked_flag("count_state_actions", count_state_actions)
-        self._check_continuity = checked_flag("check_continuity", check_continuity)
+        self.compares_rows: bool = checked_flag("check_continuity", check_continuity)
         self._start()
 
     def _start(self) -> None:
@@ -242,7 +242,7 @@ class EventTableWriter(TableWriter):
             check_trajectory(trajectory, *columns[trajectory])
         self._done_at = places["next", "done"]
         self._trajectory_at = None if trajectory is None else places[trajectory]
-        observed = observation_keys(columns) if self._check_continuity else []
+        observed = observation_keys(columns) if self.compares_rows else []
         self._observed_at = [(places[key], places["next", *key]) for key in observed]
         shapes = [columns[key][1] for key in observed]
         self._are_vectors = bool(shapes) and all(len(one) == 1 and one[0] <= MOST_NUMBERS for one in shapes)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, Tuple
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 
 from lightning_replay import recipes
 from lightning_replay.collecting import VectorSteps
@@ -224,6 +224,44 @@ def test_a_vector_of_ones_own(options: dict[str, Any]) -> None:
     assert [bool(columns["next", "terminated"][0, 0]) for columns in taken] == [False, False, True, False]
 
 
+class TensorsOfVectors(VectorWrapper):
+    """Takes and returns tensors on the CPU, as Gymnasium's NumpyToTorch and vectors of simulators do."""
+
+    def reset(self, **options: Any) -> Any:
+        mask = (options.get("options") or {}).get("reset_mask")
+        options |= {} if mask is None else {"options": {"reset_mask": mask.numpy()}}
+        observations, infos = self.env.reset(**options)
+        return as_tensors(observations), infos
+
+    def step(self, actions: Any) -> Any:
+        *results, infos = self.env.step(actions.numpy())
+        final = infos.get("final_obs")  # of each environment that ended, elsewhere None
+        if final is not None:
+            infos = {"final_obs": as_tensors(np.stack([np.zeros(3) if one is None else one for one in final]))}
+        return *map(as_tensors, results), infos
+
+
+def as_tensors(values: Any) -> torch.Tensor:
+    return torch.from_numpy(values.copy())
+
+
+@pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP, DISABLED])
+def test_vectors_may_return_tensors(mode: AutoresetMode) -> None:
+    expected, envs = (of_lengths(3, 5, 5, mode=mode) for _ in range(2))
+    replays = [recipes.uniform(capacity=1_000, batch_size=8, n_steps=3) for _ in range(2)]
+    played(expected, 40, replays[0])
+    of_tensors = VectorSteps(TensorsOfVectors(envs.env))
+    of_tensors.reset(seed=0)
+    for step in range(40):
+        results = of_tensors.step(torch.full((3, 1), step / 40))
+        assert all(isinstance(part, torch.Tensor) for part in results[:4])
+        of_tensors.store(replays[1])
+        ended = results[2] | results[3]
+        if mode is DISABLED and bool(ended.any()):
+            of_tensors.reset(options={"reset_mask": ended})
+    assert (replays[0][:] == replays[1][:]).all()
+
+
 def test_levels_are_rows_too() -> None:
     levels = make_level_vector("CartPole-v1", 2, SequentialLevels(range(50)))
     envs, replay = VectorSteps(levels), recipes.uniform(capacity=500, batch_size=8)
@@ -248,12 +286,10 @@ def test_the_mode_is_that_of_the_vector_not_of_another_one_of_its_class() -> Non
 
 def test_an_environment_that_reuses_its_array_is_reported_where_the_vector_loses_the_last_observation() -> None:
     envs = of_lengths(3, 4, mode=SAME_STEP, reuses=True)
-    with pytest.warns(
-        UserWarning, match=r"last observation of each episode .* Return observation.copy\(\) from its st"
-    ):
-        played(envs, 12)
+    with pytest.warns(UserWarning, match=r"end with the observation that another episode begins with.* the same arr"):
+        played(envs, 24)
     for mode, reuses in ((SAME_STEP, False), (NEXT_STEP, True), (DISABLED, True)):
-        played(of_lengths(3, 4, mode=mode, reuses=reuses), 12)
+        played(of_lengths(3, 4, mode=mode, reuses=reuses), 24)
 
 
 class Same(Counting):
@@ -268,7 +304,7 @@ class Same(Counting):
 
 
 def test_an_environment_with_one_observation_is_not_reported() -> None:
-    assert len(played(VectorSteps(SyncVectorEnv([Same], autoreset_mode=SAME_STEP)), 20)) == 20
+    assert len(played(VectorSteps(SyncVectorEnv([Same], autoreset_mode=SAME_STEP)), 80)) == 80
 
 
 def test_refused() -> None:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from gymnasium.vector import SyncVectorEnv
 from gymnasium.wrappers import FlattenObservation
+from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage, ListStorage
 from torchrl.data.replay_buffers import SliceSampler
 
@@ -287,6 +288,41 @@ def test_stored_rewards_that_the_function_does_not_give_are_named_once() -> None
     with warnings.catch_warnings(action="error"):
         replay.extend(rows)  # which are not compared again
     assert len(replay) == 6
+
+
+ENDS = "transitions at their goals end their episodes, and RelabelGoals has no function"
+
+
+def own_goals(first: int, count: int, *, is_reached: bool, ends: bool = True) -> TensorDict:
+    """Steps of an environment whose reward is 1 at the goal, which ends the episode if the last step reaches it."""
+    rows = goal_rows(range(first, first + count), trajectory=first, done=ends)
+    goal = float(first + count) if is_reached else OWN_GOAL
+    for branch in ((), ("next",)):
+        rows[*branch, "observation", "desired_goal"] = torch.full((count, 2), goal)
+    rows["next", "reward"] = (rows["next", "observation", "achieved_goal"] == goal).all(-1, keepdim=True).float()
+    return rows
+
+
+@pytest.mark.parametrize("n_steps", [1, 3])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_goals_that_end_episodes_are_warned_of_where_nothing_tells_which_others_do(is_first: bool, n_steps: int):
+    replay = hindsight(reward=reached, n_steps=n_steps)
+    if not is_first:
+        replay.extend(own_goals(0, 3, is_reached=False))
+        replay.sample()
+    with pytest.warns(UserWarning, match=rf"{ENDS} .*terminated=, .*compute_terminated; see docs/goals.md") as heard:
+        replay.extend(own_goals(10, 3, is_reached=True))
+        replay.sample()
+        replay.sample()
+    assert len(heard) == 1
+
+
+def test_goals_that_end_no_episode_and_known_ends_are_not_warned_of() -> None:
+    for options, ends in (({}, False), ({"terminated": reached}, True), ({"share": 0.0}, True)):
+        replay = hindsight(reward=reached, **options)
+        replay.extend(own_goals(0, 3, is_reached=True, ends=ends))
+        replay.extend(own_goals(10, 3, is_reached=False))
+        replay.sample()
 
 
 def flat_bits() -> gymnasium.Env:

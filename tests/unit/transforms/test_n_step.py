@@ -17,6 +17,7 @@ from torchrl.envs import MultiStepTransform
 from lightning_replay.replay import Replay
 from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.transforms import NStepTransitions
+from tests.transitions import numbered_steps
 
 CASES = json.loads((Path(__file__).parents[2] / "fixtures" / "nstep_tuples.json").read_text())["cases"]
 
@@ -88,6 +89,23 @@ def test_waiting_steps_are_state_and_can_be_flushed_or_forgotten() -> None:
     assert transform.flush() is None
     again.load_state_dict(transform.state_dict())
     assert again.flush() is None
+
+
+def test_episodes_that_never_end_do_not_wait_for_ever() -> None:
+    """Of a running one beside them the return is whole."""
+    replay = Replay(storage=PackedStorage(20_000), transform=NStepTransitions(3, 0.5), batch_size=8)
+    ours, running = numbered_steps(0, 5_000), numbered_steps(10**6, 10, trajectory=10**6)
+    ours["trajectory"] = torch.arange(5_000) // 2
+    for rows, one in zip(ours.split(500), running.split(1), strict=True):
+        replay.extend(torch.cat([rows, one]))
+    [transform] = replay.transform
+    waiting, _ = transform.pending
+    assert len(waiting) <= 3 * 1_024 and int(waiting["trajectory"].max()) == 10**6
+    rows = replay[:]
+    of_running = rows["trajectory"] == 10**6
+    assert rows["steps_to_next_obs"][of_running].flatten().tolist() == [3] * 8
+    torch.testing.assert_close(rows["trajectory"][~of_running], ours["trajectory"][: len(replay) - 8])  # the oldest
+    assert len(replay) + len(waiting) == 5_010
 
 
 def test_emptying_our_buffer_forgets_waiting_steps() -> None:

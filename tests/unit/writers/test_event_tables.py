@@ -142,7 +142,7 @@ def test_conditions_that_are_never_true_are_warned_of_once_each(as_columns: bool
                     replay.extend_columns(dict(rows.items(True, True)))
                 else:
                     replay.extend(rows)
-        return [str(one.message) for one in heard]
+        return [str(one.message) for one in heard if "event table" in str(one.message)]
 
     assert not extend(0, ends=False)
     assert not extend(500, ends=False)  # nothing is known of the ends of episodes
