@@ -23,9 +23,10 @@ def load_replay(
 
     Episodes that ran when it was saved end before the next rows are stored, see :meth:`Replay.end_episodes`.
 
-    The file may name this library's recorded classes, its corrections of event tables, and registered environments.
-    Anything else is neither imported nor called unless you name its package in ``trust``. This is also true for
-    functions and methods of this library, TorchRL, torch, and tensordict.
+    The file may name this library's recorded classes, its corrections of event tables, and the environments that
+    Gymnasium, Gymnasium-Robotics, and this library register. Anything else is neither imported nor called unless you
+    name its package in ``trust``. This is also true for functions and methods of this library, TorchRL, torch, and
+    tensordict.
 
     Args:
         path: a directory that :func:`save_replay` wrote, or a URL, which is downloaded to a temporary one first.

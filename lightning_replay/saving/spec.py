@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import inspect
@@ -23,8 +24,8 @@ C = TypeVar("C", bound=type)
 #: Functions of this library that a file may name: the corrections of event tables, which compute with their counts.
 FUNCTIONS = ("lemma2", "lemma2_exact", "mixture")
 
-#: Modules that the id of an environment in a file may name before its colon. Gymnasium imports the named module.
-ENVIRONMENTS = ("gymnasium_robotics", "lightning_replay.envs")
+#: Modules whose environments a file may name by their ids. To build an environment is to run code of its module.
+ENVIRONMENTS = ("gymnasium.envs", "gymnasium_robotics", "lightning_replay.envs")
 
 #: Names of dtypes in a file, without ``torch.``. Other attributes of torch are not looked up.
 DTYPES: dict[str, torch.dtype] = {
@@ -132,9 +133,9 @@ def build(
 ) -> Any:
     """Builds the object that :func:`describe` described.
 
-    Without ``trust`` a description names recorded classes in :data:`PUBLIC`, :data:`FUNCTIONS`, and environments that
-    are registered or in :data:`ENVIRONMENTS`. Nothing else is imported, looked up, or called. A module in ``trust`` is
-    imported, and its functions and recorded classes are accepted.
+    Without ``trust`` a description names recorded classes in :data:`PUBLIC`, :data:`FUNCTIONS`, and environments of
+    :data:`ENVIRONMENTS`. Nothing else is imported, looked up, or called. A module in ``trust`` is imported, and its
+    functions, recorded classes, and environments are accepted.
 
     Args:
         description: JSON.
@@ -165,8 +166,8 @@ def build(
     given, record = dict(description["arguments"]), cls._record
     given |= {key: (chosen or {}).get(key) for key in record.chosen_when_loaded if key in given}
     env = given.get("env")
-    if isinstance(env, str) and ":" in env and env.partition(":")[0] not in ENVIRONMENTS:
-        _check_trusted(env.partition(":")[0], f"{name}.env", env, trust)
+    if isinstance(env, str):
+        _check_environment(env, f"{name}.env", trust)
     # Not cls(...): metaclasses of TorchRL accept further options, such as one that starts Ray with what is given.
     return type.__call__(cls, **{key: part(item, f"{name}.{key}") for key, item in given.items()})
 
@@ -253,6 +254,23 @@ def _resolve(path: Any, name: str, trust: Sequence[str], is_accepted: Callable[[
             "example with its folder on PYTHONPATH; or build the replay buffer yourself with the same options and call "
             "replay.load(path)."
         ) from error
+
+
+def _check_environment(env: str, name: str, trust: Sequence[str]) -> None:
+    # Gymnasium imports the module before the colon, and then builds any environment that is registered.
+    import gymnasium
+
+    module, _, identifier = env.rpartition(":")
+    if module not in ENVIRONMENTS and ":" in env:
+        _check_trusted(module, name, env, trust)
+    if module:
+        with contextlib.suppress(ImportError):  # which Gymnasium raises in its own words
+            importlib.import_module(module)
+    for known, found in gymnasium.registry.items():
+        if identifier in (known, known.rpartition("-v")[0]):  # without a version it stands for the newest one
+            entry: Any = found.entry_point
+            builder = entry.partition(":")[0] if isinstance(entry, str) else str(getattr(entry, "__module__", None))
+            _check_trusted(builder, name, env, (*trust, *ENVIRONMENTS))
 
 
 def _check_trusted(module: str, name: str, path: str, trusted: Sequence[str]) -> None:

@@ -147,8 +147,36 @@ def test_the_id_of_an_environment_imports_no_module(env: str) -> None:
     with pytest.raises(NotRebuildableError, match=r"replay\.env is .* is not imported because a file names it"):
         build(goals)
     assert set(sys.modules) == before
-    goals["arguments"] = {"env": f"{ENVIRONMENTS[1]}:BitFlipping-v0"}
+    goals["arguments"] = {"env": "lightning_replay.envs:BitFlipping-v0"}
     assert type(build(goals)).__name__ == "RelabelGoals"
+
+
+def never() -> Any:
+    raise AssertionError("the environment was built")
+
+
+@pytest.fixture
+def registered() -> Iterator[None]:
+    """Environments of a module of the user's, by a function and by its path."""
+    gymnasium.register("ByFunction-v1", entry_point=never)
+    gymnasium.register("tests/ByPath-v1", entry_point=f"{__name__}:never")
+    gymnasium.register("WithoutOne-v1", vector_entry_point=never)
+    yield
+    for name in ("ByFunction-v1", "tests/ByPath-v1", "WithoutOne-v1"):
+        del gymnasium.registry[name]
+
+
+@pytest.mark.filterwarnings("ignore:.*unversioned environment:UserWarning")  # Gymnasium
+@pytest.mark.parametrize("module", ["", "lightning_replay.envs:", "gymnasium.envs:"])
+@pytest.mark.parametrize("env", ["ByFunction-v1", "ByFunction", "tests/ByPath-v1", "tests/ByPath", "WithoutOne-v1"])
+def test_an_environment_of_another_module_is_not_built(module: str, env: str, registered: None) -> None:
+    goals = {"class": "lightning_replay.transforms:RelabelGoals", "arguments": {"env": module + env}}
+    with pytest.raises(NotRebuildableError, match=r"env is .* is not imported because a file names it: a forged"):
+        build(goals)
+    if env != "WithoutOne-v1":
+        with pytest.raises(AssertionError, match="the environment was built"):
+            build(goals, trust=["tests"])
+    assert {*ENVIRONMENTS} == {"gymnasium.envs", "gymnasium_robotics", "lightning_replay.envs"}
 
 
 # Calls that import, unpickle, or look up what a variable names, by file. Only spec.py reads names of a save.
