@@ -111,8 +111,8 @@ class VectorSteps(VectorWrapper):
         shapes = [np.shape(one) for one in (reward, terminated, truncated)]
         if shapes.count(self._everywhere.shape) < len(shapes):
             raise ValueError(
-                f"{self.env} returned rewards, terminated and truncated of the shapes {shapes}; a vector returns one of "
-                f"each for each of its environments, {list(self._everywhere.shape)}. Nothing was stored"
+                f"{self.env} returned rewards, terminated and truncated of the shapes {shapes}; a vector returns one "
+                f"of each for each of its environments, {list(self._everywhere.shape)}. Nothing was stored"
             )
         # Columns of their own: a vector may return the same arrays at each step.
         following = [_owned_array(part) for part in _arrays(observations)]

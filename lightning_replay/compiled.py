@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How loops over arrays are compiled."""
+"""How loops over arrays are compiled, and what ``torch.compile`` leaves out."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import numpy as np
+import torch
 from numba import config, njit
+
+_CALLED_BY_LOOPS = ("sample", "extend", "extend_columns", "add", "mark_update", "update_priority")
 
 
 def compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:
@@ -19,3 +23,18 @@ def compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:
         return njit(nogil=True, cache=True)(kernel)
     except RuntimeError:  # numba found no folder to write its cache to
         return njit(nogil=True)(kernel)
+
+
+class BreaksGraphs:
+    """Its subclasses' methods that training loops and TorchRL's buffers call break the graph of ``torch.compile``.
+
+    Dynamo would trace the compiler of numba, which ends in a ``RecursionError``, and compile each call again: the
+    methods read generators, counters, and locks.
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name in _CALLED_BY_LOOPS:
+            method = vars(cls).get(name)
+            if isinstance(method, FunctionType):
+                setattr(cls, name, torch.compiler.disable(method))

@@ -74,7 +74,8 @@ class MixedReplay(Seeded, TrainingReplay):
         steps_to_next_obs: int64 ``[B, 1]``, where a side forms returns; 1 in rows of a side without.
 
     Other columns are those that both sides have. If ``offline`` lacks a column that a policy wrote for ``online``, such
-    as ``action_value``, the first draw warns. Root flags and ``is_init``, which TorchRL's collectors add, may be missing.
+    as ``action_value``, the first draw warns. The flags and ``is_init`` of a step's start, which TorchRL's collectors
+    add, may be missing.
 
     Raises:
         TypeError: something else than two buffers, or an option of another kind.
@@ -193,9 +194,13 @@ class MixedReplay(Seeded, TrainingReplay):
                 }
             )
         online, offline = columns
-        differing = [key for key, column in online.items() if offline.get(key) != column and not self._is_bookkeeping(key)]
-        # What only online has is needed if it describes a transition. The rest is what a policy wrote beside its actions.
-        needed = [key for key in differing if key in offline or key[0] in ("next", "action") or ("next", *key) in online]
+        differing = [
+            key for key, column in online.items() if offline.get(key) != column and not self._is_bookkeeping(key)
+        ]
+        # What only online has is needed if it describes a transition. The rest was written by a policy.
+        needed = [
+            key for key in differing if key in offline or key[0] in ("next", "action") or ("next", *key) in online
+        ]
         wrong = [f"{'/'.join(key)} ({offline.get(key, 'missing')}, online {online[key]})" for key in needed]
         if wrong:
             raise ValueError(
@@ -208,8 +213,8 @@ class MixedReplay(Seeded, TrainingReplay):
             if differing:
                 names = ", ".join("/".join(key) for key in differing)
                 warnings.warn(
-                    f"rows of offline lack columns of online, and no batch contains them: {names}. If the loss reads one, "
-                    "fill offline with rows that contain it",
+                    f"rows of offline lack columns of online, and no batch contains them: {names}. If the loss reads "
+                    "one, fill offline with rows that contain it",
                     stacklevel=3,
                 )
 

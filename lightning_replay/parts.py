@@ -24,9 +24,10 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 from torch.nn import Module
-from torchrl.data.replay_buffers import PrioritizedSampler, RoundRobinWriter, Sampler, Writer
+from torchrl.data.replay_buffers import PrioritizedSampler, RoundRobinWriter, Sampler, Storage, Writer
 from torchrl.envs import Transform
 
+from lightning_replay.compiled import BreaksGraphs
 from lightning_replay.saving import load_state, write_state
 from lightning_replay.saving.spec import recorded
 from lightning_replay.state import Seeded
@@ -159,7 +160,7 @@ class BufferHooks:
         """Ends the running episodes of these trajectories: their next rows follow no stored row."""
 
 
-class PartHooks(Seeded):
+class PartHooks(Seeded, BreaksGraphs):
     """What samplers and writers have in common."""
 
     compares_rows: Any = False  #: Whether a row follows another only if it starts with the observation of its end.
@@ -400,6 +401,17 @@ class ReplayWriter(WriterHooks, Writer):
                 "returns their slots and which of the rows they are (lightning_replay.parts.Insertion). Override "
                 "insert; extend calls it"
             )
+
+    def register_storage(self, storage: Storage) -> None:
+        """Attaches a storage; a ``TypeError`` if the writer needs feedback and the buffer passes none to it."""
+        for buffer in storage._attached_entities:
+            if self.needs_feedback and not isinstance(buffer, BufferHooks):
+                raise TypeError(
+                    f"{type(self).__name__} decides by the TD errors of drawn rows which rows stay, and a "
+                    f"{type(buffer).__name__} passes them to its sampler only; use lightning_replay.Replay(storage=..., "
+                    "writer=..., ...)"
+                )
+        super().register_storage(storage)
 
     def insert(self, data: TensorDictBase) -> Insertion:
         """Stores rows, TensorDict ``[N]``, oldest first; called by ``Replay.extend``."""

@@ -6,8 +6,10 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Any
 
+from lightning_replay.compiled import BreaksGraphs
 
-class TrainingReplay:
+
+class TrainingReplay(BreaksGraphs):
     """A replay that a data module fills and draws from.
 
     :class:`~lightning_replay.Replay` is one, in this process;

@@ -16,7 +16,7 @@ from torchrl.data.replay_buffers import Sampler, Storage, TensorDictRoundRobinWr
 
 from lightning_replay.levels.prioritization import Prioritization, Rank, ReplayConcentration, SumTree, effective_number
 from lightning_replay.options import check_kind, checked_share
-from lightning_replay.parts import PartHooks
+from lightning_replay.parts import BufferHooks, PartHooks
 from lightning_replay.state import seeded_generator, uniform
 
 __all__ = ["LevelSampler", "LevelWriter"]
@@ -437,6 +437,15 @@ class LevelWriter(PartHooks, TensorDictRoundRobinWriter):
         super().__init__()
         check_kind("sampler", sampler, LevelSampler, "the LevelSampler of the same buffer")
         self.sampler = sampler
+
+    def register_storage(self, storage: Storage) -> None:
+        """Attaches a storage; that of a ``Replay``, whose feedback is TD errors and no scores, is a ``TypeError``."""
+        if any(isinstance(buffer, BufferHooks) for buffer in storage._attached_entities):
+            raise TypeError(
+                "LevelSampler and LevelWriter keep scores of levels, and a Replay returns TD errors of rows; use "
+                "torchrl.data.TensorDictReplayBuffer(storage=..., sampler=..., writer=...), or a LevelBuffer"
+            )
+        super().register_storage(storage)
 
     def extend(self, data: TensorDictBase) -> Tensor:
         """Stores levels ``[N]``, one after another, and returns the row of each, int64 ``[N]``, -1 if not stored."""

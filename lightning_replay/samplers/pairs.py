@@ -152,8 +152,8 @@ class PairSampler(SamplerOver):
 
     Put :class:`~lightning_replay.transforms.MixPairs` behind it. A subclass defines :meth:`partners`, and
     :meth:`on_insert` where it keeps something of new rows. TD errors go to ``first`` when that is prioritized and are
-    ignored otherwise. TorchRL's ``update_tensordict_priority`` updates only the first of each pair; with
-    ``update_partners`` call ``buffer.update_priority(batch["index"], td_error)``.
+    ignored otherwise. TorchRL's ``update_tensordict_priority`` passes only the first of each pair, which is an error
+    with ``update_partners``; call ``buffer.update_priority(batch["index"], td_error.abs())``.
 
     Over tables ``first`` is a sampler of tables; a partner that no table holds any more leaves its pair unmixed.
 
@@ -196,6 +196,16 @@ class PairSampler(SamplerOver):
             # A partner may have left without being overwritten: its pair stays unmixed.
             partners = torch.where(is_held, partners, first)
         return torch.stack((first, partners), dim=1)
+
+    def update_priority(self, index: Any, priority: Any, *, storage: Any = None) -> None:
+        """Sets priorities, by TorchRL's name; a ``ValueError`` if partners get them and ``index`` lacks partners."""
+        if self.uses_priorities and self.update_partners and as_tensor(index).ndim < 2:
+            raise ValueError(
+                "update_partners=True gives a TD error to both rows of a pair, and index is of single rows, as "
+                "update_tensordict_priority of TorchRL's buffers passes it; call update_priority(batch['index'], "
+                "td_error.abs()), or use lightning_replay.Replay. No priority was changed"
+            )
+        super().update_priority(index, priority, storage=storage)
 
     def set_priorities(self, slots: Tensor, magnitudes: Tensor, storage: Storage | None) -> None:
         """Passes priorities ``[B]`` of pairs ``[B, 2]``, or rows ``[B]``, on to ``first``; those of firsts count."""

@@ -224,7 +224,10 @@ class RetentionWriter(ReplayWriter):
         return 0 if self._storage is None else self._rows.nbytes + self._newest.nbytes
 
     def register_storage(self, storage: Storage) -> None:
-        """Attaches a ``PackedStorage``; other storages and TorchRL's own buffer of TensorDicts are a ``TypeError``."""
+        """Attaches a ``PackedStorage``; a ``TypeError`` if the storage is another one.
+
+        TorchRL's own buffer of TensorDicts is refused, and all of TorchRL's own buffers if the rule learns.
+        """
         storage = packed_storage(storage, self, storage.max_size)
         for buffer in storage._attached_entities:
             if isinstance(buffer, TensorDictReplayBuffer) and not isinstance(buffer, BufferHooks):

@@ -344,7 +344,9 @@ class Misshapen(SyncVectorEnv):
 def test_a_vector_returns_one_reward_and_flag_for_each_environment(place: int, shape: tuple[int, ...]) -> None:
     envs = VectorSteps(Misshapen(place, shape))
     envs.reset(seed=0)
-    with pytest.raises(ValueError, match=r"returned rewards, terminated and truncated of the shapes .*, \[2\]. Nothing"):
+    with pytest.raises(
+        ValueError, match=r"returned rewards, terminated and truncated of the shapes .*, \[2\]. Nothing"
+    ):
         envs.step(np.zeros((2, 1), np.float32))
     replay = recipes.uniform(capacity=8, batch_size=2)
     assert len(envs.store(replay)) == len(replay) == 0

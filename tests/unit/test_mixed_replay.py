@@ -158,7 +158,9 @@ def test_td_errors_of_sequences_reach_their_side(length: int) -> None:
         torch.testing.assert_close(found, torch.tensor(list(last.values())))
 
 
-@pytest.mark.parametrize("share", [0.01, 0.05, 0.3, Linear(0.05, 0.0, duration=4), Linear(1.0, 0.0, duration=3)], ids=str)
+@pytest.mark.parametrize(
+    "share", [0.01, 0.05, 0.3, Linear(0.05, 0.0, duration=4), Linear(1.0, 0.0, duration=3)], ids=str
+)
 @pytest.mark.parametrize("online", ["uniform", "prioritized", "sequences"])
 def test_a_small_share_waits_for_online_rows_in_every_draw(online: str, share: Any) -> None:
     """With part of a row or of a falling schedule, ``online`` serves rows once it holds its larger rounding."""
@@ -211,7 +213,9 @@ def test_a_batch_above_the_capacity_of_online_waits_until_it_is_full() -> None:
 
 def test_columns_that_only_online_has_are_left_out_with_a_warning() -> None:
     replay = mixed(batch_size=8)
-    rows = numbered_steps(0, 8).set("action_value", torch.zeros(8, 2)).set("is_init", torch.zeros(8, 1, dtype=torch.bool))
+    rows = (
+        numbered_steps(0, 8).set("action_value", torch.zeros(8, 2)).set("is_init", torch.zeros(8, 1, dtype=torch.bool))
+    )
     rows["next", "is_init"] = rows["is_init"]
     rows["done"] = rows["next", "done"]
     replay.extend(rows)

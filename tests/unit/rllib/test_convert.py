@@ -237,7 +237,9 @@ def test_a_space_without_entries_is_refused() -> None:
 def test_a_step_has_one_reward(entries: tuple[int, ...], numpy: bool) -> None:
     buffer = RecipeEpisodeReplayBuffer("uniform", capacity=20, seed=0)
     rewards = [np.zeros(entries, np.float32)] * 3
-    with pytest.raises(ValueError, match=r"'next', 'reward'\) has the shape .* for 3 rows; give one value for each row"):
+    with pytest.raises(
+        ValueError, match=r"'next', 'reward'\) has the shape .* for 3 rows; give one value for each row"
+    ):
         buffer.add([numbered("a", 3, rewards=rewards, numpy=numpy)])
     assert len(buffer) == 0
     buffer.add([numbered("b", 3, numpy=numpy)])

@@ -214,7 +214,9 @@ def test_rewards_and_flags_are_one_for_each_row(kind: str, way: str, name: str, 
     assert len(replay) == stored
 
 
-@pytest.mark.parametrize("given", [torch.zeros(0, 1), torch.zeros(1, 4), torch.tensor(0.0)], ids=["[0]", "[1, N]", "one"])
+@pytest.mark.parametrize(
+    "given", [torch.zeros(0, 1), torch.zeros(1, 4), torch.tensor(0.0)], ids=["[0]", "[1, N]", "one"]
+)
 def test_columns_of_another_number_of_rows_are_refused(given: torch.Tensor) -> None:
     replay, columns = recipes.uniform(16, 2), dict(numbered_steps(0, 4).items(True, True))
     for earlier in 0, 4:

@@ -349,11 +349,10 @@ def test_options_that_make_no_sense_are_refused() -> None:
 def test_buffers_of_torchrl_that_write_slots_into_rows_are_refused() -> None:
     with pytest.raises(TypeError, match=r"RetentionWriter refuses rows, and a TensorDictReplayBuffer .*Replay\("):
         TensorDictReplayBuffer(storage=PackedStorage(3), writer=RetentionWriter(), batch_size=1)
-    writer = RetentionWriter(initial_surprise=squared_reward)
-    plain = ReplayBuffer(storage=PackedStorage(3), writer=writer, batch_size=1)
+    plain = ReplayBuffer(storage=PackedStorage(3), writer=RetentionWriter(SmallestReturnLeaves()), batch_size=1)
     entered = [plain.extend(rewarded([reward])).tolist() for reward in (5.0, 3.0, 4.0, 1.0, 6.0)]
-    assert entered == [[0], [1], [2], [], [1]]
-    assert plain.add(rewarded([0.5])[0]) == -1
+    assert entered == [[0], [1], [2], [1], [1]]
+    assert plain.add(rewarded([0.5])[0]) == 2
 
 
 def test_a_function_that_cannot_be_saved_is_missed_aloud_and_may_be_set_again(tmp_path, caplog) -> None:

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Feedback in TorchRL's own buffers reaches every part that uses it, or the part refuses the buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torchrl.data import LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
+
+from lightning_replay import PackedStorage, Replay
+from lightning_replay import writers as all_writers
+from lightning_replay.levels import LevelSampler, LevelWriter
+from lightning_replay.parts import declared_sampler
+from lightning_replay.samplers import (
+    CombinedSampler,
+    ContinuousTransitionSampler,
+    NeighborhoodMixupSampler,
+    PrioritizedSampler,
+    RandomPairSampler,
+    ReliabilityAdjustedSampler,
+    SequenceSampler,
+)
+from lightning_replay.writers import FirstInFirstOutWriter, RetentionRule, RetentionWriter
+from tests.recipe_options import built, fitting
+from tests.transitions import numbered_steps
+
+
+def first() -> PrioritizedSampler:
+    return PrioritizedSampler(64, priority_exponent=1.0, priority_offset=0.0)
+
+
+SAMPLERS: dict[str, Callable[[], Any]] = {
+    "rows": first,
+    "reliability": lambda: ReliabilityAdjustedSampler(64),
+    "newest": lambda: CombinedSampler(first()),
+    "neighbors": lambda: NeighborhoodMixupSampler(first=first()),
+    "random pairs": lambda: RandomPairSampler(first=first()),
+    "consecutive pairs": lambda: ContinuousTransitionSampler(first=first()),
+    "sequences": lambda: SequenceSampler(length=2, priority_exponent=0.6),
+    "tables": lambda: built("event_tables", capacity=64, priority_exponent=0.6),
+    "tasks": lambda: built("parallel_curriculum", capacity=32, priority_exponent=0.6),
+}
+BUFFERS = [ReplayBuffer, TensorDictReplayBuffer]
+
+
+@pytest.mark.parametrize("buffer", BUFFERS)
+@pytest.mark.parametrize("kind", SAMPLERS)
+def test_td_errors_reach_the_priorities_of_every_sampler(kind: str, buffer: type[ReplayBuffer]) -> None:
+    sampler, writer, steps = SAMPLERS[kind](), FirstInFirstOutWriter(), numbered_steps(0, 40)
+    if isinstance(sampler, Replay):
+        steps = fitting(sampler, steps)
+        sampler, writer = sampler.sampler, sampler.writer
+    replay = buffer(
+        storage=PackedStorage(256 if kind == "tables" else 64), sampler=sampler, writer=writer, batch_size=4
+    )
+    replay.extend(steps)
+    batch, info = replay.sample(return_info=True)
+    index = torch.as_tensor(info["index"])
+    drawn = index.reshape(4, -1)[:, 0]
+    if buffer is TensorDictReplayBuffer:
+        batch["td_error"] = torch.full(batch.shape, 7.0)
+        replay.update_tensordict_priority(batch)
+    else:
+        replay.update_priority(drawn, torch.full((4,), 7.0))
+    torch.testing.assert_close(declared_sampler(sampler).priority_of(drawn), torch.full((4,), 7.0))
+
+
+@pytest.mark.parametrize("buffer", BUFFERS)
+def test_partners_that_would_get_no_td_error_are_an_error(buffer: type[ReplayBuffer]) -> None:
+    sampler = RandomPairSampler(first=first(), update_partners=True)
+    replay = buffer(storage=PackedStorage(64), sampler=sampler, writer=FirstInFirstOutWriter(), batch_size=4)
+    replay.extend(numbered_steps(0, 40))
+    batch, info = replay.sample(return_info=True)
+    pairs = torch.as_tensor(info["index"])
+    with pytest.raises(ValueError, match=r"call update_priority\(batch\['index'\], td_error.abs\(\)\).*No priority"):
+        if buffer is TensorDictReplayBuffer:
+            replay.update_tensordict_priority(batch.set("td_error", torch.full(batch.shape, 7.0)))
+        else:
+            replay.update_priority(pairs[:, 0], torch.full((4,), 7.0))
+    assert (sampler.priority_of(torch.arange(40)) == 1).all()
+    replay.update_priority(pairs, torch.full((4,), 7.0))
+    assert (sampler.priority_of(pairs.flatten()) == 7).all()
+    uniform = RandomPairSampler(update_partners=True)  # without priorities nothing is lost
+    uniform.update_priority(torch.arange(4), torch.ones(4))
+
+
+RULES = [rule for rule in vars(all_writers).values() if isinstance(rule, type) and issubclass(rule, RetentionRule)]
+RULES.remove(RetentionRule)
+
+
+@pytest.mark.parametrize("buffer", BUFFERS)
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_a_retention_rule_that_learns_refuses_buffers_which_pass_it_nothing(rule: type, buffer: type) -> None:
+    writer = RetentionWriter(rule())
+    if buffer is ReplayBuffer and not rule.learns:
+        replay = buffer(storage=PackedStorage(8), writer=writer, batch_size=4)
+        replay.extend(numbered_steps(0, 20))
+        assert len(replay) == 8
+    else:
+        with pytest.raises(TypeError, match=rf"RetentionWriter.*{buffer.__name__}.*use lightning_replay\.Replay\("):
+            buffer(storage=PackedStorage(8), writer=writer, batch_size=4)
+    Replay(storage=PackedStorage(8), writer=RetentionWriter(rule()), batch_size=4).extend(numbered_steps(0, 20))
+
+
+class Learning(FirstInFirstOutWriter):
+    """A writer of a user that takes feedback."""
+
+    needs_feedback = True
+
+
+@pytest.mark.parametrize("buffer", BUFFERS)
+@pytest.mark.parametrize("storage", [PackedStorage, LazyTensorStorage])
+def test_so_does_a_writer_of_a_user(storage: type, buffer: type) -> None:
+    with pytest.raises(
+        TypeError, match=rf"by the TD errors of drawn rows.*a {buffer.__name__} passes them to its sampl"
+    ):
+        buffer(storage=storage(8), writer=Learning(), batch_size=4)
+    with pytest.raises(TypeError, match="passes them to its sampler only"):
+        buffer(storage=storage(8), batch_size=4).set_writer(Learning())
+    assert Replay(storage=storage(8), writer=Learning(), batch_size=4).takes_feedback
+
+
+def test_scores_of_levels_reach_the_sampler_and_a_replay_is_refused() -> None:
+    sampler = LevelSampler(staleness_weight=0.0, seed=0)
+    levels = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(4), sampler=sampler, writer=LevelWriter(sampler), batch_size=2
+    )
+    levels.extend(TensorDict({"level_id": [7, 8], "score": [0.5, 0.5]}, [2]))
+    levels.update_priority(torch.tensor([0, 1]), torch.tensor([0.0, 9.0]))
+    assert levels.sample()["score"].tolist() == [9.0, 9.0]
+    sampler = LevelSampler(seed=0)
+    with pytest.raises(
+        TypeError, match=r"keep scores of levels, and a Replay returns TD errors.*TensorDictReplayBuffer\("
+    ):
+        Replay(storage=LazyTensorStorage(4), sampler=sampler, writer=LevelWriter(sampler), batch_size=2)
