@@ -7,9 +7,11 @@ import gc
 import os
 import sys
 import threading
+import uuid
 import weakref
 from typing import Any
 
+process: str = uuid.uuid4().hex  #: Identifies this process; a forked one has another.
 inherits_ray: bool = False  #: Whether this process was forked from one that was connected to Ray.
 _living: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -53,7 +55,8 @@ def _resume_collector() -> None:
 
 
 def _begin_child() -> None:
-    global inherits_ray
+    global inherits_ray, process
+    process = uuid.uuid4().hex
     gc.freeze()
     if _pausing:  # also those of other threads, which do not exist here
         _pausing.clear()

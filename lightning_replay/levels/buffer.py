@@ -165,6 +165,8 @@ class LevelBuffer(LevelSelector):
         self._of_columns: Callable[..., float] | None = None
         if isinstance(score, ValueScore) and type(score).__call__ is ValueScore.__call__:
             self._of_columns = score.of_columns
+        is_own = type(score).__module__ != scores.__name__ and not isinstance(score, EpisodeScore)
+        self.reads_all_columns: bool = is_own and self._of_columns is None
         self._needs_best_return = isinstance(score, SegmentScore) and score.needs_best_return
         self._best_returns: dict[int, float] = {}  # of a finished episode by level, where the score needs it
         if self._of_episodes is not None:
@@ -275,6 +277,7 @@ class LevelBuffer(LevelSelector):
         Warns:
             UserWarning: once, where a level gets more outcomes at a time than the window of the score keeps.
         """
+        self.check_process()
         level_ids = self.checked_ids(level_id)
         if (score is None) == (outcomes is None):
             raise ValueError("record takes one of score and outcomes; give record(level_id, score) or outcomes=...")
@@ -494,10 +497,13 @@ class LevelBuffer(LevelSelector):
 
 
 def _finite(name: str, given: Any, level_ids: list[int], dims: Collection[int], is_rate: bool) -> np.ndarray:
-    values, count = torch.as_tensor(given, dtype=torch.float64, device="cpu").detach().numpy(), len(level_ids)
+    values, count = _numbers(name, given), len(level_ids)
     if values.ndim not in dims or len(values) != count or 0 in values.shape[1:]:
         accepted = f"[{count}]" + (f" or [{count}, k], k at least 1" if 2 in dims else "")
-        raise ValueError(f"{name} has shape {list(values.shape)} for {count} levels; give {accepted}")
+        raise ValueError(
+            f"{name} has shape {list(values.shape)} for {count} ids; give {accepted}: one number for each id, where an "
+            "id may be repeated, or one row for each"
+        )
     if not np.isfinite(values).all():
         raise ValueError(f"{name} has {(~np.isfinite(values)).sum()} numbers that are NaN or infinite; nothing changed")
     wrong = np.argwhere(((values < 0.0) | (values > 1.0)) & is_rate)
@@ -505,6 +511,19 @@ def _finite(name: str, given: Any, level_ids: list[int], dims: Collection[int], 
         place = wrong[0, 0]
         raise ValueError(f"{name} of level {level_ids[place]} is {values[place].tolist()}; it must be in [0, 1]")
     return values
+
+
+def _numbers(name: str, given: Any) -> np.ndarray:
+    try:
+        if isinstance(given, list | tuple) and any(isinstance(one, Tensor | np.ndarray) for one in given):
+            given = [torch.as_tensor(one, dtype=torch.float64, device="cpu").tolist() for one in given]
+        return torch.as_tensor(given, dtype=torch.float64, device="cpu").detach().numpy()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"{name} is no array of numbers ({error}). Give a tensor, an array, or a list of numbers or of rows of one "
+            "length. If levels have different numbers of outcomes, repeat each id: record([4, 4, 9], outcomes=[1.0, "
+            "0.0, 1.0])"
+        ) from None
 
 
 class UnseenLevels:

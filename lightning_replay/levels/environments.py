@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextvars import copy_context
 from copy import deepcopy
 from functools import partial
 from numbers import Integral
@@ -16,7 +17,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from gymnasium.vector.utils import iterate
 
 from lightning_replay.envs.building import build_environment, check_env, checked_reset, checked_step
-from lightning_replay.levels.level_ids import LEVEL_IDS, checked_actor
+from lightning_replay.levels.level_ids import LEVEL_IDS, broken_off, checked_actor
 from lightning_replay.levels.level_set import LevelSet
 from lightning_replay.options import (
     check_kind,
@@ -78,7 +79,7 @@ class LevelVectorWrapper(VectorWrapper):
 
     :meth:`reset` draws a level for every sub-environment and abandons the older active episodes of these actors.
     Therefore call it also after a level buffer was loaded; before a reset in between, update the levels with the steps
-    collected. ``seed`` and ``options={"level_id": ...}`` name levels instead, for which ``levels.start`` is called.
+    collected. ``options={"level_id": ...}`` names levels instead, for which ``levels.start`` is called.
 
     Args:
         env: a vector environment that does not reset itself.
@@ -146,8 +147,9 @@ class LevelVectorWrapper(VectorWrapper):
         """Begins an episode on drawn or named levels, everywhere or where ``options["reset_mask"]`` is true.
 
         Args:
-            seed: the levels to play: one for each sub-environment, ``None`` where it is drawn; 7 means 7, 8, 9, …
-            options: ``level_id``, the same as ``seed``; ``reset_mask``, bool ``[num_envs]``; the environments' own.
+            seed: without effect. The generator of ``levels`` chooses the levels, and a level decides its episode.
+            options: ``level_id``, the levels to play: one for each sub-environment, ``None`` where it is drawn;
+                ``reset_mask``, bool ``[num_envs]``; the environments' own.
         """
         others = dict(options or {})
         mask = others.get("reset_mask")
@@ -157,7 +159,7 @@ class LevelVectorWrapper(VectorWrapper):
             raise gymnasium.error.ResetNeeded("the first reset() begins everywhere; call it once without reset_mask")
         elif not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.shape != (self.num_envs,):
             raise ValueError(f"reset_mask is {mask!r}; a boolean array [{self.num_envs}] is accepted")
-        named = self._named(others.pop("level_id", seed))
+        named = self._named(others.pop("level_id", None))
         if not self._has_begun and self._probes:
             space, env = self.env.observation_space, self.env
             _require_levels_to_show(
@@ -194,10 +196,11 @@ class LevelVectorWrapper(VectorWrapper):
     def _named(self, levels: Any) -> list[int | None]:
         if levels is None:
             return [None] * self.num_envs
-        if isinstance(levels, int | np.integer):  # as Gymnasium's vectors take a seed
-            levels = [levels + row for row in range(self.num_envs)]
-        if len(levels) != self.num_envs:
-            raise ValueError(f"levels are named for {len(levels)} sub-environments; there are {self.num_envs}")
+        if isinstance(levels, int | np.integer) or len(levels) != self.num_envs:
+            raise ValueError(
+                f"options['level_id'] is {levels!r}; name {self.num_envs} levels, one for each sub-environment, None "
+                "where it is to be drawn"
+            )
         return [None if level is None else self.levels.checked(checked_level(level)) for level in levels]
 
     def _choose(self, mask: np.ndarray, named: list[int | None]) -> np.ndarray:
@@ -252,8 +255,14 @@ class LevelWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
     A level is set by ``reset(seed=level_id)``, or by ``set_level(level_id)`` and a ``reset()`` without a seed if the
     environment or one of its wrappers has that method, or by ``reset(options={level_option: level_id})``. Inside other
     level wrappers and vectors this one is told its level. The level of a reset is taken, in this order, from
-    ``options={"level_id": 7}``, :meth:`set_level`, ``seed``, ``next_level()``. A level buffer counts an episode in
-    ``next_level``; for a level named otherwise, call its ``start``.
+    ``options={"level_id": 7}``, :meth:`set_level`, ``next_level()``. Without ``next_level``, the ``seed`` of a reset is
+    the id of the level. With ``next_level``, the seed, such as the ``seed=0`` of a training library, only seeds the
+    environment's own generator. It has no effect if the level is the seed. A level buffer counts an episode in
+    ``next_level``. If you name a level in another way, call the buffer's ``start``.
+
+    A reset within an episode breaks the episode off. The next ``next_level()`` of a level selector ends it without a
+    score. Steps that the selector receives later still count, and the episode is scored if its last step is done, as
+    with a ``TimeLimit`` around this wrapper.
 
     Args:
         env: the environment to wrap.
@@ -271,6 +280,7 @@ class LevelWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     Raises:
         ValueError: an environment that ignores its level; an id outside 0 to ``2**31 - 1``; a reset without a level.
+        RuntimeError: ``next_level`` of a level selector that is a copy in another process.
     """
 
     plays_level_ids = True  # _require_level_vector looks it up through all wrappers
@@ -289,9 +299,12 @@ class LevelWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         super().__init__(env)
         self.level_id: int | None = None
         self._next_level = next_level
+        self.chooses: bool = next_level is not None  # _require_level_vector reads it
         self._seed = checked_optional_count("seed", seed, 0)
         self._probes = checked_probes(check)
         self._named: int | None = None
+        self._steps: int | None = None  # of the episode that runs; None between episodes
+        self._broken_off: list[tuple[int | None, int]] = []  # level and steps of episodes, until the next draw
         self._set_level = env.get_wrapper_attr("set_level") if env.has_wrapper_attr("set_level") else None
         check_kind("level_option", level_option, str | None, "a key of the options of the environment's reset, or None")
         check_kind("level_set", level_set, LevelSet | None, "LevelSet(...), or None, for environments that take ids")
@@ -312,21 +325,43 @@ class LevelWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         if self.level_id is None and self._probes:
             _require_levels_to_show(lambda ids: [self._play(ids[0], None)[0]], self._probes, 1, self.env)
         others = dict(options or {})
-        named = next((one for one in (others.pop("level_id", None), self._named, seed) if one is not None), None)
-        if named is None and self._next_level is None:
-            raise ValueError(
-                "nothing chooses a level; give next_level= to LevelWrapper, set_level(level_id) or reset(seed=level_id)"
-            )
-        level_id = checked_level(self._next_level() if named is None and self._next_level else named)
+        named = others.pop("level_id", self._named)
+        if self._next_level is None:
+            named = self._level_of(seed) if named is None else named
+        else:
+            self._seed = self._seed if seed is None else seed
+            if self._steps is not None:
+                self._broken_off.append((self.level_id, self._steps))
+        self._steps = None
+        level_id = checked_level(self._draw(self._next_level) if named is None else named)
         observation, info = self._play(level_id, others or None)
-        self.level_id, self._named = level_id, None
+        self.level_id, self._named, self._steps = level_id, None, 0
         return observation, info | {"level_id": level_id}
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = checked_step(self.env.step(action), self.env)
-        if self._names_each_step or terminated or truncated:
+        is_done = terminated or truncated
+        self._steps = None if is_done or self._steps is None else self._steps + 1
+        if self._names_each_step or is_done:
             info = info | {"level_id": self.level_id}
         return observation, reward, terminated, truncated, info
+
+    def _level_of(self, seed: int | None) -> int:
+        if seed is None:
+            raise ValueError(
+                "nothing chooses a level; give next_level= to LevelWrapper, set_level(level_id) or reset(seed=level_id)"
+            )
+        highest = LEVEL_IDS if self._level_set is None else len(self._level_set)
+        accepted = f"a level from 0 to {highest - 1}: without next_level= the seed of a reset is the id of its level"
+        check_option("seed", seed, Integral, accepted, 0, highest - 1)
+        return int(seed)
+
+    def _draw(self, next_level: Any) -> int:
+        context = copy_context()
+        context.run(broken_off.set, self._broken_off)
+        level_id: int = context.run(next_level)
+        self._broken_off = []
+        return level_id
 
     def _play(self, level_id: int, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
         level = level_id if self._level_set is None else self._level_set.level(level_id)
@@ -414,6 +449,11 @@ def _require_level_vector(env: VectorEnv[Any, Any, Any], levels: LevelSet | None
         raise ValueError(
             f"the sub-environments of {env} have a method set_level, which a seed does not reach; build the vector by "
             "make_level_vector(env, num_envs, levels), or put LevelWrapper(env, check=False) around each of them"
+        )
+    if all(wrapped) and any(call("get_wrapper_attr", "chooses")):
+        raise ValueError(
+            f"next_level is given to a LevelWrapper in {env}, and LevelVectorWrapper chooses its levels; leave "
+            "next_level out of LevelWrapper"
         )
     if levels is not None and all(wrapped):
         check_set(levels, call("has_other_set", levels.digest))

@@ -29,6 +29,8 @@ class ActiveEpisode:
     mean: float = 0.0  # partial score, over the steps scored so far
     steps: int = 0  # scored so far
     episode_return: float = 0.0  # so far
+    taken: int = 0  # steps that the selector received
+    length: int | None = None  # all steps of an episode that a reset broke off
 
 
 class ActiveEpisodes:
@@ -42,7 +44,7 @@ class ActiveEpisodes:
         self.num_draws: int = 0  # that await a score; a level counts once a batch
 
     def __len__(self) -> int:
-        return sum(map(len, self.played.values()))
+        return sum(map(len, self.played.values())) - sum(one.length is not None for one in self)
 
     def __iter__(self) -> Iterator[ActiveEpisode]:
         return itertools.chain.from_iterable(self._of.values())
@@ -54,18 +56,33 @@ class ActiveEpisodes:
         self._of.setdefault(actor, []).append(episode)
         self.played.setdefault(episode.level_id, {})[-episode.started] = episode.started
 
-    def oldest(self, actor: Actor, level_id: int, among: list[ActiveEpisode] | None = None) -> ActiveEpisode:
+    def oldest(
+        self, actor: Actor, level_id: int, steps: int = 0, among: list[ActiveEpisode] | None = None
+    ) -> ActiveEpisode:
         episodes = self.of(actor) if among is None else among
         for episode in episodes:  # the oldest first: steps may come after the actor began the level again
-            if episode.level_id == level_id:
+            if episode.level_id == level_id and episode.taken + steps <= (episode.length or math.inf):
                 return episode
         if not self.of(actor):
             named = f"{list(self._of)[:8]}{' and more' if len(self._of) > 8 else ''}" if self._of else "none"
             raise ValueError(f"actor {actor!r} plays no level; those that do are {named}. Call next_level(actor) first")
         raise ValueError(
             f"actor {actor!r} does not play level {level_id!r}; it plays {[one.level_id for one in episodes]}. Name "
-            "the level under which the steps were made, and give each episode's end once"
+            "the level under which the steps were made, give each episode's end once, and call start(actor, level_id) "
+            "for a level that next_level did not choose"
         )
+
+    def passed(self, episode: ActiveEpisode, among: list[ActiveEpisode]) -> list[ActiveEpisode]:
+        """Returns the broken-off episodes before this one, whose steps can no longer arrive."""
+        return [*itertools.takewhile(lambda one: one is not episode and one.length is not None, among)]
+
+    def break_off(self, actor: Actor, level_id: int | None, steps: int) -> ActiveEpisode | None:
+        """Notes that a reset broke off an actor's last episode on a level; returns it if all its steps arrived."""
+        for episode in reversed(self.of(actor)[:-1]):
+            if episode.level_id == level_id and episode.length is None:
+                episode.length = steps
+                return episode if episode.taken >= steps else None
+        return None  # the selector knows its end already, from a TimeLimit around the LevelWrapper
 
     def end(self, actor: Actor, episode: ActiveEpisode) -> None:
         episodes = self._of[actor]

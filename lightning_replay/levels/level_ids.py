@@ -7,6 +7,7 @@ import hashlib
 import operator
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from numbers import Integral
 from typing import Any
 
@@ -18,6 +19,9 @@ from lightning_replay.options import LARGEST_COUNT, check_option, checked_count,
 Actor = int | str
 
 LEVEL_IDS = 2**31  # every environment accepts seeds below it
+#: Level and steps of the episodes that a LevelWrapper broke off, while it calls ``next_level``. A variable of the
+#: context, since between the two there may be any function of a user.
+broken_off: ContextVar[Sequence[tuple[int | None, int]]] = ContextVar("broken_off", default=())
 _MOST_HELD_OUT = 1_000_000  # each is looked up among the training levels
 
 

@@ -261,7 +261,7 @@ def by_rank(scores: np.ndarray, timestamps: np.ndarray) -> np.ndarray:
         tied[1:] |= equal
         tied[:-1] |= equal
         rows = order[tied]
-        order[tied] = rows[np.lexsort((timestamps[rows], falling[rows]))]
+        order[tied] = rows[np.lexsort((rows, timestamps[rows], falling[rows]))]
     return order
 
 

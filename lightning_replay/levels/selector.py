@@ -12,8 +12,9 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
+from lightning_replay import forking
 from lightning_replay.levels.episodes import MOST_AWAITED, ActiveEpisode, ActiveEpisodes, Segment, checked_lists
-from lightning_replay.levels.level_ids import LEVEL_IDS, Actor, checked_actor, checked_level_id
+from lightning_replay.levels.level_ids import LEVEL_IDS, Actor, broken_off, checked_actor, checked_level_id
 from lightning_replay.levels.level_set import LevelSet
 from lightning_replay.options import checked_count, checked_flag
 from lightning_replay.saving import load_state, write_state
@@ -38,8 +39,10 @@ class LevelSelector(Seeded, ABC):
     plays_unlearned: bool = False
     levels: LevelSet | None = None  #: Objects of the levels, if they were given as a set.
     score: Any = None  #: Of a segment of an episode; ``None`` where levels have no scores.
+    reads_all_columns: bool = False  #: Whether the score is a user's own, and may read any column of a rollout.
 
     def __init__(self, level_ids: Iterable[int] | None = None) -> None:
+        self._process = forking.process
         self.running: ActiveEpisodes = ActiveEpisodes()  #: Active episodes of all actors.
         self._members = None if level_ids is None else frozenset(level_ids)
 
@@ -67,8 +70,38 @@ class LevelSelector(Seeded, ABC):
         """Chooses the level of an actor's next episode; the staleness of all levels grows by one.
 
         ``actor`` is the number or name of an environment that plays one episode at a time.
+
+        Raises:
+            RuntimeError: this selector is a copy in another process, see :meth:`claim`.
         """
-        return self._next(checked_actor(actor))
+        self.check_process()
+        actor = checked_actor(actor)
+        level_id = self._next(actor)
+        for broken_level, steps in broken_off.get():
+            episode = self.running.break_off(actor, broken_level, steps)
+            if episode is not None:
+                self._end(actor, episode)
+        return level_id
+
+    def claim(self) -> None:
+        """Allows the use of a copy in this process; call it only if the whole run is in this process.
+
+        If a fork or a pickle brings a selector to another process, the copy refuses to choose levels and to learn.
+        Copies beside environments in several processes would all play the same levels, and would receive no scores.
+        """
+        self._process = forking.process
+
+    def check_process(self) -> None:
+        """Raises ``RuntimeError`` if this is a copy in another process, and nobody claimed it there."""
+        if self._process != forking.process:
+            raise RuntimeError(
+                f"this {type(self).__name__} is a copy of one in another process. All copies would play the same "
+                "levels, and would get no scores. If each environment has a process, choose the levels in the process "
+                "that trains: make_level_vector(env, num_envs, levels, asynchronous=True), "
+                "LevelVectorWrapper(AsyncVectorEnv(...), levels), or rllib_ext.configure(config, levels=...). "
+                "Otherwise step the environments in one process (SyncVectorEnv, DummyVecEnv, SerialEnv). If the whole "
+                "run is in this process, build the levels here, or call levels.claim() first"
+            )
 
     @abstractmethod
     def next_levels(self, count: int, *, replace: bool = False) -> Tensor:
@@ -76,6 +109,7 @@ class LevelSelector(Seeded, ABC):
 
     def check_draw(self, count: int, replace: bool) -> None:
         """Refuses, by a ``ValueError``, a batch of more different levels than there are."""
+        self.check_process()
         checked_count("count", count, of="levels")
         if not checked_flag("replace", replace) and self.count is not None and count > self.count:
             raise ValueError(
@@ -84,6 +118,7 @@ class LevelSelector(Seeded, ABC):
 
     def record(self, level_id: Any, score: Any = None, *, outcomes: Any = None) -> Any:
         """Ends draws by :meth:`next_levels`; baselines use no scores."""
+        self.check_process()
         self.abandon_levels(level_id)
 
     def abandon_levels(self, level_id: Any) -> None:
@@ -125,6 +160,7 @@ class LevelSelector(Seeded, ABC):
 
     def start(self, actor: Actor, level_id: int) -> None:
         """Begins an episode on a level that was chosen elsewhere; it counts like any other."""
+        self.check_process()
         self._play(checked_actor(actor), self.checked(level_id))
 
     @abstractmethod
@@ -163,8 +199,8 @@ class LevelSelector(Seeded, ABC):
             ValueError: the actor does not play this level; no steps, NaN, or steps of several episodes; a score that is
                 not finite. Then, and if the score function fails, nothing is changed.
         """
-        episode = self.running.oldest(actor, level_id)
         segment = Segment(steps, episode_done)  # checked as a whole before anything is learned from it
+        episode = self.running.oldest(actor, level_id, segment.length)
         return self.learn_all([(actor, episode, segment, episode_done)])[0]
 
     def _learn(self, episode: ActiveEpisode, segment: Segment, is_done: bool) -> float | None:
@@ -172,10 +208,14 @@ class LevelSelector(Seeded, ABC):
 
     def learn_all(self, learned: Sequence[tuple[Actor, ActiveEpisode, Segment, bool]]) -> list[float | None]:
         """As :meth:`update` one by one, of checked segments, and of each whether its episode is done."""
+        self.check_process()
         scores = []
         for actor, episode, segment, is_done in learned:
             scores.append(self._learn(episode, segment, is_done))
-            if is_done:  # after the score: an update that raises may be repeated
+            episode.taken += segment.length  # after the score: an update that raises may be repeated
+            for one in self.running.passed(episode, self.running.of(actor)):
+                self._end(actor, one)
+            if is_done or episode.taken == episode.length:
                 self._end(actor, episode)
         return scores
 
@@ -284,18 +324,21 @@ def update_rollout(
 
     Args:
         levels: to update.
-        rollout: ``[actors, T]`` with the keys of :meth:`LevelSelector.update`; other keys are ignored.
+        rollout: ``[actors, T]`` with the keys of :meth:`LevelSelector.update`. If the score is your own function or
+            class, it receives all keys. Other scores ignore the other keys.
         level_id: int64 ``[actors, T]`` or ``[actors, T, 1]``: the level under which each step's observation was made.
         actors: their names; 0, 1, 2, ... if absent.
 
     Raises:
         ValueError: shapes that do not fit, a level that changes within an episode, or what ``update`` refuses.
     """
-    steps, cut = _cut(rollout, level_id, actors)
+    steps, cut = _cut(rollout, level_id, actors, all_columns=levels.reads_all_columns)
     remaining = {actor: levels.running.of(actor)[:] for actor, *_ in cut}
     episodes = []
-    for actor, level, _, done in cut:  # a rollout with a wrong level or segment must not be learned in part
-        episodes.append(levels.running.oldest(actor, level, remaining[actor]))
+    for actor, level, place, done in cut:  # a rollout with a wrong level or segment must not be learned in part
+        episodes.append(levels.running.oldest(actor, level, place.stop - place.start, remaining[actor]))
+        for one in levels.running.passed(episodes[-1], remaining[actor]):
+            remaining[actor].remove(one)
         if done:
             remaining[actor].remove(episodes[-1])
     lists = checked_lists(steps)
@@ -311,15 +354,15 @@ def segments(
 ) -> Iterator[tuple[Actor, int, TensorDictBase, bool]]:
     """Yields actor, level, steps ``[T']`` and whether the episode is done, for every piece of an episode in a rollout.
 
-    Arguments and errors as :func:`update_rollout`.
+    Arguments and errors are those of :func:`update_rollout`. The steps have all columns, on the CPU.
     """
-    steps, cut = _cut(rollout, level_id, actors)
+    steps, cut = _cut(rollout, level_id, actors, all_columns=True)
     for actor, level, place, done in cut:
         yield actor, level, steps[place], done
 
 
 def _cut(
-    rollout: TensorDictBase, level_id: Tensor, actors: Sequence[Actor] | None
+    rollout: TensorDictBase, level_id: Tensor, actors: Sequence[Actor] | None, *, all_columns: bool
 ) -> tuple[TensorDictBase, list[tuple[Actor, int, slice, bool]]]:
     names = list(range(rollout.shape[0])) if actors is None else list(actors)
     if level_id.ndim == 3 and level_id.shape[-1] == 1:
@@ -327,9 +370,10 @@ def _cut(
     if rollout.ndim != 2 or level_id.shape != rollout.shape or len(names) != rollout.shape[0]:
         shapes = f"the rollout has shape {list(rollout.shape)}, level_id {list(level_id.shape)}"
         raise ValueError(f"{shapes} and there are {len(names)} actors; give [actors, T] for both")
-    following = [("next", key) for key in ("reward", "state_value", "terminated", "truncated", "done")]
-    # one copy off the device, whatever the pieces
-    steps = rollout.select("state_value", "logits", *following, strict=False).cpu().flatten()
+    if not all_columns:  # without the observations, which may be large
+        following = [("next", key) for key in ("reward", "state_value", "terminated", "truncated", "done")]
+        rollout = rollout.select("state_value", "logits", *following, strict=False)
+    steps = rollout.cpu().flatten()  # one copy off the device, whatever the pieces
     done, length = steps["next", "done"].reshape(rollout.shape).bool(), rollout.shape[1]
     ends = done.clone()
     ends[:, -1:] = True  # the rollout may end within an episode
@@ -340,7 +384,8 @@ def _cut(
         if len(own) > 1:
             raise ValueError(
                 f"steps {start % length} to {(stop - 1) % length} of actor {actor!r} are one episode on the levels "
-                f"{sorted(own)}; level_id is that of the step's own observation"
+                f"{sorted(own)}; level_id is that of the step's own observation. If a reset broke an episode off, mark "
+                "its last step as truncated and done"
             )
         cut.append((actor, played[start], slice(start, stop), is_done[stop - 1]))
         start = stop

@@ -82,7 +82,7 @@ class LevelCollection(Collector):
     """Clock and state of collecting rollouts, in environments that are built when they are needed."""
 
     env_steps: int
-    rewards: Tensor  #: ``[N, T, 1]``, of the newest rollout, not normalised.
+    rewards: Tensor  #: Of the newest rollout, as the environments gave them, float64 ``[N, T, 1]``.
 
     def __init__(
         self,
@@ -182,4 +182,4 @@ def _joined(recorded: list[dict[str, Tensor]], played: list[tuple[np.ndarray, ..
     following = {"reward": reward.float(), "done": done, "terminated": terminated, "truncated": truncated}
     columns["next"] = TensorDict({name: column.unsqueeze(-1) for name, column in following.items()}, reward.shape)
     rollout = TensorDict(columns | {"level_id": level_id.long(), "is_trained": is_trained}, reward.shape)
-    return rollout, raw.float().unsqueeze(-1)
+    return rollout, raw.double().unsqueeze(-1)

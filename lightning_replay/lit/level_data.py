@@ -125,6 +125,7 @@ class LevelDataModule(EnvStepDataModule):
     def setup(self, stage: str) -> None:
         self.levels.check_held_out(self.held_out_levels)
         super().setup(stage)
+        self.levels.claim()  # one process has the whole run, which may be another than the one that built this
 
     def train_dataloader(self) -> UpdateStream:
         return UpdateStream(self, self._updates_of_epoch("rollouts_per_epoch", self.rollouts_per_epoch, 10))

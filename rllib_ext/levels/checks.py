@@ -52,6 +52,7 @@ def checked_levels(
     check_algorithm(config, source.plays_unlearned, flush)
     source.check_held_out(held_out)  # evaluation warns of those that an unbounded level set reached
     trial = cloudpickle.loads(cloudpickle.dumps(source))
+    trial.claim()  # Tune builds the algorithm in another process than the config
     drawn = [trial.next_level(actor) for actor in range(_DRAWN)]
     if max(drawn) >= LEVEL_IDS:
         raise ValueError(f"level {max(drawn)} is drawn; the ids of levels are integers from 0 to 2**31 - 1")

@@ -15,6 +15,7 @@ from rllib_ext.rllib_compat import Attached
 logger: logging.Logger = logging.getLogger(__name__)
 DrawnLevel = tuple[str, Callable[[], int]]  # RLlib's id of the episode, and what waits for its level
 LEVEL_ID = "level_id"  # in infos, and in the custom data of episodes
+EPISODE_RETURN = "level_return"  # in the last infos of an episode
 RESULTS = "levels"  # key of results
 _STEPS = 10  # of each environment at a time, where an episode on each level is waited for
 
@@ -150,18 +151,23 @@ class PlayedLevel(LevelWrapper):
     supply: Any = None  # of which a step may begin a round
     is_waiting: bool = False  # whether the episode on that level has not begun
     is_running: bool = False  # whether it has begun and is not done
+    episode_return: float = 0.0  # so far, of the environment's own rewards
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         if self.is_waiting:
             self.set_level(self.choose())
         self.is_waiting, self.is_running = False, True
+        self.episode_return = 0.0
         return super().reset(seed=seed, options=options)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         if self.supply is not None and self.supply.is_due:
             self.supply.begin_round()
         result = super().step(action)
+        self.episode_return += float(result[1])
         self.is_running = not (result[2] or result[3])
+        if not self.is_running:  # connectors change the rewards of an episode, and not its infos
+            result[4][EPISODE_RETURN] = self.episode_return
         return result
 
 

@@ -17,6 +17,7 @@ from ray.rllib.core.columns import Columns
 from ray.rllib.utils.numpy import convert_to_numpy
 from ray.rllib.utils.postprocessing.zero_padding import unpad_data_if_necessary
 
+from rllib_ext.levels.evaluation import EPISODE_RETURN
 from rllib_ext.levels.server import Fragment
 from rllib_ext.rllib_compat import call_one_learner
 
@@ -40,7 +41,8 @@ class NoteFragments(ConnectorV2):
                 logits = np.asarray(episode.get_extra_model_outputs(Columns.ACTION_DIST_INPUTS), np.float32)
             rewards = values = np.empty(len(episode), np.float32)  # not known yet
             ends = bool(episode.is_terminated), bool(episode.is_truncated)
-            notes.append(Fragment(episode.id_, episode.t_started, rewards, values, *ends, logits))
+            own = episode.get_infos(-1).get(EPISODE_RETURN, 0.0)
+            notes.append(Fragment(episode.id_, episode.t_started, rewards, values, *ends, logits, own))
         return batch
 
 

@@ -19,6 +19,7 @@ import torch
 from ray import cloudpickle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from lightning_replay.levels.scores import EpisodeScore
 from lightning_replay.saving import read_state, write_state
 from lightning_replay.saving.folders import Folder
 from lightning_replay.saving.states import STATE_MANIFEST
@@ -132,6 +133,7 @@ class LevelServer:
         self, packed: bytes, *, environments: int, max_lag: int, max_pending: int, flush: bool, spare: str
     ) -> None:
         self._levels = cloudpickle.loads(packed)
+        self._levels.claim()
         self._environments, self._flush, self._spare = environments, flush, Path(spare)
         self._episodes, self._max_pending = PendingEpisodes(max_lag), max_pending
         self._processes: dict[int, str] = {}
@@ -178,7 +180,10 @@ class LevelServer:
         self.check()
         learned, late = self._episodes.take(fragments)
         for episode, fragment in learned:
-            self._levels.update(episode.actor, episode.level_id, fragment.steps(), fragment.is_done)
+            steps = fragment.steps()
+            if isinstance(self._levels.score, EpisodeScore):
+                steps["next", "reward"] = fragment.own_rewards()
+            self._levels.update(episode.actor, episode.level_id, steps, fragment.is_done)
         self._lose(late)
         if self._flush:
             self._levels.flush()
@@ -315,6 +320,7 @@ class Fragment:
     terminated: bool  # of the last step
     truncated: bool
     logits: np.ndarray | None = None  # float32 [T, A] of the policy that acted, where actions are discrete
+    episode_return: float = 0.0  # of the environment's own rewards, if the last step ends the episode
 
     def __len__(self) -> int:
         return len(self.reward)
@@ -322,6 +328,10 @@ class Fragment:
     @property
     def is_done(self) -> bool:
         return self.terminated or self.truncated
+
+    def own_rewards(self) -> torch.Tensor:
+        """Returns float64 ``[T]``, whose sum over all fragments is the episode's return in the environment's units."""
+        return torch.tensor([0.0] * (len(self) - 1) + [self.episode_return], dtype=torch.float64)
 
     def steps(self) -> TensorDict:
         """Returns the steps in TorchRL's layout, ``[T]``."""

@@ -23,6 +23,7 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.appo import APPOConfig
 from ray.rllib.algorithms.impala import IMPALAConfig
 from ray.rllib.algorithms.ppo import PPOConfig
+from ray.rllib.connectors.connector_v2 import ConnectorV2
 from ray.rllib.core.columns import Columns
 from ray.rllib.utils.minibatch_utils import ShardEpisodesIterator
 
@@ -299,10 +300,25 @@ def test_asynchronous_algorithms(algorithm: Any, runners: int) -> None:
         assert score > 0 or level_id == 0
 
 
-def test_levels_of_a_set_are_scored_by_the_success_of_their_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
+class ClipRewards(ConnectorV2):
+    """A user's connector, after which no return is a success."""
+
+    def __call__(self, *, batch: Any, episodes: Any, **rest: Any) -> Any:
+        for episode in episodes:
+            episode.rewards.data = np.minimum(episode.rewards.data, 0.1)
+        return batch
+
+
+@pytest.mark.parametrize("clips", [False, True])
+def test_levels_of_a_set_are_scored_by_the_success_of_their_episodes(
+    monkeypatch: pytest.MonkeyPatch, clips: bool
+) -> None:
     corridors = LevelSet([f"corridor {level}" for level in LEVELS], groups=["short", "long"] * 6)
     levels = LevelBuffer(corridors, score=scores.Learnability(window=4, success=25.0), seed=0)
-    algorithm = rllib_ext.configure(small(PPOConfig, 0), levels=levels, held_out_levels=HELD_OUT).build_algo()
+    config = small(PPOConfig, 0)
+    if clips:
+        config.learners(learner_connector=lambda *spaces: ClipRewards())
+    algorithm = rllib_ext.configure(config, levels=levels, held_out_levels=HELD_OUT).build_algo()
     watched = Watched(algorithm, monkeypatch)
     for _ in range(20):
         result = algorithm.train()

@@ -284,6 +284,54 @@ def test_scores_and_outcomes_that_cannot_be_rates() -> None:
     levels.record([1], outcomes=[[0.0, 1.0, 1.0]])  # once
 
 
+GROUPS = [[1.0, 0.0, 1.0, 0.0], [1.0, 1.0, 1.0, 0.0]]
+
+
+@pytest.mark.parametrize(
+    "outcomes",
+    [
+        GROUPS,
+        tuple(map(tuple, GROUPS)),
+        torch.tensor(GROUPS, dtype=torch.bfloat16, requires_grad=True),
+        np.array(GROUPS, np.float16),
+        [torch.tensor(group) for group in GROUPS],
+        [torch.tensor(group, requires_grad=True) for group in GROUPS],
+        tuple(np.array(group, np.float32) for group in GROUPS),
+        [torch.tensor(GROUPS[0]), GROUPS[1]],
+        [torch.tensor(group).bool() for group in GROUPS],
+        [[torch.tensor(one) for one in group] for group in GROUPS],
+    ],
+    ids=str,
+)
+def test_outcomes_as_trainers_hold_them(outcomes: Any) -> None:
+    levels = LevelBuffer(30, score=scores.Learnability(), seed=0)
+    assert levels.record([4, 9], outcomes=outcomes).tolist() == [0.25, 0.1875]
+    own = LevelBuffer(30, score=lambda steps: 0.0, seed=0)
+    assert own.record([4, 9], [torch.tensor(0.5), np.float32(0.25)]).tolist() == [0.5, 0.25]
+
+
+@pytest.mark.parametrize(
+    "outcomes",
+    [
+        [[1.0, 0.0], [1.0, 1.0, 1.0, 0.0]],
+        [torch.ones(2), torch.ones(4)],
+        [np.ones(2), [1.0, 0.0, 1.0]],
+        [1.0, [1.0, 0.0]],
+        [torch.tensor(1.0), torch.ones(2)],
+        ["right", "wrong"],
+        [None, 1.0],
+        "10",
+    ],
+    ids=str,
+)
+def test_outcomes_that_are_no_array_are_refused_in_words(outcomes: Any) -> None:
+    levels = LevelBuffer(30, score=scores.Learnability(), seed=0)
+    with pytest.raises(ValueError, match=r"outcomes is no array of numbers .*repeat each id: record\(\[4, 4, 9\]"):
+        levels.record([4, 9], outcomes=outcomes)
+    assert len(levels) == 0
+    assert levels.record([4, 4, 9], outcomes=[1.0, 0.0, 1.0]).tolist() == [0.25, 0.25, 0.0], "as the error says"
+
+
 def test_the_top_and_any_other() -> None:
     levels = LevelBuffer(100, prioritization=Top(10, epsilon=0.5), staleness_weight=0.0, seed=0)
     levels.record(range(100), torch.arange(100.0))
@@ -316,7 +364,7 @@ def test_an_empty_batch_changes_nothing(scored: int) -> None:
 
 def test_levels_without_an_outcome_get_no_score() -> None:
     levels = LevelBuffer(4, score=scores.Learnability(), seed=0)
-    with pytest.raises(ValueError, match=r"outcomes has shape \[2, 0\] for 2 levels; give \[2\] or \[2, k\]"):
+    with pytest.raises(ValueError, match=r"outcomes has shape \[2, 0\] for 2 ids; give \[2\] or \[2, k\]"):
         levels.record([0, 1], outcomes=torch.zeros(2, 0))
     assert len(levels) == 0
 

@@ -23,6 +23,7 @@ from lightning_replay.levels import (
     Proportional,
     Rank,
     SequentialLevels,
+    Top,
     UniformLevels,
 )
 from lightning_replay.levels import scores as level_scores
@@ -360,6 +361,20 @@ def test_draws_follow_the_probabilities(prioritization: Prioritization) -> None:
     drawn = expected > 0.0
     assert chisquare(observed[drawn], 10_000 * expected[drawn]).pvalue > 1e-3
     torch.testing.assert_close(distribution["probability"].sum(), torch.tensor(1.0, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(("prioritization", "lowest"), [(Rank(), 0.9), (Top(5), 0.2), (Greedy(), 0.002)])
+@pytest.mark.parametrize("seed", range(5))
+def test_ties_are_drawn_by_the_probabilities_that_are_shown(
+    prioritization: Prioritization, lowest: float, seed: int
+) -> None:
+    options = {"prioritization": prioritization, "score_temperature": 0.01, "staleness_weight": 0.0}
+    levels = LevelBuffer(400, seed=seed, **options)  # all levels are recorded at one time
+    levels.record(range(400), np.random.default_rng(seed).integers(0, 3, 400).astype(np.float64))
+    shown = dict(zip(*(levels.probabilities()[key].tolist() for key in ("level_id", "probability")), strict=True))
+    for _ in range(20):
+        drawn = levels.table.level_ids[levels.table.draw(())]
+        assert shown[drawn] >= lowest
 
 
 def test_new_levels_go_first_while_every_level_with_a_score_is_played() -> None:

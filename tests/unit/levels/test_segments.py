@@ -113,6 +113,30 @@ def test_episodes_are_given_actor_after_actor():
     assert levels.in_flight("b") == []
 
 
+class Novelty(level_scores.SegmentScore):
+    """Reads columns that no score of the library reads."""
+
+    def __call__(self, steps: TensorDict) -> float:
+        return float(steps["observation"].sum() + steps["next", "bonus"].sum())
+
+
+@pytest.mark.parametrize("score", [Novelty(), lambda steps: float(steps["observation"].sum() + steps["next"]["bonus"])])
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_score_of_your_own_reads_any_column(score, whole):
+    steps = rollout([[1.0], [2.0]], [[True], [True]])
+    steps["observation"] += torch.tensor([[1.0], [3.0]]).unsqueeze(-1)
+    steps["next", "bonus"] = torch.tensor([[0.5], [0.25]])
+    levels = LevelBuffer(10, score=score, seed=0)
+    for actor in (0, 1):
+        levels.start(actor, 4 + actor)
+    if whole:
+        update_rollout(levels, steps, torch.tensor([[4], [5]]))
+    else:
+        for actor, level, piece, done in segments(steps, torch.tensor([[4], [5]])):
+            levels.update(actor, level, piece, done)
+    assert levels.probabilities()["score"].tolist() == [5.5, 15.25]
+
+
 @pytest.mark.parametrize(
     ("played", "actors", "message"),
     [

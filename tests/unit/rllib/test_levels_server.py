@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,9 +16,10 @@ from ray import cloudpickle
 from tensordict import TensorDict
 
 from lightning_replay.levels import LevelBuffer, LevelSelector, UniformLevels
-from lightning_replay.levels.scores import PositiveValueLoss
+from lightning_replay.levels.scores import Learnability, PositiveValueLoss
 from rllib_ext.levels.playing import LevelSupply
 from rllib_ext.levels.server import Fragment, LevelServer, PendingEpisode, PendingEpisodes
+from tests.level_steps import first_reward
 
 
 def server_of(levels: LevelSelector, spare: Path, **options: Any) -> LevelServer:
@@ -64,6 +66,22 @@ def test_it_is_the_buffer_played_by_one_actor_for_each_episode(tmp_path: Path) -
     assert (server.probabilities() == direct.probabilities()).all() and len(direct) == 6
     assert server.stats().items() >= direct.stats().items() and direct.episodes == 30
     assert server.stats()["effective_levels"] > 1.0
+
+
+class Returned(Learnability):
+    """The return itself."""
+
+    def of_episode(self, level_id: int, episode: int, episode_return: float) -> float:
+        return episode_return
+
+
+@pytest.mark.parametrize(("score", "expected"), [(Returned(), 30.5), (first_reward, 0.125)])
+def test_scores_of_whole_episodes_get_the_environments_own_return(score: Any, expected: float, tmp_path: Path) -> None:
+    server = server_of(buffer(score=score), tmp_path)
+    begin(server, "e")
+    server.score([fragment("e", 0, (0.125, 0.125), done=False)])  # rewards as connectors left them
+    server.score([replace(fragment("e", 2, (0.125, 0.125)), episode_return=30.5)])
+    assert server.probabilities()["score"].tolist() == [expected]
 
 
 def test_two_episodes_of_one_environment_on_one_level_do_not_mix(tmp_path: Path) -> None:

@@ -37,9 +37,9 @@ def test_the_level_is_an_option_beside_others_and_the_generator_is_seeded_once()
     given = {"mode": "hard"}
     assert [env.reset(options=given)[0][0] for _ in range(2)] == [5, 6] and given == {"mode": "hard"}
     assert inner.seeds == [11, None] and inner.options == [{"mode": "hard", "level": 5}, {"mode": "hard", "level": 6}]
-    assert env.reset(seed=8)[0][0] == 8 == env.level_id and env.reset(options={"level_id": 9})[0][0] == 9
+    assert env.reset(options={"level_id": 9}, seed=8)[0][0] == 9 == env.level_id and inner.seeds[-1] == 8
     env.set_level(3)
-    assert env.reset()[1]["level_id"] == 3
+    assert env.reset()[1]["level_id"] == 3 and inner.seeds[-1] is None
 
 
 @pytest.mark.parametrize(("made", "option"), [(AskedCorridor, "level"), (ToldTask, None)])
@@ -50,14 +50,14 @@ def test_an_environment_gets_the_object_of_its_level(made: Any, option: str | No
     told = env.unwrapped.options[-1]["level"] if option else env.unwrapped.level_id
     assert told is TASKS.level(1), "as it was given, without the id"
     with pytest.raises(IndexError, match="level 4 is none of the levels 0 to 3"):
-        env.reset(seed=4)
+        env.reset(options={"level_id": 4})
 
 
 def test_vectors_and_other_wrappers_tell_it_the_ids() -> None:
     levels = LevelBuffer(TASKS, seed=0)
     make = partial(LevelWrapper, level_option="level", level_set=TASKS, check=False)
     envs = make_level_vector(lambda: make(AskedCorridor()), 3, levels, check=[0, 1])
-    observations, infos = envs.reset(seed=[2, 0, 3])
+    observations, infos = envs.reset(options={"level_id": [2, 0, 3]})
     assert observations[:, 0].tolist() == [7, 4, 5] and infos["level_id"].tolist() == [2, 0, 3]
     gymnasium.register("AskedCorridor-v0", entry_point=AskedCorridor)
     vector = gymnasium.make_vec(

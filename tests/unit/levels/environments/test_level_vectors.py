@@ -112,16 +112,15 @@ def test_sub_environments_without_set_level_play_their_seed() -> None:
 def test_a_buffer_hears_of_every_episode_and_of_named_levels() -> None:
     levels = LevelBuffer(levels=range(20), seed=0)
     envs = make_level_vector(ToldCorridor, 3, levels, actors=["a", "b", "c"], check=False)
-    _, infos = envs.reset(seed=[7, None, 9])
+    _, infos = envs.reset(options={"level_id": [7, None, 9]})
     assert infos["level_id"][[0, 2]].tolist() == [7, 9] and levels.episodes == 3
     assert [levels.in_flight(actor) for actor in "abc"] == [[level_id] for level_id in infos["level_id"].tolist()]
-    assert envs.reset(seed=4)[1]["level_id"].tolist() == [4, 5, 6]
     assert envs.reset(options={"level_id": [1, 2, 3]})[1]["level_id"].tolist() == [1, 2, 3]
     assert [levels.in_flight(actor) for actor in "abc"] == [[1], [2], [3]]  # unfinished ones are forgotten
     envs.step(np.zeros(3, np.int64))
     assert levels.in_flight("a")[0] == 1 and len(levels.in_flight("a")) == 2 and levels.in_flight("b") == [2]
     with pytest.raises(ValueError, match="level 20 is none of the 20 levels"):
-        envs.reset(seed=18)
+        envs.reset(options={"level_id": [18, 19, 20]})
 
 
 def test_a_masked_reset_begins_only_some() -> None:
@@ -186,10 +185,11 @@ def test_errors_of_numbers_and_names() -> None:
     for mask in ([True, False], np.array([1, 0]), np.array([True])):
         with pytest.raises(ValueError, match=r"reset_mask is .*; a boolean array \[2\] is accepted"):
             envs.reset(options={"reset_mask": mask})
-    with pytest.raises(ValueError, match="levels are named for 3 sub-environments; there are 2"):
-        envs.reset(seed=[1, 2, 3])
+    for named in ([1, 2, 3], 4):
+        with pytest.raises(ValueError, match=r"options\['level_id'\] is .*; name 2 levels, one for each"):
+            envs.reset(options={"level_id": named})
     with pytest.raises(ValueError, match="level_id is -1"):
-        envs.reset(seed=[-1, 2])
+        envs.reset(options={"level_id": [-1, 2]})
 
 
 def test_infos_cut_and_laid_over_each_other() -> None:

@@ -31,8 +31,8 @@ def test_a_named_level_goes_before_the_next_one_and_counts_once() -> None:
     assert env.reset(seed=20, options={"level_id": 7, "mode": "hard"})[1]["level_id"] == 7
     assert env.unwrapped.options == [{"mode": "hard"}]
     env.set_level(31)
-    assert [env.reset(seed=20)[1]["level_id"] for _ in range(2)] == [31, 20]
-    assert [env.reset()[1]["level_id"] for _ in range(2)] == [0, 1]
+    assert [env.reset(seed=20)[1]["level_id"] for _ in range(2)] == [31, 0]
+    assert [env.reset()[1]["level_id"] for _ in range(2)] == [1, 2]
     assert env.unwrapped.options[1:] == [None] * 4
     with pytest.raises(ValueError, match=r"nothing chooses a level; give next_level= to LevelWrapper"):
         LevelWrapper(Corridor(), check=False).reset()
@@ -42,7 +42,7 @@ def test_set_level_is_called_below_other_wrappers_and_the_generator_seeded_once(
     inner = ToldCorridor()
     env = LevelWrapper(gymnasium.wrappers.TimeLimit(inner, 9), iter([4, 6]).__next__, seed=11, check=False)
     assert [env.reset()[0][0] for _ in range(2)] == [4, 6] and inner.seeds == [11, None, None]
-    assert env.reset(seed=8)[0][0] == 8 and inner.seeds[-1] is None
+    assert env.reset(seed=8, options={"level_id": 8})[0][0] == 8 and inner.seeds[3:] == [8, None]
     assert LevelWrapper(ToldCorridor(), lambda: 3, seed=0).reset()[0][0] == 3  # the check sets levels too
     outer = LevelWrapper(env, check=False)  # a wrapped environment has set_level too
     assert outer.reset(options={"level_id": 2})[0][0] == 2
