@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from tensordict import TensorDict
 from torch import Tensor
+from torchrl.data.replay_buffers.storages import StoreStorage
 
 from lightning_replay.options import check_kind, checked_local_path
 from lightning_replay.parts import first_of
@@ -89,6 +90,11 @@ def restore_state(replay: Any, state: dict[str, Any]) -> None:
     if lacking:
         raise ValueError(
             f"the state lacks {lacking}; it is not what state_dict() of a replay buffer returned. Nothing was loaded"
+        )
+    if isinstance(replay._storage, StoreStorage):  # which connects to the address in its state, and unpickles rows
+        raise ValueError(
+            "the rows of a StoreStorage are on a server, and a state could name another server. Nothing was loaded; "
+            "build the replay with a PackedStorage, whose rows are saved"
         )
     saved, present = state["built_from"], _parts_of(replay)
     different = [f"{name} {saved.get(name)}, here {here}" for name, here in present.items() if saved.get(name) != here]

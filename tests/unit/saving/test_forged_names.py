@@ -22,12 +22,14 @@ import tensordict
 import torch
 import torchrl
 from tensordict import TensorDict
+from torchrl.data import StoreStorage
 
 import lightning_replay
 import rllib_ext
 from lightning_replay import load_replay, recipes, save_replay
 from lightning_replay.events import EventTable, reward_at_least
 from lightning_replay.options import accepted_names
+from lightning_replay.replay import Replay
 from lightning_replay.saving import DamagedFileError, chunks, read_state, write_state
 from lightning_replay.saving.spec import ENVIRONMENTS, FUNCTIONS, NotRebuildableError, build, describe
 from lightning_replay.storage.rows import RowLayout
@@ -226,6 +228,21 @@ def test_no_other_call_of_these_packages_imports_or_unpickles_what_it_is_given()
         root = Path(package.__path__[0])
         found |= {file.relative_to(root.parent).as_posix(): calls_in(file) for file in root.rglob("*.py")}
     assert {file: calls for file, calls in found.items() if calls} == CALLS
+
+
+def test_a_file_names_no_server_of_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A StoreStorage connects to the address in its state, and unpickles what is there."""
+    monkeypatch.setattr("torchrl.data.replay_buffers.storages.store._has_store", True)
+    replay = Replay(storage=StoreStorage(10), batch_size=2)
+    save_replay(replay, tmp_path)
+    manifest = json.loads((tmp_path / "replay.json").read_text())
+    values = tmp_path / manifest["data"] / "values.json"
+    content = json.loads(values.read_text())
+    content["state"]["$dict"]["storage"]["$dict"] |= {"initialized": True, "_td_id": "rows", "_host": "nowhere.invalid"}
+    values.write_text(json.dumps(content))
+    forge(tmp_path / "replay.json", files=manifest["files"] | {"values.json": chunks.fingerprint(values)._asdict()})
+    with pytest.raises(ValueError, match=r"the rows of a StoreStorage are on a server, .* Nothing was loaded"):
+        replay.load(tmp_path)
 
 
 class Payload:
