@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from tensordict import TensorDict
 from torch import Tensor
-from torchrl.data.replay_buffers.storages import StoreStorage
+from torchrl.data import StoreStorage
 
 from lightning_replay.options import check_kind, checked_local_path
 from lightning_replay.parts import first_of
