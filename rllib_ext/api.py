@@ -16,11 +16,11 @@ from rllib_ext import checks, environments
 from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.buffer.images import choose_module
 from rllib_ext.cql import CQL, ReplayCQL, check_cql
-from rllib_ext.hooks import Hook, add_results, install_levels, install_replay, set_hooks, sync_recreated
+from rllib_ext.hooks import add_results, install_levels, install_replay, set_hooks, sync_recreated
 from rllib_ext.learner.remote_blocks import flags_connector
 from rllib_ext.levels import evaluation, playing
 from rllib_ext.levels.checks import check_discount, check_evaluated, checked_levels
-from rllib_ext.rllib_compat import num_actors
+from rllib_ext.rllib_compat import Hook, num_actors
 from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
 from rllib_ext.sharded.routing import counting_shards, num_shards_in, push_episodes
 from rllib_ext.sharded.shard import without_shard_options
@@ -39,8 +39,9 @@ LEVEL_OPTIONS = ("held_out_levels", "generalization_gap", "flush")
 def replay_config(recipe: str | None = None, **options: Any) -> dict[str, Any]:
     """Returns settings for ``AlgorithmConfig.training(replay_buffer_config=...)`` of DQN, SAC, TQC and CQL.
 
-    ``n_step``, ``gamma``, the batch size and ``seed`` are RLlib's. Checkpoints, several Learners and the fastest path
-    need :func:`rllib_ext.configure` as well.
+    ``n_step``, ``gamma``, the batch size and ``seed`` are RLlib's. An algorithm of such a config is prepared as by
+    :func:`rllib_ext.configure` when it is built. If its class has to change, for CQL and ``num_shards``, building it
+    raises ``ValueError``, which says to call ``configure``.
 
     Args:
         recipe: a function of :mod:`lightning_replay.recipes` by name, or the import path of another one,

@@ -117,7 +117,6 @@ class ReplayPart:
         self._incremental = incremental
         self._warmup_steps: int = algorithm.config.num_steps_sampled_before_learning_starts
         self._last_save: Path | None = None
-        self._buffer.is_in_checkpoints = True
 
     @property
     def _buffer(self) -> RecipeEpisodeReplayBuffer:

@@ -52,7 +52,8 @@ def check_algorithm(config: AlgorithmConfig) -> None:
 def check_buffer(config: AlgorithmConfig) -> None:
     """Refuses buffers of another kind, and those too small for the algorithm's environments and batches."""
     kind = config.replay_buffer_config.get("type")
-    if kind not in (RecipeEpisodeReplayBuffer, ShardedEpisodeReplayBuffer):
+    kinds = (RecipeEpisodeReplayBuffer, ShardedEpisodeReplayBuffer)
+    if not (isinstance(kind, type) and issubclass(kind, kinds)):
         instead = (
             # RLlib merges a dict without a type into the algorithm's default buffer.
             "a grid of whole buffers is set as an attribute, config.replay_buffer_config = tune.grid_search([...])"
@@ -133,7 +134,9 @@ def check_recurrent(config: AlgorithmConfig, modules: Sequence[str]) -> None:
 
 
 def replay_options(config: AlgorithmConfig) -> dict[str, Any]:
-    return {name: value for name, value in config.replay_buffer_config.items() if name != "type"}
+    """Returns the options of a config's buffer, without those that RLlib reads or adds."""
+    of_rllib = ("type", "metrics_num_episodes_for_smoothing")
+    return {name: value for name, value in config.replay_buffer_config.items() if name not in of_rllib}
 
 
 def trial_buffer(recipe: str | None = None, **options: Any) -> RecipeEpisodeReplayBuffer:

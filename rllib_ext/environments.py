@@ -7,13 +7,14 @@ import inspect
 import itertools
 import logging
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from copy import deepcopy
 from typing import Any, TypeVar
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box, Dict, Tuple
+import tree
+from gymnasium.spaces import Box, Dict, Discrete, Tuple
 from gymnasium.vector import VectorWrapper
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.core import DEFAULT_MODULE_ID
@@ -30,6 +31,7 @@ T = TypeVar("T")
 _CLASS_PATH = "class_path"  # of the environment's config
 _EXAMPLE = "my_module.MyEnv"
 _SAMPLES = 8
+_TRIES = 32  # actions of an environment that may be illegal and are not masked
 
 
 def check_environment(config: AlgorithmConfig, task: str | None = None) -> None:
@@ -38,24 +40,69 @@ def check_environment(config: AlgorithmConfig, task: str | None = None) -> None:
     if config.env is None or mode is gymnasium.VectorizeMode.VECTOR_ENTRY_POINT:
         return
     _warn_of_local_registration(config)
+    refused = (
+        f"the environment {config.env!r} with env_config={dict(config.env_config)!r} cannot be made, reset and stepped"
+    )
+    failed = None
     try:
         with closing(make_environment(config)) as environment:
             tasks = environment.get_wrapper_attr("TASKS") if environment.has_wrapper_attr("TASKS") else [task]
             if task in tasks and task is not None and environment.has_wrapper_attr("task"):
                 environment.set_wrapper_attr("task", task)  # before the reset: there need be no default task
-            environment.reset()
-            if not isinstance(environment, MultiAgentEnv):
-                environment.step(environment.action_space.sample())
+            if isinstance(environment, MultiAgentEnv):
+                environment.reset()
+            else:
+                failed = _play_step(environment)
     except ModuleNotFoundError:
         raise
     except Exception as error:
         raise ValueError(
-            f"the environment {config.env!r} with env_config={dict(config.env_config)!r} cannot be made, reset and "
-            f"stepped: {error!r}. RLlib calls a class with one dict, env_config; an environment with arguments of its "
-            "own is given by the name it is registered under, 'my_module:MyEnv-v0', or, in a YAML file, by class path, "
-            "'my_module.MyEnv'"
+            f"{refused}: {error!r}. RLlib calls a class with one dict, env_config; an environment with arguments of "
+            "its own is given by the name it is registered under, 'my_module:MyEnv-v0', or, in a YAML file, by class "
+            "path, 'my_module.MyEnv'"
         ) from error
+    if failed is not None:
+        raise ValueError(
+            f"{refused}: the action {failed[0]} raised {failed[1]!r}. If only some actions are legal, give their "
+            'mask as info["action_mask"] or as the entry "action_mask" of a Dict observation. '
+            "configure(config, check_environments=False) leaves this check out"
+        ) from failed[1]
     check_observations(config, environment)
+
+
+def _play_step(environment: gymnasium.Env[Any, Any]) -> tuple[Any, Exception] | None:
+    """Resets an environment and plays a legal action; returns the last of those tried, with its error, if all raise."""
+    space = environment.action_space
+    tries = min(int(space.n), _TRIES) if isinstance(space, Discrete) else _TRIES
+    failed: tuple[Any, Exception] | None = None
+    for attempt in range(tries):
+        observation, info = environment.reset()
+        found = [one for one in (info, observation) if isinstance(one, Mapping) and one.get("action_mask") is not None]
+        if found:
+            action = _legal_action(space, found[0]["action_mask"])
+        elif isinstance(space, Discrete):
+            action = np.int64(int(space.start) + attempt)  # each, as only one may be legal
+        else:
+            action = space.sample()
+        try:
+            if action is not None:
+                environment.step(action)
+            return None
+        except ModuleNotFoundError:
+            raise
+        except Exception as error:
+            failed = action, error
+    return failed
+
+
+def _legal_action(space: gymnasium.Space[Any], mask: Any) -> Any:
+    # None where the mask allows nothing, or is of another form than Gymnasium's.
+    with suppress(Exception):
+        given = mask if isinstance(mask, tuple | dict) else np.asarray(mask)
+        parts = tree.map_structure(lambda part: np.asarray(part, dtype=np.int8), given)
+        if all(part.any() for part in tree.flatten(parts)):
+            return space.sample(mask=parts)
+    return None
 
 
 def check_observations(config: AlgorithmConfig, environment: gymnasium.Env[Any, Any]) -> None:

@@ -212,7 +212,7 @@ class FragmentTracker:
         self.steps: int = 0
         self.gaps: int = 0
         self.duplicates: int = 0
-        self._trajectories = 0
+        self.trajectories = 0
         self._known: OrderedDict[str, tuple[int, int]] = OrderedDict()  # trajectory and next step, by episode
 
     def place(self, episode_id: str, first_step: int, length: int) -> tuple[int, int]:
@@ -222,8 +222,8 @@ class FragmentTracker:
             # After a gap the rows are complete transitions; only the link to the fragment before is lost.
             self.episodes += known is None
             self.gaps += known is not None
-            known = self._trajectories, first_step
-            self._trajectories += 1
+            known = self.trajectories, first_step
+            self.trajectories += 1
         trajectory, next_step = known
         first_row = min(next_step - first_step, length)
         self.duplicates += first_row
@@ -238,12 +238,12 @@ class FragmentTracker:
 
     def state(self) -> dict[str, Any]:
         return {
-            "counts": [self.episodes, self.steps, self.gaps, self.duplicates, self._trajectories],
+            "counts": [self.episodes, self.steps, self.gaps, self.duplicates, self.trajectories],
             "known": [[episode_id, *known] for episode_id, known in self._known.items()],
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        self.episodes, self.steps, self.gaps, self.duplicates, self._trajectories = state["counts"]
+        self.episodes, self.steps, self.gaps, self.duplicates, self.trajectories = state["counts"]
         self._known = OrderedDict((name, (trajectory, step)) for name, trajectory, step in state["known"])
 
 

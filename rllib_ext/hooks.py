@@ -14,7 +14,7 @@ from ray.rllib.core import ALL_MODULES
 from ray.rllib.utils.metrics import LEARNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME
 from ray.tune.result import TIMESTEPS_TOTAL
 
-from rllib_ext.rllib_compat import callbacks_on, complete_results, local_replay_buffer, num_actors, values
+from rllib_ext.rllib_compat import Hook, callbacks_on, complete_results, local_replay_buffer, num_actors, values
 from rllib_ext.sharded.routing import check_trial
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -26,10 +26,6 @@ EVENTS = (
 NUM_UPDATES_LIFETIME = "num_updates_lifetime"
 _LEARNER_LAG = 16  # updates by which one Learner may be behind another, with a margin
 _LEAST_EPISODES = 1024  # of one environment that may wait for their scores
-
-
-class Hook(functools.partial[None]):
-    """A callback of this package, in distinction to those of the user."""
 
 
 def set_hooks(config: AlgorithmConfig, hooks: Mapping[str, Hook]) -> None:

@@ -12,6 +12,7 @@ gate                                           check                            
 ``AlgorithmConfig.to_dict``, ``from_dict``     import path of the class and back        a class at module level
 ``update_priorities_in_episode_...``           ``isinstance(..., PrioritizedEpisode...)``  the base class
 ``AlgorithmConfig.training``                   ``new["type"] != old["type"]``           equal to no algorithm's default
+``Algorithm.setup``                            the buffer gets its own options alone    :func:`algorithm_being_built`
 =============================================  =======================================  ==============================
 
 The second and the last row pull in opposite directions: RLlib merges a new ``replay_buffer_config`` into the
@@ -22,12 +23,15 @@ constructor. So the class equals the one literal name that is no algorithm's def
 from __future__ import annotations
 
 import functools
+import inspect
 from abc import ABCMeta
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
+from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.utils.metrics import REPLAY_BUFFER_RESULTS
+from ray.rllib.utils.replay_buffers.prioritized_episode_buffer import PrioritizedEpisodeReplayBuffer
 
 T = TypeVar("T")
 
@@ -47,6 +51,80 @@ class BufferType(ABCMeta):
 
     def __hash__(cls) -> int:
         return ABCMeta.__hash__(cls)
+
+
+class RowBuffer(PrioritizedEpisodeReplayBuffer, metaclass=BufferType):
+    """Base class of buffers that store rows: what RLlib's have and these have not is refused in words.
+
+    The constructor of RLlib's class, which allocates Python trees, is not called.
+    """
+
+    @property
+    def sampled_timesteps(self) -> int:
+        return int(self.get_sampled_timesteps())
+
+    def __getattr__(self, name: str) -> Any:
+        # Also of RLlib's slots, such as episodes, which are never filled.
+        raise AttributeError(
+            f"{type(self).__name__} has no {name!r}: it stores rows, and RLlib's own buffers store episodes. Count "
+            "with get_num_episodes() and get_metrics(), draw with sample(num_items=...), and without num_shards read "
+            "the rows with buffer.replay[:]",
+            name=name,
+            obj=self,
+        )
+
+
+class Hook(functools.partial[None]):
+    """A callback of this package, in distinction to those of the user."""
+
+
+def algorithm_being_built() -> Algorithm | None:
+    """Returns the algorithm whose setup called the caller; RLlib builds its buffer first, and tells it nothing else."""
+    owners = (frame.frame.f_locals.get("self") for frame in inspect.stack(context=0))
+    return next((owner for owner in owners if isinstance(owner, Algorithm)), None)
+
+
+def prepare_algorithm(kind: type) -> dict[str, Any]:
+    """Prepares the algorithm that is building its buffer, of this class, as ``configure`` does if it was not called.
+
+    EnvRunners and Learners are built later, from the prepared config. CPUs and the environment are not checked.
+
+    Returns:
+        Options of the buffer that were added.
+
+    Raises:
+        ValueError: callbacks that were replaced after ``configure``, an algorithm that must be of another class, or
+            what :func:`rllib_ext.configure` refuses.
+    """
+    import rllib_ext
+
+    algorithm = algorithm_being_built()
+    if algorithm is None:
+        return {}
+    given = algorithm.config
+    is_present = [
+        any(isinstance(one, Hook) for one in callbacks_on(given, event))
+        for event in ("on_algorithm_init", "on_train_result")
+    ]
+    if all(is_present):
+        return {}
+    if any(is_present):
+        raise ValueError(
+            "callbacks of the config were replaced after rllib_ext.configure(config), and the replay buffer needs "
+            "those that it added. Call configure last, before build_algo()"
+        )
+    config = given.copy(copy_frozen=False)
+    options = {**config.replay_buffer_config, "type": kind}  # in place of the class's name
+    config.replay_buffer_config = options
+    config = rllib_ext.configure(config, require_cpus=False, check_environments=False)
+    if config.algo_class is not given.algo_class:
+        raise ValueError(
+            f"this replay buffer needs an algorithm of the class {algorithm_name(config)}, and {algorithm_name(given)} "
+            "is being built. Call config = rllib_ext.configure(config) last, before build_algo()"
+        )
+    config.freeze()
+    algorithm.config = config
+    return {name: value for name, value in config.replay_buffer_config.items() if value is not options.get(name)}
 
 
 def env_steps_in(buffer: Any) -> int:

@@ -44,7 +44,8 @@ from lightning_replay.training_replay import TrainingReplay
 NAMESPACE = "lightning_replay"
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.02
 _THREADS = 32  # of the coordinator: callers that wait at once
-_GRACE_S = 5.0  # for the coordinator's own error, which names the shard, after the time that a call may take
+_GRACE_S = 5.0  # at most, of the time that a call may take, for the coordinator's own error, which names the shard
+_LEAST_S = 0.5  # for an answer after the time is over, as to a last look at a shard
 _MOST_REDRAWS = 10  # in a row, in which shards that drew were lost
 _LOOK_S = 1.0  # after which a process that waits for its rows to be stored looks at what their shard does
 
@@ -285,12 +286,13 @@ class ShardedReplay(TrainingReplay):
 
     def _answer(self, shard: int, answer: ray.ObjectRef[Any], deadline: float) -> Any:
         while True:
+            left_s = max(deadline - time.monotonic(), 0.0)
             try:
-                return ray.get(answer, timeout=_LOOK_S).value  # slots, or the error of rows that were refused
+                # Slots, or the error of rows that were refused.
+                return ray.get(answer, timeout=min(_LOOK_S, left_s)).value
             except GetTimeoutError:
-                left_s = deadline - time.monotonic()
-                found = self._connection.call("look_at", shard, timeout_s=max(left_s, 0.0))
-                if left_s <= 0:
+                found = self._connection.call("look_at", shard, timeout_s=max(left_s - _LOOK_S, 0.0))
+                if left_s <= _LOOK_S:
                     raise TimeoutError(
                         f"{found}. The rows are on their way to it; give the same ones again to wait for them, or go "
                         "on with the next"
@@ -578,13 +580,13 @@ class Connection:
         return result
 
     def _call(self, method: str, arguments: tuple[Any, ...], left_s: float) -> Any:
-        left_s = max(left_s, 0.0)
-        answer = self._handle().call.remote(self._caller, method, left_s, arguments)
+        left_s = max(left_s, _LEAST_S)
+        answer = self._handle().call.remote(self._caller, method, left_s - min(_GRACE_S, left_s / 2), arguments)
         try:
-            return ray.get(answer, timeout=left_s + _GRACE_S)
+            return ray.get(answer, timeout=left_s)
         except GetTimeoutError:
             raise TimeoutError(
-                f"the coordinator of this sharded replay has not answered for {left_s + _GRACE_S:.3g} s: its process "
+                f"the coordinator of this sharded replay has not answered for {left_s:.3g} s: its process "
                 "hangs, or its node cannot be reached. Build another replay and load a save into it if that lasts"
             ) from None
         except RayTaskError as error:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import logging
 import zlib
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,16 +12,15 @@ import ray
 from ray.rllib.core import DEFAULT_AGENT_ID, DEFAULT_MODULE_ID
 from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
-from ray.rllib.utils.replay_buffers.prioritized_episode_buffer import PrioritizedEpisodeReplayBuffer
 
 from lightning_replay.options import check_kind, checked_choice, checked_count, checked_seed
 from lightning_replay.sharded.actors import RemotePart
 from rllib_ext.buffer.building import MinSizes, Returns, build_progress, build_replay, uses_retention
 from rllib_ext.buffer.images import check_stacks
-from rllib_ext.buffer.metrics import AGENT_STEPS_ADDED, BufferMetrics, Counts
+from rllib_ext.buffer.metrics import AGENT_STEPS_ADDED, BufferMetrics, Counts, Drawn
 from rllib_ext.episodes import TASK, EpisodeConverter, FlatEpisode, Information, TaskProgress
 from rllib_ext.learner.blocks import LAYOUTS, BatchCutter, Piece, deal
-from rllib_ext.rllib_compat import BufferType
+from rllib_ext.rllib_compat import RowBuffer, prepare_algorithm
 
 if TYPE_CHECKING:
     from tensordict import TensorDictBase
@@ -33,7 +31,6 @@ if TYPE_CHECKING:
     from rllib_ext.buffer.sequences import SequencePriorities
     from rllib_ext.tasks import TaskAssignment
 
-logger: logging.Logger = logging.getLogger(__name__)
 ROWS_PER_PASS = 512  # new rows whose surprise is computed at once: 0.1 GB of Atari's stacks as floats
 SEVERAL_LEARNERS = (  # which would get both parts of a sequence that RLlib divides under one name
     "modules with memory of several agents need a single Learner; set .learners(num_learners=0) or 1, or use modules "
@@ -42,7 +39,7 @@ SEVERAL_LEARNERS = (  # which would get both parts of a sequence that RLlib divi
 MeasureSurprise = Callable[[str, Sequence[Any]], np.ndarray]  # of a module's rows, pieces of a batch, in its order
 
 
-class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=BufferType):
+class RecipeEpisodeReplayBuffer(RowBuffer):
     """A replay of :mod:`lightning_replay` as the replay buffer of DQN, SAC or TQC.
 
     RLlib calls :meth:`add`, :meth:`sample`, :meth:`get_metrics` and :meth:`update_priorities` in every training step.
@@ -52,8 +49,8 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
     <lightning_replay.replay.Replay.update_priority>`.
 
     Build it with :func:`rllib_ext.replay_config`. RLlib's type checks need the base class
-    (:mod:`rllib_ext.rllib_compat`); its constructor, which allocates Python trees, is not called. Torch and TorchRL
-    are imported when a buffer is built: EnvRunners get the class alone.
+    (:mod:`rllib_ext.rllib_compat`). Torch and TorchRL are imported when a buffer is built: EnvRunners get the class
+    alone.
 
     With several agents each module has a replay of its own, of ``capacity`` rows, built when its first step arrives.
 
@@ -66,7 +63,8 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         num_learners: Learners the batch is dealt out to; with 2 or more the TD errors come back in another order.
         modules: options of single modules by name that differ: ``{"pursuer": {"capacity": 10_000}}``, where ``None``
             leaves an option out; ``None`` in place of the options stores nothing of a module (one that does not learn).
-        metrics_num_episodes_for_smoothing: given by RLlib and ignored.
+        metrics_num_episodes_for_smoothing: given by an algorithm that is being built, which is then prepared for this
+            buffer as :func:`rllib_ext.configure` does.
         options: the recipe's own, or the parts'. ``seed=None`` follows ``config.seed``. ``info_keys``: numbers and
             flags of the steps' infos by name, stored as columns ``("next", key)`` for conditions of events.
             ``progress``: of :mod:`lightning_replay.schedulers`, makes a curriculum's signals from episode returns.
@@ -84,10 +82,11 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         layout: str | None = None,
         num_learners: int = 0,
         modules: dict[str, dict[str, Any] | None] | None = None,
-        metrics_num_episodes_for_smoothing: int = 100,
+        metrics_num_episodes_for_smoothing: int | None = None,
         **options: Any,
     ) -> None:
-        del metrics_num_episodes_for_smoothing
+        if metrics_num_episodes_for_smoothing is not None:
+            options |= prepare_algorithm(type(self))
         check_kind("modules", modules, Mapping | None, "options by the name of the module, or None")
         self.recipe = recipe
         self.num_learners: int = checked_count("num_learners", num_learners, 0, of="Learners")
@@ -95,7 +94,6 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         self.options: ModuleOptions = ModuleOptions(
             recipe, "blocks" if layout is None else layout, options, modules or {}
         )
-        self.is_in_checkpoints = self._has_warned = False
         self.draws_per_report = 1
         self.assignment: TaskAssignment | None = None
         self.counters: BufferMetrics = BufferMetrics()
@@ -148,9 +146,6 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
             TypeError: something else than an episode.
             ValueError: rows that do not fit the first ones, or more than the capacity; nothing of this call is stored.
         """
-        if not (self.is_in_checkpoints or self._has_warned):
-            self._has_warned = True
-            logger.warning("this buffer is not part of the algorithm's checkpoints: call rllib_ext.configure(config)")
         episodes = episodes if isinstance(episodes, list) else [episodes]
         grouped = self.options.group(episodes)
         several_agents = self._several_agents
@@ -220,7 +215,7 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         dealt, places = deal(pieces, self.num_learners)
         for name, module in drawable.items():
             module.expect(places[name])
-            self.counters.counts["steps_sampled", name] += len(places[name])
+            self.counters.count_draw(name, module.drawn)
         return [piece.episode for _, piece in dealt]
 
     def _sequences(
@@ -236,7 +231,7 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
                 episodes = [piece.episode for _, piece in dealt]
             else:
                 episodes = module.draw_sequences(num_steps, n_step, longest, burn_in, self.num_learners)
-            self.counters.counts["steps_sampled", name] += sum(map(len, episodes))
+            self.counters.count_draw(name, module.drawn)
             drawn += episodes
         return drawn
 
@@ -274,8 +269,15 @@ class RecipeEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffer
         return len(self) if module_id is None else len(self.modules[module_id])
 
     def get_num_episodes(self, module_id: str | None = None) -> int:
-        """Returns the episodes added; rows leave one by one, so episodes stored are not counted."""
-        return self.counters.total("episodes_added", module_id)
+        """Returns the episodes of which rows are stored; with several agents the largest number of a module."""
+        return max(module.num_episodes()[0] for module in self._modules_of(module_id))
+
+    def get_num_episodes_evicted(self, module_id: str | None = None) -> int:
+        """Returns the episodes of which no row is stored any more; with several agents the largest number."""
+        return max(module.num_episodes()[1] for module in self._modules_of(module_id))
+
+    def _modules_of(self, module_id: str | None) -> list[ModuleReplay]:
+        return list(self.modules.values()) if module_id is None else [self.modules[module_id]]
 
     def get_sampled_timesteps(self, module_id: str | None = None) -> int:
         """Returns the steps drawn since the start."""
@@ -420,6 +422,7 @@ class ModuleReplay:
         self._interrupted = False
         self._num_draws = 0
         self.mean_n_step: float = 1.0  # of the last draw
+        self.drawn: Drawn = Drawn(0, 0, 0)
         self._batch: TensorDictBase | None = None
         self._expected: Expected | None = None
         if options.measure is not None:
@@ -497,6 +500,7 @@ class ModuleReplay:
         if self._min_sizes is not None:
             self._min_sizes.update(num_items)
         self._batch = self.replay.sample(num_items)
+        self._count_draw(num_items, self._batch["index"], self._batch["trajectory"])
         rows = self._drawn_rows(self._batch)
         self.mean_n_step = rows.mean_n_step
         return LAYOUTS[layout or self._options.layout](rows)
@@ -509,6 +513,7 @@ class ModuleReplay:
         self._num_draws = updates
         self.replay.advance(env_steps=env_steps, updates=updates)
         batch, reply = self.replay.sample_part(part)
+        self._count_draw(len(batch), batch["index"], batch["trajectory"])
         rows = self._drawn_rows(batch)
         self.mean_n_step = rows.mean_n_step
         (piece,) = rows.flagged()
@@ -532,6 +537,7 @@ class ModuleReplay:
         self, num_steps: int, n_step: Any, longest: int, burn_in: int, num_learners: int
     ) -> list[SingleAgentEpisode]:
         """Draws sequences of ``num_steps`` steps together; from the first ``burn_in`` of each nothing is learned."""
+        from lightning_replay.storage.packed import read_columns
         from rllib_ext.buffer.sequences import SequencePriorities, check_sequences, draw_sequences, read_episodes
 
         check_sequences(self.replay, n_step)
@@ -552,6 +558,8 @@ class ModuleReplay:
         assert self._returns.links is not None
         drawn = draw_sequences(self.replay, self._returns.links, num_steps, longest, shortest=burn_in + 1)
         self.mean_n_step = 1.0
+        trajectories = read_columns(self.replay.storage, drawn.slots.flatten(), ["trajectory"])
+        self._count_draw(int(drawn.lengths.sum()), drawn.slots, *trajectories)
         episodes = read_episodes(drawn, self.replay.storage, self.converter.columns, self._module_id)
         priorities = SequencePriorities(drawn.lengths.tolist(), num_learners, longest, burn_in)
         if self.replay.is_prioritized:
@@ -643,6 +651,17 @@ class ModuleReplay:
         if state["follows_episodes"]:
             self._returns.attach(self.replay)
         self._batch = self._expected = None
+
+    def _count_draw(self, steps: int, slots: Tensor, trajectories: Tensor) -> None:
+        rows, episodes = (len(set(values.flatten().tolist())) for values in (slots, trajectories))
+        self.drawn = Drawn(steps, rows, episodes)
+
+    def num_episodes(self) -> tuple[int, int]:
+        """Returns the episodes with a row that is stored, and those whose rows have left; parts after a gap count."""
+        from lightning_replay.episodes.running import stored_trajectories
+
+        stored = len(stored_trajectories(self.replay.storage)) if len(self) else 0
+        return stored, self.converter.fragments.trajectories - stored
 
     def _set_returns(self, n_step: int | tuple[int, int], gamma: float) -> None:
         if self._stored_returns is not None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Container, Mapping
-from typing import Any
+from collections.abc import Callable, Container, Mapping
+from typing import Any, NamedTuple
 
-from ray.rllib.core import DEFAULT_MODULE_ID
+from ray.rllib.core import DEFAULT_AGENT_ID, DEFAULT_MODULE_ID
 from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 from ray.rllib.utils import metrics as keys
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
@@ -16,19 +16,11 @@ from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 from lightning_replay.sharded.actors import Counts, counts_of, listed
 from rllib_ext.episodes import FragmentTracker
 
-# counter -> keys of the sum since the last call, and over the whole run
-_SUMS: dict[str, tuple[str, str]] = {
-    "steps_added": (keys.NUM_ENV_STEPS_ADDED, keys.NUM_ENV_STEPS_ADDED_LIFETIME),
-    "steps_evicted": (keys.NUM_ENV_STEPS_EVICTED, keys.NUM_ENV_STEPS_EVICTED_LIFETIME),
-    "steps_sampled": (keys.NUM_ENV_STEPS_SAMPLED, keys.NUM_ENV_STEPS_SAMPLED_LIFETIME),
-    "episodes_added": (keys.NUM_EPISODES_ADDED, keys.NUM_EPISODES_ADDED_LIFETIME),
-}
-# further sums over the whole run, by module
-_SUMS_BY_MODULE = {
-    "steps_added": keys.NUM_MODULE_STEPS_ADDED_LIFETIME,
-    "steps_evicted": keys.NUM_MODULE_STEPS_EVICTED_LIFETIME,
-    "steps_sampled": keys.NUM_MODULE_STEPS_SAMPLED_LIFETIME,
-}
+# RLlib's names of counters, behind num_, num_module_ and num_agent_; "per_sample" counts each once in a draw.
+_COUNTERS = (
+    *("steps_added", "steps_evicted", "steps_sampled", "steps_per_sample"),
+    *("episodes_added", "episodes_evicted", "episodes_per_sample"),
+)
 # group of keys -> its statistics of a replay, which has the first of them if it has any
 STATS: dict[str, tuple[str, ...]] = {
     "retention": (
@@ -41,9 +33,18 @@ STATS: dict[str, tuple[str, ...]] = {
 TABLE_STATS: tuple[str, ...] = ("share_drawn", "fill", "size", "evicted", "age_mean", "age_max", "event_share")
 _ENTRIES_PER_CALL = 10_000  # whose ages are read, on average
 _PRIORITIES_PER_CALL = 100_000  # that are summed up, on average
+_EPISODES_PER_CALL = 1_000  # rows whose episodes are counted, on average
 FRAGMENT_GAPS, DUPLICATE_STEPS = "fragment_gaps", "duplicate_steps"
 AGENT_STEPS_ADDED = "agent_steps_added"  # by agent where the others are by module
 Modules = Mapping[str, Any]  # of the buffer, whose module needs this one: ModuleReplay by name
+
+
+class Drawn(NamedTuple):
+    """Steps of a draw, and how many of them and of their episodes are distinct."""
+
+    steps_sampled: int
+    steps_per_sample: int
+    episodes_per_sample: int
 
 
 class BufferMetrics:
@@ -57,8 +58,7 @@ class BufferMetrics:
         self.counts: Counts = Counter()  # by counter and by module or agent; sums of all modules under the module ""
         self._environment = FragmentTracker()  # stays empty where there is one agent
         self._log = CounterLog()
-        self._stats: dict[str, dict[str, Any]] = {}
-        self._stats_read: dict[str, int] = {}  # in which call
+        self._read: dict[tuple[str, str], tuple[int, Any]] = {}  # figures, and the call in which they were computed
 
     def count_fragment(self, episode: MultiAgentEpisode, stored: Container[str]) -> None:
         """Adds steps of an environment of several agents, and those of each agent whose module is ``stored``."""
@@ -68,6 +68,10 @@ class BufferMetrics:
             for part in episode.agent_episodes.values():
                 if part.module_id in stored:
                     self.counts[AGENT_STEPS_ADDED, str(part.agent_id)] += len(part)
+
+    def count_draw(self, name: str, drawn: Drawn) -> None:
+        for counter, amount in drawn._asdict().items():
+            self.counts[counter, name] += amount
 
     def total(self, counter: str, module_id: str | None = None) -> int:
         return sum(
@@ -83,9 +87,8 @@ class BufferMetrics:
         if not self._log.is_due(draws):
             return {}
         rows = {name: len(module) for name, module in modules.items()}
-        counts = self.totals(modules)
-        self._log.totals(counts, self.env_steps_stored(modules), rows)
         self._log.items({name: self.stats(name, module) for name, module in modules.items()})
+        self._log.totals(self.totals(modules), self.env_steps_stored(modules), rows)
         return self._log.logger.reduce()
 
     def totals(self, modules: Modules) -> Counts:
@@ -97,7 +100,7 @@ class BufferMetrics:
             (FRAGMENT_GAPS, ""): sum(one.gaps for one in fragments),
             (DUPLICATE_STEPS, ""): sum(one.duplicates for one in fragments),
         }
-        return Counter({**self.counts, **{(counter, ""): self._sum(counter, stored) for counter in _SUMS}, **found})
+        return Counter({**self.counts, **{(counter, ""): self._sum(counter, stored) for counter in _COUNTERS}, **found})
 
     def state(self) -> dict[str, Any]:
         return {
@@ -110,7 +113,7 @@ class BufferMetrics:
         # Increases logged before the save are not logged again.
         self.counts, self._log.logged = counts_of(state["counts"]), counts_of(state["logged"])
         self._environment.load_state(state["environment"])
-        self._stats.clear()
+        self._read.clear()
 
     def env_steps_stored(self, modules: Modules) -> int:
         # Of several agents the steps added, times the largest share of its rows that a module has kept.
@@ -121,11 +124,13 @@ class BufferMetrics:
 
     def _sum(self, counter: str, env_steps_stored: int) -> int:
         environment = self._environment
-        if not environment.episodes or counter == "steps_sampled":
-            return self.total(counter)
-        if counter == "episodes_added":
+        if counter == "episodes_evicted":  # of several agents those of one module
+            return max((amount for (name, _), amount in self.counts.items() if name == counter), default=0)
+        if environment.episodes and counter == "episodes_added":
             return environment.episodes
-        return environment.steps - (env_steps_stored if counter == "steps_evicted" else 0)
+        if environment.episodes and counter in ("steps_added", "steps_evicted"):
+            return environment.steps - (env_steps_stored if counter == "steps_evicted" else 0)
+        return self.total(counter)
 
     def stats_due(self, modules: Modules, draws_per_report: int) -> dict[str, dict[str, Any]]:
         """Returns :meth:`stats` of each module where they are due, first at once. Call it once per draw."""
@@ -137,7 +142,11 @@ class BufferMetrics:
         from lightning_replay.parts import first_of
 
         sampler = first_of(module.replay.sampler)
-        stats = {**self._stats_of(name, module), "rows": len(module), "mean_n_step": module.mean_n_step}
+        stats = {**self._stats_of(name, module), "rows": len(module), keys.ACTUAL_N_STEP: module.mean_n_step}
+        stats["step_utilization"] = module.drawn.steps_per_sample / max(module.drawn.steps_sampled, 1)
+        stored, evicted = self._figures((name, "episodes"), len(module) // _EPISODES_PER_CALL, module.num_episodes)
+        stats["episodes"] = stored
+        self.counts["episodes_evicted", name] = evicted
         if module.replay.is_prioritized:
             stats["importance_exponent"] = sampler.beta
         if module.replay.tables is not None:
@@ -151,7 +160,7 @@ class BufferMetrics:
             }
         return stats
 
-    def _stats_of(self, name: str, module: Any) -> dict[str, Any]:
+    def _stats_of(self, name: str, module: Any) -> Any:
         # At intervals where reading many rows takes longer than a draw.
         from lightning_replay.writers import RetentionWriter
 
@@ -162,9 +171,12 @@ class BufferMetrics:
         calls_between = entries // _ENTRIES_PER_CALL
         if module.replay.is_prioritized:
             calls_between = max(calls_between, len(module) // _PRIORITIES_PER_CALL)
-        if name not in self._stats or self._log.calls - self._stats_read[name] > calls_between:
-            self._stats[name], self._stats_read[name] = module.replay.stats(), self._log.calls
-        return self._stats[name]
+        return self._figures((name, "stats"), calls_between, module.replay.stats)
+
+    def _figures(self, key: tuple[str, str], calls_between: int, compute: Callable[[], Any]) -> Any:
+        if key not in self._read or self._log.calls - self._read[key][0] > calls_between:
+            self._read[key] = self._log.calls, compute()
+        return self._read[key][1]
 
 
 class CounterLog:
@@ -186,18 +198,19 @@ class CounterLog:
     def totals(self, counts: Counts, env_steps_stored: int, rows: Mapping[str, int]) -> None:
         """Logs sums over the whole run, and what is stored: steps of the environment, and rows by module."""
         log = self.logger.log_value
-        for counter, (key, lifetime_key) in _SUMS.items():
-            increase = self._increase(counter, "", counts[counter, ""])
-            log(key, increase, reduce="sum")
-            log(lifetime_key, increase, reduce="lifetime_sum")
-        for name, count in rows.items():
-            for counter, key in _SUMS_BY_MODULE.items():
-                log((key, name), self._increase(counter, name, counts[counter, name]), reduce="lifetime_sum")
-            log((keys.NUM_MODULE_STEPS_STORED, name), count, reduce="item")
+        for counter in (*_COUNTERS, "resamples"):  # none is drawn again, as returns at an end are shorter
+            whole = f"num_env_{counter}" if counter.startswith("steps") else f"num_{counter}"
+            self._log_sum(whole, counter, "", counts[counter, ""])
+            for name in rows:
+                self._log_sum(f"num_module_{counter}", counter, name, counts[counter, name])
+            if list(rows) == [DEFAULT_MODULE_ID]:  # one agent, or several of which the rows do not say which
+                amount = counts[counter, DEFAULT_MODULE_ID]
+                self._log_sum(f"num_agent_{counter}", f"agent_{counter}", DEFAULT_AGENT_ID, amount)
         for (counter, agent), amount in counts.items():
-            if counter == AGENT_STEPS_ADDED:
-                added = self._increase(counter, agent, amount)
-                log((keys.NUM_AGENT_STEPS_ADDED_LIFETIME, agent), added, reduce="lifetime_sum")
+            if counter == AGENT_STEPS_ADDED and agent != DEFAULT_AGENT_ID:
+                self._log_sum(f"num_{counter}", counter, agent, amount)
+        for name, count in rows.items():
+            log((keys.NUM_MODULE_STEPS_STORED, name), count, reduce="item")
         log(keys.NUM_ENV_STEPS_STORED, env_steps_stored, reduce="item")
         log("num_fragment_gaps_lifetime", counts[FRAGMENT_GAPS, ""], reduce="item")
         log("num_duplicate_env_steps_lifetime", counts[DUPLICATE_STEPS, ""], reduce="item")
@@ -205,7 +218,14 @@ class CounterLog:
     def items(self, stats: Mapping[str, Mapping[str, Any]]) -> None:
         log = functools.partial(self.logger.log_value, reduce="item")
         every = list(stats.values())
-        log(keys.ACTUAL_N_STEP, sum(one["mean_n_step"] for one in every) / max(len(every), 1))
+        several = len(stats) > 1 or DEFAULT_MODULE_ID not in stats
+        for key, whole in ((keys.ACTUAL_N_STEP, keys.ACTUAL_N_STEP), ("step_utilization", keys.ENV_STEP_UTILIZATION)):
+            log(whole, sum(one[key] for one in every) / max(len(every), 1))
+            owners = {f"module_{key}": stats} | ({} if several else {f"agent_{key}": {DEFAULT_AGENT_ID: every[0]}})
+            for path, by_owner in owners.items():
+                for owner, one in by_owner.items():
+                    log((path, owner), one[key])
+        log(keys.NUM_EPISODES_STORED, max((one["episodes"] for one in every), default=0))
         ages = [(one["drawn_age_mean"], one["drawn_age_max"]) for one in every if "drawn_age_mean" in one]
         if ages:
             log("drawn_age_mean", sum(mean for mean, _ in ages) / len(ages))
@@ -215,7 +235,6 @@ class CounterLog:
             log("importance_exponent", sum(exponents) / len(exponents))
         log("num_late_updates_dropped_lifetime", sum(one["late_updates_dropped"] for one in every))
         log("bytes_stored", sum(one["nbytes"] for one in every))
-        several = len(stats) > 1 or DEFAULT_MODULE_ID not in stats
         for name, of_module in stats.items():
             prefix = (name,) if several else ()
             tables, tasks = (of_module.get(group, {}).items() for group in ("tables", "tasks"))
@@ -226,6 +245,12 @@ class CounterLog:
                 for key in names:
                     if key in given:
                         log((*group, key), given[key])
+
+    def _log_sum(self, key: str, counter: str, owner: str, amount: int) -> None:
+        increase = self._increase(counter, owner, amount)
+        path = (owner,) if key.startswith(("num_module_", "num_agent_")) else ()
+        self.logger.log_value((key, *path), increase, reduce="sum")
+        self.logger.log_value((f"{key}_lifetime", *path), increase, reduce="lifetime_sum")
 
     def _increase(self, counter: str, module_id: str, amount: int) -> int:
         increase = max(amount - self.logged[counter, module_id], 0)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from ray.rllib.core import DEFAULT_MODULE_ID
-from ray.rllib.utils.replay_buffers.prioritized_episode_buffer import PrioritizedEpisodeReplayBuffer
 
 from lightning_replay.divided_draws import Divider, check_divisible
 from lightning_replay.options import checked_count, checked_seed
@@ -24,7 +23,7 @@ from rllib_ext.buffer.buffer import ModuleOptions
 from rllib_ext.buffer.metrics import CounterLog
 from rllib_ext.learner.blocks import Piece, deal
 from rllib_ext.learner.remote_blocks import RemoteBlock
-from rllib_ext.rllib_compat import BufferType
+from rllib_ext.rllib_compat import RowBuffer, prepare_algorithm
 from rllib_ext.sharded.routing import EpisodeReference, put_episodes
 from rllib_ext.sharded.shard import EpisodeShard, check_shard_layout, options_of_shard
 
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 Stats = Mapping[str, Any]
 _LARGEST = {"age_max", "drawn_age_max"}
 _SUMS = {
-    *("admitted", "refused", "evicted", "size", "capacity", "rows", "rows_drawn", "num_episodes_lifetime"),
+    *("admitted", "refused", "evicted", "size", "capacity", "rows", "rows_drawn", "num_episodes_lifetime", "episodes"),
     *("nbytes", "late_updates_dropped", "frames_held", "frame_capacity"),
     "effective_sample_size",  # at most that; equal where the priorities of all shards are alike
 }
@@ -46,7 +45,7 @@ _BY_NAME = ("tables", "tasks")
 _WEIGHTS = {"fill": "capacity", "share_drawn": "rows_drawn", "age_mean": "size"}
 
 
-class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=BufferType):
+class ShardedEpisodeReplayBuffer(RowBuffer):
     """A replay of whole episodes divided over Ray actors, as the replay buffer of DQN, SAC or TQC.
 
     Each shard is a :class:`~rllib_ext.buffer.buffer.RecipeEpisodeReplayBuffer` of its part of the capacity.
@@ -64,7 +63,8 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
         recipe: as of :class:`~rllib_ext.buffer.buffer.RecipeEpisodeReplayBuffer`.
         layout: ``flagged``, or ``None`` for the same: rows travel in one block for each module.
         num_learners: Learners the batch is dealt out to.
-        metrics_num_episodes_for_smoothing: given by RLlib and ignored.
+        metrics_num_episodes_for_smoothing: given by an algorithm that is being built, which
+            :func:`rllib_ext.configure` must have prepared.
         options: those of :class:`~lightning_replay.sharded.options.ShardOptions`, and of the buffer. Every
             capacity is that of all shards together.
 
@@ -78,10 +78,11 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
         *,
         layout: str | None = None,
         num_learners: int = 0,
-        metrics_num_episodes_for_smoothing: int = 100,
+        metrics_num_episodes_for_smoothing: int | None = None,
         **options: Any,
     ) -> None:
-        del metrics_num_episodes_for_smoothing
+        if metrics_num_episodes_for_smoothing is not None:
+            prepare_algorithm(type(self))
         check_shard_layout(layout)
         self.recipe: str | None = recipe
         self.num_learners: int = checked_count("num_learners", num_learners, 0, of="Learners")
@@ -94,6 +95,8 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
         check_divisible(self._templates[DEFAULT_MODULE_ID].replay.sampler)
         options_of_shard(self._given, shard_options.num_shards, 0)  # of tables too
         seed = checked_seed(self._given.get("seed"))
+        if "capacity" in self._given:
+            self.capacity: int = self._given["capacity"]
         self._seed: int = int(np.random.randint(2**31)) if seed is None else seed  # which RLlib seeds with config.seed
         self._given |= {"seed": self._seed, "returns": self.options.returns}
         self.shards: ShardActors = ShardActors(
@@ -103,7 +106,6 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
             self._pass_signals,
         )
         self.draws: DividedDraws = DividedDraws(self.shards, self._divider, self._clocks, self._set_min_sizes)
-        self.is_in_checkpoints: bool = False
         self.draws_per_report: int = 1
         self.assignment: TaskAssignment | None = None
         self._router = Router(shard_options.num_shards)
@@ -195,7 +197,6 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
         gamma: float = 0.99,
         beta: float | None = None,
         batch_length_T: int | None = None,
-        sample_episodes: bool = False,
         **ignored: Any,
     ) -> list[RemoteBlock]:
         """Draws a train batch, whose rows stay in the object store.
@@ -204,22 +205,15 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
             num_items: rows, of each module.
             n_step, gamma: rewards summed into one return, and its discount.
             beta: ignored; the recipe's ``importance_exponent`` is the correction's exponent.
-            sample_episodes: given by RLlib's algorithms.
             ignored: RLlib's further arguments.
 
         Returns:
             A block for each module, cut where several Learners learn from several modules.
 
         Raises:
-            RuntimeError: no shard holds rows, or an algorithm that was not prepared by :func:`rllib_ext.configure` or
-                has stopped.
+            RuntimeError: no shard holds rows, or the algorithm has stopped.
             ValueError: returns other than those stored.
         """
-        if sample_episodes and self._owner is None:
-            raise RuntimeError(
-                "num_shards is given, and the algorithm was not prepared for it, so that its Learners do not fetch the "
-                "rows. Call config = rllib_ext.configure(config) last, before build_algo()"
-            )
         num_items = checked_count("num_items", num_items, of="rows")
         self.start()
         if self.assignment is not None:
@@ -276,7 +270,11 @@ class ShardedEpisodeReplayBuffer(PrioritizedEpisodeReplayBuffer, metaclass=Buffe
         return len(self) if module_id is None else self._settled().rows[module_id]
 
     def get_num_episodes(self, module_id: str | None = None) -> int:
-        return self._settled().counts["episodes_added", module_id or ""]
+        """Returns the episodes of which rows are stored, as counted at one of the last draws."""
+        return self._settled().counts["episodes_added", module_id or ""] - self.get_num_episodes_evicted(module_id)
+
+    def get_num_episodes_evicted(self, module_id: str | None = None) -> int:
+        return self._settled().counts["episodes_evicted", module_id or ""]
 
     def get_added_timesteps(self, module_id: str | None = None) -> int:
         return self._settled().counts["steps_added", module_id or ""]

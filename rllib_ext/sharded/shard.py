@@ -89,12 +89,14 @@ class EpisodeShard(ReplayShard):
         options = options_of_shard(self._options, num_shards, number)
         returns = options.pop("returns")
         buffer = RecipeEpisodeReplayBuffer(self._recipe, layout="flagged", **options)
-        buffer.is_in_checkpoints = True
         buffer.form_returns(*returns)
         return buffer
 
     def _draw_part(self, name: str, part: DrawPart, clocks: Mapping[str, int], *request: Any) -> RemotePart:
-        return self.held.modules[name].draw_part(part, *request, **clocks)
+        module = self.held.modules[name]
+        drawn = module.draw_part(part, *request, **clocks)
+        self.held.counters.count_draw(name, module.drawn)
+        return drawn
 
     def _write(self, local: Path, previous: Path | None, *fields: Any) -> Sequence[int]:
         (warm_up,) = fields

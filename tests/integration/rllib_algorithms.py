@@ -15,6 +15,7 @@ import tree
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.dqn.torch.dqn_torch_learner import DQNTorchLearner
+from ray.rllib.algorithms.sac.torch.sac_torch_learner import SACTorchLearner
 from ray.rllib.utils.metrics import TD_ERROR_KEY
 
 import rllib_ext
@@ -79,6 +80,21 @@ class EchoLearner(DQNTorchLearner):
     def compute_loss_for_module(self, *, module_id: Any, config: Any, batch: Any, fwd_out: Any) -> torch.Tensor:
         self.metrics.log_value((module_id, TD_ERROR_KEY), batch["obs"][:, 0], reduce="item_series")
         return (fwd_out["qf_preds"] ** 2).mean()
+
+
+class EchoSACLearner(SACTorchLearner):
+    """Learns as SAC's, and returns the first number of each row's observation as its TD error."""
+
+    def compute_loss_for_module(self, *, module_id: Any, config: Any, batch: Any, fwd_out: Any) -> torch.Tensor:
+        loss = super().compute_loss_for_module(module_id=module_id, config=config, batch=batch, fwd_out=fwd_out)
+        self.metrics.stats[module_id][TD_ERROR_KEY].items[-1] = batch["obs"][:, 0]
+        return loss
+
+
+class CountingMoves(Counting):
+    """With actions that can be mixed."""
+
+    action_space = gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
 
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])

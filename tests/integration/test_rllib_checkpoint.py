@@ -261,11 +261,23 @@ def test_a_checkpoint_that_does_not_fit_is_refused_and_nothing_is_overwritten(
     algorithm.train()
 
 
-def test_without_configure_the_buffer_says_that_it_is_not_saved(caplog: Any, tmp_path: Path) -> None:
+def test_without_configure_the_buffer_is_in_checkpoints_too(tmp_path: Path) -> None:
     algorithm = config().build_algo()
-    with caplog.at_level(logging.WARNING, logger="rllib_ext.buffer.buffer"):
+    for _ in range(3):
         algorithm.train()
-        algorithm.train()
-    algorithm.save_to_path(tmp_path / "checkpoint")
-    assert caplog.text.count("not part of the algorithm's checkpoints") == 1
-    assert not (tmp_path / "checkpoint" / FOLDER).exists()
+    path = algorithm.save_to_path(tmp_path / "checkpoint")
+    state, drawn = snapshot(algorithm), draws(algorithm)
+    assert (tmp_path / "checkpoint" / FOLDER).exists()
+    assert_same(Algorithm.from_checkpoint(path), state, drawn)
+
+
+def test_a_restored_buffer_has_the_exponents_of_the_present_config(
+    saved: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As the page on checkpoints says."""
+    algorithm = built(config(priority_exponent=1.0, importance_exponent=0.7))
+    with caplog.at_level(logging.INFO, logger="lightning_replay"):
+        algorithm.restore_from_path(saved[0])
+    sampler = algorithm.local_replay_buffer.replay.sampler
+    assert (sampler.alpha, sampler.beta) == (1.0, 0.7)
+    assert "priority_exponent" in caplog.text and "importance_exponent" in caplog.text

@@ -5,12 +5,16 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.algorithms.cql import CQLConfig
 from ray.rllib.algorithms.dqn import DQNConfig
 from ray.rllib.algorithms.iql import IQLConfig
 from ray.rllib.algorithms.ppo import PPOConfig
@@ -22,9 +26,21 @@ from ray.rllib.connectors.env_to_module.frame_stacking import FrameStackingEnvTo
 from ray.rllib.connectors.learner.frame_stacking import FrameStackingLearner
 
 import rllib_ext
-from rllib_ext.rllib_compat import values
+from lightning_replay import recipes
+from rllib_ext.rllib_compat import callbacks_on, values
 
-from .rllib_algorithms import Counting, EchoLearner, built, small, trained, watch_columns, watch_td_errors
+from .rllib_algorithms import (
+    Counting,
+    CountingMoves,
+    EchoLearner,
+    EchoSACLearner,
+    Levels,
+    built,
+    small,
+    trained,
+    watch_columns,
+    watch_td_errors,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_ray", "algorithms_end")]
 
@@ -46,6 +62,8 @@ class ScaleRewards(ConnectorV2):
         return batch
 
 
+END = {"class_path": "lightning_replay.events.reward_at_least", "init_args": {"threshold": 1.0}}
+REWARD = "lightning_replay.transforms.mixup_coefficients"  # not called
 CLOCK = {"start": 0.0, "end": 1.0, "duration": 60, "clock": "env_steps"}
 ANNEALED = {"class_path": "lightning_replay.schedules.Linear", "init_args": CLOCK}
 CONFIGS = {
@@ -81,6 +99,103 @@ def test_without_configure_and_with_the_seed_of_the_config() -> None:
     assert result["replay_buffer"]["num_env_steps_sampled_lifetime"] >= 16 * 40 / 3
     assert np.isfinite(result["learners"]["default_policy"]["total_loss"])
     assert buffer.replay.stats()["priorities_updated"] >= 16 * 10
+
+
+ALONE: dict[str, Any] = {  # algorithm -> its config, an environment, and a Learner that returns numbers of rows
+    "dqn": (DQNConfig, Counting, EchoLearner),
+    "sac": (SACConfig, CountingMoves, EchoSACLearner),
+}
+OPTIONS: dict[str, dict[str, Any]] = {  # of recipes that need some
+    "event_tables": {"tables": [{"name": "end", "condition": END, "history_length": 2, "capacity": 100}]},
+    "hindsight": {"achieved_key": "observation", "desired_key": "observation", "reward": REWARD, "share": 0.0},
+    "neighborhood_mixup": {"num_neighbors": 4},
+    "noisy": {"keys": ["observation"]},  # actions of DQN are integers
+    "parallel_curriculum": {"tasks": ["target", "near"], "capacity_per_task": 1000},
+    "reverse_sweep": {"goal": END},
+}
+MIXES = ("continuous_transition", "mixup", "neighborhood_mixup", "s4rl")  # rows of no step
+NOT_FOR_STEPS = {"dqn": {"sequences", *MIXES}, "sac": {"sequences"}}  # whose actions cannot be mixed; sequences
+
+
+def alone(name: str, recipe: str, num_learners: int) -> AlgorithmConfig:
+    """A config whose buffer is the only thing of this library that it was given."""
+    algorithm, env, learner = ALONE[name]
+    env = Levels if recipe == "parallel_curriculum" else env
+    config = small(algorithm, env, recipe, **OPTIONS.get(recipe, {})).training(train_batch_size_per_learner=25)
+    return config.learners(num_learners=num_learners, learner_class=learner)
+
+
+def check_alone(algorithm: Any, num_learners: int) -> None:
+    """Asserts that an algorithm is as after ``configure``, and that every TD error of its next draws comes home."""
+    buffer = algorithm.local_replay_buffer
+    assert buffer.num_learners == num_learners and buffer.options.layout == "flagged"
+    home = watch_td_errors(buffer.replay)
+    before = buffer.get_sampled_timesteps()
+    result = trained(algorithm)
+    drawn = buffer.get_sampled_timesteps() - before
+    assert drawn >= 25 * max(num_learners, 1) * 10
+    assert not buffer.replay.takes_feedback or (len(home) == drawn and all(home))
+    assert result["replay_buffer"]["num_env_steps_stored"] == len(buffer) >= 80
+    assert result["num_updates_lifetime"] > 1
+
+
+@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.parametrize("recipe", sorted(recipes.known()))
+def test_replay_config_alone_is_as_after_configure(name: str, recipe: str) -> None:
+    if recipe in NOT_FOR_STEPS[name] or (name, recipe) == ("sac", "parallel_curriculum"):
+        pytest.skip("refused, or an environment of discrete actions: as with configure")
+    algorithm = alone(name, recipe, 0).build_algo()
+    check_alone(algorithm, 0)
+
+
+@pytest.mark.parametrize("num_learners", [1, 2])
+@pytest.mark.parametrize("name", ALONE)
+def test_replay_config_alone_with_remote_learners(name: str, num_learners: int, tmp_path: Path) -> None:
+    """Starting Learners takes seconds, so one algorithm gets the buffers of all recipes with feedback in turn."""
+    algorithm = alone(name, "prioritized", num_learners).build_algo()
+    check_alone(algorithm, num_learners)
+    saved = algorithm.save_to_path(tmp_path)
+    rows = len(algorithm.local_replay_buffer)
+    algorithm.train()
+    algorithm.restore_from_path(saved)
+    assert len(algorithm.local_replay_buffer) == rows
+    for recipe in ("event_tables", "surprise_retention"):
+        config = alone(name, recipe, num_learners)
+        config.freeze()
+        algorithm.config = config
+        algorithm.local_replay_buffer = algorithm._create_local_replay_buffer_if_necessary(config)
+        (prepare,) = callbacks_on(algorithm.config, "on_algorithm_init")
+        prepare(algorithm=algorithm)
+        check_alone(algorithm, num_learners)
+
+
+def offline(env: Any) -> AlgorithmConfig:
+    config = small(CQLConfig, env, "uniform").training(lr=None)
+    config.reporting(min_sample_timesteps_per_iteration=0, min_train_timesteps_per_iteration=16)
+    return config.offline_data(dataset_num_iters_per_learner=1)  # without it RLlib refuses the config
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (lambda: small(DQNConfig, Counting, "uniform", num_shards=2), "class ShardedDQN, and DQN is being built"),
+        (lambda: offline(CountingMoves), "class ReplayCQL, and CQL is being built"),
+        (lambda: small(DQNConfig, Counting, "uniform", capacity=10), "capacity is 10, below the 16 rows"),
+        (
+            lambda: rllib_ext.configure(small(DQNConfig, Counting, "uniform")).callbacks(on_algorithm_init=print),
+            r"replaced after rllib_ext.configure\(config\)",
+        ),
+        (
+            lambda: small(DQNConfig, Counting, "parallel_curriculum", **OPTIONS["parallel_curriculum"]),
+            r"no attribute 'task'.*configure\(config, assign_tasks=False\)",
+        ),
+    ],
+)
+def test_replay_config_alone_is_refused_where_it_is_not_enough(
+    config: Callable[[], AlgorithmConfig], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        config().build_algo()
 
 
 def check_figures(config: Any, buffer: Any, result: dict[str, Any]) -> None:
@@ -159,12 +274,6 @@ def test_one_block_with_connectors_of_the_user_is_refused() -> None:
     config = rllib_ext.configure(config.learners(learner_connector=lambda *spaces: ScaleRewards()))
     with pytest.raises(ValueError, match='layout is "flagged", and the config has Learner connectors of its own'):
         config.build_algo()
-
-
-def test_one_block_without_configure_is_told_what_is_missing() -> None:
-    algorithm = small(DQNConfig, Counting, "uniform", layout="flagged").build_algo()
-    with pytest.raises(ValueError, match=r"the piece that reads them. Let rllib_ext.configure\(config\) add it"):
-        trained(algorithm)
 
 
 def test_a_buffer_of_a_grid_gets_the_fast_layout_and_a_given_layout_stays() -> None:

@@ -201,12 +201,16 @@ def test_continuous_actions_are_kept_by_surprise_alone(caplog: pytest.LogCapture
     assert caplog.text.count("rows are kept by surprise alone") == 1
 
 
-def test_without_configure_rows_are_kept_by_td_errors_alone(caplog: pytest.LogCaptureFixture) -> None:
-    algorithm = retaining(capacity=60).training(n_step=1).build_algo()
+def test_without_configure_rows_are_kept_by_importance_too(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    algorithm = retaining().learners(learner_class=EchoLearner).build_algo()
+    replay = algorithm.local_replay_buffer.replay
+    updated = watch_updates(replay, monkeypatch)
     with caplog.at_level(logging.WARNING):
         trained(algorithm)
-    stats = algorithm.local_replay_buffer.replay.stats()
-    assert "rows are kept by surprise alone" in caplog.text and stats["refused"] == 0
+    assert len(updated) > 30 and "rows are kept by surprise alone" not in caplog.text
+    assert_priorities_are_surprise_times_softmax(replay, algorithm.get_module(), updated)
 
 
 def test_one_of_several_agents_keeps_rows_by_importance(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,6 +118,26 @@ def test_no_call_waits_for_ever_for_a_shard_that_hangs(replay: ShardedReplay, tm
     assert {one: found[one] for one in range(500, 505)} == {500: 1503, 501: 1506, 502: 1509, 503: 1007, 504: 504}
 
 
+def test_no_call_waits_longer_than_it_may_for_a_coordinator_that_hangs(replay: ShardedReplay) -> None:
+    filled(replay, 1)
+    calls: dict[str, Callable[[], Any]] = {
+        "extend": lambda: replay.extend(steps(900, 3, trajectory=900)),
+        "sample": replay.sample,
+        "length": lambda: len(replay),
+        "stats": replay.stats,
+        "end_episodes": lambda: replay.end_episodes([999]),
+        "seed": lambda: replay.seed(3),
+    }
+    with stopped(ray.get_actor(replay.name, namespace=NAMESPACE)), waits(replay, 1.0):
+        for name, call in calls.items():
+            start = time.monotonic()
+            with pytest.raises(TimeoutError, match="coordinator of this sharded replay has not answered for 1 s"):
+                ended(call)
+                pytest.fail(name)
+            assert time.monotonic() - start < 2.0, name
+    assert len(ended(replay.sample)) == 16
+
+
 def test_a_shard_that_hangs_for_long_is_started_again(replay: ShardedReplay) -> None:
     filled(replay, 1)
     before = replay.stats()

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +12,6 @@ from typing import Any
 
 import pytest
 import ray
-from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.dqn import DQNConfig
 from ray.rllib.algorithms.sac import SACConfig
@@ -18,10 +19,14 @@ from ray.rllib.algorithms.tqc import TQCConfig
 from ray.rllib.utils.replay_buffers import EpisodeReplayBuffer, PrioritizedEpisodeReplayBuffer
 from ray.rllib.utils.replay_buffers.utils import update_priorities_in_episode_replay_buffer
 
+import lightning_replay
+import rllib_ext
 from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
-from rllib_ext.rllib_compat import ACCEPTED_NAME
+from rllib_ext.hooks import install_replay
+from rllib_ext.rllib_compat import ACCEPTED_NAME, algorithm_being_built, callbacks_on
 
-CONFIG: dict[str, Any] = {"type": RecipeEpisodeReplayBuffer, "recipe": "uniform", "capacity": 100}
+PAGE = Path(rllib_ext.__file__).parents[1] / "docs" / "support.md"
+CONFIG: dict[str, Any] = {"type": RecipeEpisodeReplayBuffer, "recipe": "uniform", "capacity": 1000}
 ALGORITHMS = [DQNConfig, SACConfig, TQCConfig]
 
 
@@ -38,12 +43,24 @@ def test_creation_asks_whether_a_word_is_in_the_type() -> None:
     assert "EpisodeReplayBuffer" in RecipeEpisodeReplayBuffer
     assert "MultiAgentReplayBuffer" not in RecipeEpisodeReplayBuffer
     assert 3 not in RecipeEpisodeReplayBuffer
-    config = {"replay_buffer_config": dict(CONFIG)}
-    algorithm = Algorithm.__new__(Algorithm)
-    algorithm.config = AlgorithmConfig()
-    buffer = algorithm._create_local_replay_buffer_if_necessary(config)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_algorithm_that_builds_the_buffer_is_found_and_prepared(algorithm: type[AlgorithmConfig]) -> None:
+    config = configured(algorithm)
+    config.freeze()
+    owner = config.algo_class.__new__(config.algo_class)
+    owner.config = config
+    buffer = owner._create_local_replay_buffer_if_necessary(config)
     assert type(buffer) is RecipeEpisodeReplayBuffer
-    assert "metrics_num_episodes_for_smoothing" in config["replay_buffer_config"]
+    assert "metrics_num_episodes_for_smoothing" in config.replay_buffer_config
+    assert owner.config is not config and owner.config._is_frozen
+    (hook,) = callbacks_on(owner.config, "on_algorithm_init")
+    assert hook.func is install_replay and not callbacks_on(config, "on_algorithm_init")
+    assert algorithm_being_built() is None
+    given = owner.config
+    owner._create_local_replay_buffer_if_necessary(given)  # as after a restore
+    assert owner.config is given
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -73,3 +90,34 @@ def test_td_errors_reach_the_buffer() -> None:
 def test_importing_the_class_does_not_import_torchrl() -> None:
     code = "import sys, rllib_ext.buffer.buffer\nassert not {'torchrl', 'tensordict'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])
+
+
+def private_names(tree: ast.AST, own: set[str]) -> set[str]:
+    """Private names that a module reads from other packages' objects or imports from them."""
+    attributes = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    imported = {name.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for name in node.names}
+    found = {name for name in attributes | imported if name.startswith("_") and not name.startswith("__")}
+    return found - own - {"_asdict", "_replace"}  # of named tuples
+
+
+def names_of(tree: ast.AST) -> set[str]:
+    """Names that a module defines: functions, classes, variables, and attributes of its own objects."""
+    defined = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    stored = [node for node in ast.walk(tree) if isinstance(getattr(node, "ctx", None), ast.Store)]
+    defined |= {node.id for node in stored if isinstance(node, ast.Name)}
+    return defined | {
+        node.attr
+        for node in stored
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in ("self", "columns")
+    }
+
+
+def test_the_page_on_versions_lists_the_modules_that_use_private_names_of_rllib() -> None:
+    root = Path(rllib_ext.__file__).parent
+    trees = {file.relative_to(root).as_posix(): ast.parse(file.read_text()) for file in root.rglob("*.py")}
+    packages = [ast.parse(file.read_text()) for file in Path(lightning_replay.__file__).parent.rglob("*.py")]
+    own = set[str]().union(*map(names_of, [*trees.values(), *packages]))
+    found = {name for name, tree in trees.items() if private_names(tree, own)}
+    (sentence,) = re.findall(r"Private names of RLlib also occur in (.*?)\. A test", PAGE.read_text())
+    assert set(re.findall(r"`([\w/]+\.py)`", sentence)) == found - {"rllib_compat.py"}
+    assert "rllib_compat.py" in found

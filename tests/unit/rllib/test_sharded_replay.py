@@ -330,7 +330,7 @@ def test_results_have_the_keys_of_one_buffer(recipe: str) -> None:
         name
         for name in single
         if name.endswith(("_lifetime", "_stored", "/size", "/fill", "/admitted", "/refused", "/evicted", "_exponent"))
-        and "sampled" not in name
+        and "_sample" not in name
         and name != "/bytes_stored"
         and "/tables/high" not in name  # whose capacity is rounded up in each shard
     ]
