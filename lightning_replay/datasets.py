@@ -144,14 +144,22 @@ def from_minari(dataset: Any, observations: Sequence[str | tuple[str, ...]] | No
 
 
 def _minari_description(place: Path) -> Any:
-    """Returns what the description in the folder of a data set holds; no file in it leads to another one."""
-    files_below(place.parent, place)
+    """Returns the description in the folder of a data set, whose files lead to no other one and are safe to read."""
+    files = files_below(place.parent, place)
+    description = json.loads((place / "metadata.json").read_text("utf-8"))
     arrays = place / "main_data.hdf5"
-    if arrays.exists():
+    if arrays in files:
         with imported("h5py").File(arrays) as file:
             needed = sum(column.nbytes for column in own_columns(file).values())
             check_free(needed, f"the arrays of {arrays}", advice="Give a smaller data set")
-    return json.loads((place / "metadata.json").read_text("utf-8"))
+    if description["data_format"] == "arrow":
+        # A length that is forged would end the process. The names are those that Minari reads.
+        read = [
+            file for file in files if file.parent != place and not file.name.startswith(("_", ".", "metadata.json"))
+        ]
+        for batch in _source(read, "arrow").to_batches():
+            batch.validate(full=True)
+    return description
 
 
 def _minari_episode(number: int, episode: Any, keys: list[tuple[str, ...]] | None) -> TensorDict:
@@ -303,11 +311,14 @@ def from_lerobot(
 
 def _table(files: list[Path], names: list[str], width: int) -> Any:
     """Returns the columns ``names``, ``width`` numbers a row, of all ``files``."""
-    # A path is no URI of another file system.
-    local = imported("pyarrow.fs").LocalFileSystem()
-    source = imported("pyarrow.dataset").dataset([*map(str, files)], filesystem=local, format="parquet")
+    source = _source(files, "parquet")
     check_free(8 * width * source.count_rows(), f"the columns {names}", advice="Give a smaller data set")
     return source.to_table(columns=names)
+
+
+def _source(files: list[Path], kind: str) -> Any:
+    local = imported("pyarrow.fs").LocalFileSystem()  # A path is no URI of another file system.
+    return imported("pyarrow.dataset").dataset([*map(str, files)], filesystem=local, format=kind)
 
 
 def _entries(name: str, column: Any, shape: Sequence[int]) -> np.ndarray:

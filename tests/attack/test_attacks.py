@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.attack import endurance, flips, histories, kills, names, overlaps, threads
+from tests.attack import datasets, endurance, flips, histories, kills, names, overlaps, threads
 from tests.attack.report import Report
 from tests.attack.subjects import LevelsSubject, LightningSubject, ReplaySubject, RllibSubject, Subject
 from tests.attack.variants import VARIANTS, Variant
+from tests.recordings import RECORDINGS
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),  # from Python 3.12 on
@@ -48,6 +49,13 @@ def test_forged_names() -> None:
     no_findings(report)
     assert report.figures["refused"] > 100
     no_findings(names.attack(lambda folder: LevelsSubject(folder, 1), "levels", count=40))
+
+
+@pytest.mark.parametrize("name", RECORDINGS)
+def test_hostile_data_sets(name: str) -> None:
+    report = datasets.attack(RECORDINGS[name], seed=1, count=60)
+    no_findings(report)
+    assert report.figures["refused in a sentence"] > 20
 
 
 @pytest.mark.slow

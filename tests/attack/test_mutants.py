@@ -11,15 +11,18 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import h5py
 import pytest
 
+import lightning_replay.datasets
 from lightning_replay.replay import Replay
 from lightning_replay.saving import directory, snapshot, spec
 from lightning_replay.saving import states as state
-from tests.attack import endurance, flips, histories, kills, names, overlaps, threads
+from tests.attack import datasets, endurance, flips, histories, kills, names, overlaps, threads
 from tests.attack.report import Report
 from tests.attack.subjects import LevelsSubject, ReplaySubject
 from tests.attack.variants import VARIANTS, Variant
+from tests.recordings import RECORDINGS
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
@@ -79,6 +82,35 @@ def test_damages_find_files_that_are_not_checked(monkeypatch: pytest.MonkeyPatch
 def test_forged_names_find_packages_that_are_trusted_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spec, "_check_trusted", lambda module, name, path, trusted: None)
     finds(names.attack_recipes(seed=1, count=300, variants=[]), "trap was called")
+
+
+@pytest.mark.parametrize("layout", ["d4rl", "minari hdf5"])
+def test_hostile_data_sets_find_links_that_are_followed(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def all_columns(file: Any) -> dict[str, Any]:
+        return {name: file[name] for name in file if isinstance(file[name], h5py.Dataset)}
+
+    monkeypatch.setattr("lightning_replay.datasets.own_columns", all_columns)
+    finds(datasets.attack(RECORDINGS[layout], seed=1, count=400), "another file was read")
+
+
+@pytest.mark.parametrize("layout", ["lerobot v2", "minari arrow"])
+def test_hostile_data_sets_find_pipes_that_are_read(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lightning_replay.datasets.files_below", lambda data_set, folder: sorted(folder.rglob("*.*")))
+    monkeypatch.setattr(datasets, "PATIENCE", 1)
+    monkeypatch.setattr(datasets.Stranger, "device", datasets.Stranger.pipe)  # a device fills the memory
+    finds(datasets.attack(RECORDINGS[layout], seed=1, count=50), "is waited for")
+
+
+def test_hostile_data_sets_find_environments_that_are_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    spaces = {"observation_space": "", "action_space": ""}
+    described = lightning_replay.datasets._minari_description
+    monkeypatch.setattr("lightning_replay.datasets._minari_description", lambda place: described(place) | spaces)
+    finds(datasets.attack(RECORDINGS["minari hdf5"], seed=1, count=200), "names was built")
+
+
+def test_hostile_data_sets_find_recordings_that_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lightning_replay.datasets._check_frames", lambda *frames: None)
+    finds(datasets.attack(RECORDINGS["lerobot v3"], seed=1, count=150), "were not recorded")
 
 
 def test_overlaps_find_savers_that_do_not_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
