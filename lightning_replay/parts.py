@@ -408,8 +408,8 @@ class ReplayWriter(WriterHooks, Writer):
             if self.needs_feedback and not isinstance(buffer, BufferHooks):
                 raise TypeError(
                     f"{type(self).__name__} decides by the TD errors of drawn rows which rows stay, and a "
-                    f"{type(buffer).__name__} passes them to its sampler only; use lightning_replay.Replay(storage=..., "
-                    "writer=..., ...)"
+                    f"{type(buffer).__name__} passes them to its sampler only; use "
+                    "lightning_replay.Replay(storage=..., writer=..., ...)"
                 )
         super().register_storage(storage)
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from os import PathLike
 from pathlib import Path
@@ -36,6 +36,7 @@ from lightning_replay.lit.evaluation import Evaluate, GeneralizationGap
 from lightning_replay.lit.level_data import LevelDataModule, level_source_of
 from lightning_replay.lit.playing import make_environment
 from lightning_replay.lit.replay_data import ReplayDataModule
+from lightning_replay.mixed_replay import MixedReplay
 from lightning_replay.options import check_kind, checked_count, checked_local_path, checked_optional_count
 from lightning_replay.replay import Replay
 
@@ -68,7 +69,8 @@ class InspectBuffer(_Picture, ActsAtUpdates):
     figures as ``replay/*`` or ``levels/*``, see
     :meth:`~lightning_replay.inspection.contents.ReplayContents.figures`. TensorBoard and W&B also record pictures (film
     strips of the episodes of the highest priority, heat maps of levels), TensorBoard histograms of ages and priorities.
-    Reads rewards and episode ends of all rows: about 0.5 s for a million.
+    Of a :class:`~lightning_replay.MixedReplay` it shows both sides, with figures ``replay/online/*`` and
+    ``replay/offline/*``. Reads rewards and episode ends of all rows: about 0.5 s for a million.
 
     Args:
         every_n_updates: updates of the data module between two looks; by default 10,000 with a replay and 100 with
@@ -91,7 +93,7 @@ class InspectBuffer(_Picture, ActsAtUpdates):
         source = source_of(trainer, self)
         if isinstance(source, ReplayDataModule):
             accepted = "a Replay in this process, whose rows can be read; leave InspectBuffer out"
-            check_kind("replay", source.replay, Replay, accepted)
+            check_kind("replay", source.replay, Replay | MixedReplay, accepted)
         if any(steps[-1] > source.steps_done for steps, _ in self.history.values()):
             self.history.clear()  # of another run
         self._last = source.updates_done
@@ -121,27 +123,38 @@ class InspectBuffer(_Picture, ActsAtUpdates):
     def _look(self, trainer: L.Trainer, pl_module: L.LightningModule, source: EnvStepDataModule) -> None:
         self._last = source.updates_done
         if isinstance(source, ReplayDataModule):
-            assert isinstance(source.replay, Replay)
-            prefix, contents = "replay", look_at(source.replay)
+            prefix, subjects = "replay", [Subject(side, look_at(one)) for side, one in _sides_of(source.replay)]
         elif isinstance(source, LevelDataModule):
-            prefix, contents = "levels", look_at(source.levels)
+            prefix, subjects = "levels", [Subject("", look_at(source.levels))]
         else:
             return
-        figures = contents.figures()
+        figures: dict[str, float] = {}
+        for side, contents, _ in subjects:
+            figures |= {f"{side}/{name}".lstrip("/"): float(value) for name, value in contents.figures().items()}
         for name, value in figures.items():
             steps, values = self.history.setdefault(name, ([], []))
             steps.append(source.steps_done)
-            values.append(float(value))
-        pictures, histograms = pictures_of(contents), _histograms(contents)
+            values.append(value)
         for logger in trainer.loggers:
-            logger.log_metrics({f"{prefix}/{name}": float(value) for name, value in figures.items()})
-            _log_pictures(logger, prefix, pictures, histograms, source.steps_done)
+            logger.log_metrics({f"{prefix}/{name}": value for name, value in figures.items()})
+        for side, contents, _ in subjects:
+            pictures, histograms = pictures_of(contents), _histograms(contents)
+            for logger in trainer.loggers:
+                _log_pictures(logger, f"{prefix}/{side}".rstrip("/"), pictures, histograms, source.steps_done)
         if trainer.is_global_zero:
             file = self._file(trainer)
             file.parent.mkdir(parents=True, exist_ok=True)
             subtitle = f"environment step {source.env_steps_done:,}, update {source.updates_done:,}"
-            page = page_of(f"Buffer of {type(pl_module).__name__}", subtitle, [Subject("", contents)], self.history)
+            page = page_of(f"Buffer of {type(pl_module).__name__}", subtitle, subjects, self.history)
             file.write_text(page, encoding="utf-8")
+
+
+def _sides_of(replay: Any) -> Iterator[tuple[str, Replay]]:
+    # The replay, or with their names the sides of a mixed one.
+    if isinstance(replay, MixedReplay):
+        yield from (("online", replay.online), ("offline", replay.offline))
+    else:
+        yield "", replay
 
 
 def _histograms(contents: ReplayContents | LevelContents) -> dict[str, np.ndarray]:

@@ -9,6 +9,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch.loggers.logger import DummyLogger
 
 from lightning_replay import MixedReplay, load_replay, recipes
 from lightning_replay.lit import InspectBuffer
@@ -86,6 +87,25 @@ def test_rows_of_another_environment_are_named(tmp_path: Path) -> None:
         make_trainer(tmp_path).fit(Tiny(), datamodule=make_data(mixed(rows), env=Counting))
 
 
-def test_a_picture_of_contents_takes_one_side(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="MixedReplay"):
-        make_trainer(tmp_path, [InspectBuffer()]).fit(Tiny(), datamodule=make_data(mixed(offline_rows())))
+class Recording(DummyLogger):
+    def __init__(self) -> None:
+        super().__init__()
+        self.metrics: dict[str, float] = {}
+
+    def log_metrics(self, metrics, step=None) -> None:
+        self.metrics |= metrics
+
+
+def test_the_page_of_contents_shows_both_sides(tmp_path: Path) -> None:
+    inspect, logger = InspectBuffer(every_n_updates=10, path=str(tmp_path / "page.html")), Recording()
+    replay = mixed(offline_rows(), seed=0)
+    trainer = make_trainer(tmp_path, [inspect], logger=logger)
+    trainer.fit(Tiny(), datamodule=make_data(replay, **FEW))
+    page = (tmp_path / "page.html").read_text()
+    for side, rows in (("online", 60), ("offline", 3_050)):
+        assert f"<h2>{side}</h2>" in page
+        assert f"<b>{rows:,}</b><span>transitions" in page
+        fill = rows / replay._sides[side].capacity
+        assert logger.metrics[f"replay/{side}/fill"] == inspect.history[f"{side}/fill"][1][-1] == fill
+        assert len(inspect.history[f"{side}/fill"][0]) == 4
+    assert not {"replay/fill", "fill"} & {*logger.metrics, *inspect.history}
