@@ -232,6 +232,16 @@ def test_a_space_without_entries_is_refused() -> None:
         Columns("observation", {})
 
 
+@pytest.mark.parametrize("dtype", ["|O", "<U8", "|V4", "<M8[s]", "|S3"])
+def test_a_forged_state_names_no_dtype_but_numbers(dtype: str) -> None:
+    """NumPy would take the bytes of rows for the addresses of objects."""
+    state = Columns("observation", NESTED).state()
+    assert Columns.from_state(state).leaves == Columns("observation", NESTED).leaves
+    state["leaves"][1][1] = dtype
+    with pytest.raises(ValueError, match="the saved observation has columns of .* load an earlier save"):
+        Columns.from_state(state)
+
+
 @pytest.mark.parametrize("numpy", [True, False])
 @pytest.mark.parametrize("entries", [(2,), (1,), (0,)], ids=str)
 def test_a_step_has_one_reward(entries: tuple[int, ...], numpy: bool) -> None:
