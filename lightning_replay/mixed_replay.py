@@ -71,7 +71,7 @@ class MixedReplay(Seeded, TrainingReplay):
         is_offline: bool ``[B]``; online rows are first.
         priority_weight: float32 ``[B]``, where a side draws by priority: as that side normalizes its own, at most 1 by
             its largest; 1 in rows of a side without.
-        steps_to_next_obs: int64 ``[B, 1]``, where a side forms returns; 1 in rows of a side without.
+        steps_to_next_obs: int64 ``[B, 1]``, if both sides form returns.
 
     Other columns are those that both sides have. If ``offline`` lacks a column that a policy wrote for ``online``, such
     as ``action_value``, the first draw warns. The flags and ``is_init`` of a step's start, which TorchRL's collectors
@@ -79,10 +79,10 @@ class MixedReplay(Seeded, TrainingReplay):
 
     Raises:
         TypeError: something else than two buffers, or an option of another kind.
-        ValueError: the same buffer twice, a share outside of [0, 1], returns with two discounts, sequences on one side
-            or of two lengths, or rows of ``offline`` that lack actions, observations, or columns under ``"next"``, or
-            have a column of another dtype or shape (when the second side gets its first rows, of which none is stored
-            then; all columns are named).
+        ValueError: the same buffer twice, a share outside of [0, 1], returns with two discounts or of two lengths,
+            sequences on one side or of two lengths, or rows of ``offline`` that lack actions, observations, or columns
+            under ``"next"``, or have a column of another dtype or shape (when the second side gets its first rows, of
+            which none is stored then; all columns are named).
 
     Example:
         >>> from tensordict import TensorDict
@@ -125,6 +125,12 @@ class MixedReplay(Seeded, TrainingReplay):
         discounts = {discount for _, discount in self.returns}
         if len(discounts) > 1:
             raise ValueError(f"returns of the two sides have the discounts {sorted(discounts)}; give both the same")
+        lengths = [max((n_steps for n_steps, _ in side.returns), default=1) for side in (online, offline)]
+        if lengths[0] != lengths[1]:
+            raise ValueError(
+                f"n_steps is {lengths[0]} in online and {lengths[1]} in offline, and a batch would mix returns of both "
+                "lengths; give both sides the same n_steps"
+            )
         online_steps, offline_steps = ((side.sequence_length, side.burn_in) for side in (online, offline))
         if online_steps != offline_steps:
             raise ValueError(
@@ -263,8 +269,6 @@ class MixedReplay(Seeded, TrainingReplay):
         filled: dict[str, Tensor] = {}  # a row of what a side may not have
         if self.is_prioritized:
             filled["priority_weight"] = torch.ones(1, *shape, dtype=torch.float32, device=device)
-        if any(n_steps > 1 for n_steps, _ in self.returns):
-            filled["steps_to_next_obs"] = torch.ones(1, 1, dtype=torch.int64, device=device)
         pairs = [
             name for name in ("index", "generation") if {part[name].ndim for part in parts if name in part} == {1, 2}
         ]

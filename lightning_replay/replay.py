@@ -62,7 +62,7 @@ from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.saves import frozen_state, read_replay, read_state, restore_state, save_replay
 from lightning_replay.saving.spec import recorded
 from lightning_replay.saving.states import refusing_other_states
-from lightning_replay.state import Seeded
+from lightning_replay.state import Seeded, seeded_generator
 from lightning_replay.storage.columns import (
     Column,
     ContradictingFlags,
@@ -154,6 +154,8 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
     # Refuses the first rows, TensorDict [N], of a side of a MixedReplay, where they do not fit the other side's.
     _check_first: Callable[[TensorDictBase], None] | None = None
     _beginnings: Any = None  # Beginnings, once the parts are attached
+    # Draws for samplers that have no generator: those of TorchRL. ``None`` if the sampler is one of this library.
+    _torchrl_generator: torch.Generator | None = None
 
     def __init__(
         self,
@@ -396,6 +398,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             columns = self._packed.checked_values(rows)
         index = self._store(rows, columns, takes_priorities)
         if first_rows:
+            self._share_generator()
             logger.info("replay buffer of capacity %d takes %s bytes", self.capacity, f"{self.nbytes:,}")
         return index
 
@@ -786,6 +789,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         of another buffer is a ``ValueError``, and nothing is changed.
         """
         restore_state(self, state_dict)
+        self._share_generator()  # Those of pairs may have been one generator, given by set_rng.
         self._check_slices, self.last_insertion = SliceCheck(), Insertion()
         self.awaits_new_episodes = False
         self._begin_episodes()
@@ -895,7 +899,29 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         self._cuts_slices = self.needs_consecutive_rows and self._checks_continuity
         self._checks_rows = type(self._sampler_hooks).check_rows is not ReplaySampler.check_rows
         self.last_insertion = Insertion()
+        self._share_generator()
         self._attach_transforms()
+
+    def _share_generator(self) -> None:
+        # TorchRL's samplers draw from torch's global generator if they have no other. Some draw by the storage's.
+        of_torchrl = [one for one in (self._sampler, first_of(self._sampler)) if not isinstance(one, ReplaySampler)]
+        if not of_torchrl:
+            self._torchrl_generator = None
+            return
+        device = device_of(self._storage) or torch.device("cpu")
+        generator = of_torchrl[0]._rng or self._torchrl_generator  # the former of set_rng, which a copy loses
+        if generator is None:
+            generator = seeded_generator(None, device)
+        elif generator.device.type != device.type:  # the first rows chose the device of the storage
+            generator = seeded_generator(generator.initial_seed(), device)
+        for part in (*of_torchrl, self._storage):
+            part._rng = generator
+        self._torchrl_generator = generator
+
+    def set_rng(self, generator: torch.Generator | None) -> None:
+        """Gives one generator to all parts, as TorchRL's buffers do. With ``None``, each part keeps its generator."""
+        super().set_rng(generator)
+        self._share_generator()
 
     def _attach_transforms(self) -> None:
         own = [one for one in self._transforms if isinstance(one, ReplayTransform)]
@@ -1071,7 +1097,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
 
     def draw_stamp(self) -> bytes:
         """Returns the state of the sampler's generator, which is equal while nothing is drawn."""
-        generator = self._sampler_hooks._generator
+        generator = self._torchrl_generator or self._sampler_hooks._generator
         return b"" if generator is None else generator.get_state().numpy().tobytes()
 
     @property
@@ -1160,6 +1186,8 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         """Restarts the draws of sampler, transforms and writer from ``seed``."""
         checked_seed(seed)
         with self._changing():
+            if self._torchrl_generator is not None:
+                self._torchrl_generator.manual_seed(seed)
             for offset, part in enumerate([self._sampler_hooks, *self._transforms, self._writer_hooks]):
                 if isinstance(part, Seeded):
                     part.reseed(seed + offset)

@@ -19,7 +19,7 @@ from lightning_replay.parts import first_of
 from lightning_replay.saving.chunks import CHUNK_SUFFIX, Fingerprint
 from lightning_replay.saving.directory import data_of, local_folder, read_manifest, read_save, replaced_save
 from lightning_replay.saving.files import DamagedFileError
-from lightning_replay.saving.spec import describe, is_public
+from lightning_replay.saving.spec import comparable, describe, is_public
 from lightning_replay.saving.states import (
     FORMAT_VERSION,
     MANIFEST,
@@ -31,6 +31,7 @@ from lightning_replay.saving.states import (
     replay_manifest,
     write_data,
 )
+from lightning_replay.state import Seeded
 from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.tables.tables import Tables
 from lightning_replay.training_replay import TrainingReplay
@@ -97,7 +98,10 @@ def restore_state(replay: Any, state: dict[str, Any]) -> None:
             "build the replay with a PackedStorage, whose rows are saved"
         )
     saved, present = state["built_from"], _parts_of(replay)
-    different = [f"{name} {saved.get(name)}, here {here}" for name, here in present.items() if saved.get(name) != here]
+    # An entry that a save does not have was added to the format later.
+    different = [
+        f"{name} {saved[name]}, here {here}" for name, here in present.items() if saved.get(name, here) != here
+    ]
     if different:
         raise ValueError(
             f"the saved buffer has {'; '.join(different)}. Nothing was loaded; build the buffer with the options of "
@@ -127,6 +131,7 @@ def _state_of(replay: Any) -> dict[str, Any]:
         "transform": _copied(dict(replay._transform.state_dict())),
         "episodes": None if replay._episodes is None else replay._episodes.state_dict(),
         "feedback": replay._feedback.state_dict(),
+        "generator": None if replay._torchrl_generator is None else replay._torchrl_generator.get_state(),
         "prefetched": [
             {"data": data.to_dict(), "batch_size": list(data.batch_size), "info": info}
             # a draw that failed is repeated, and fails, in the buffer that loads this
@@ -153,6 +158,10 @@ def _restore_all(replay: Any, state: dict[str, Any]) -> None:
     ]
     if episodes is not None and state["episodes"] is not None:
         parts.append(("episodes", episodes.state_dict, lambda saved: episodes.load_state_dict(saved, storage)))
+    generator, saved_generator = replay._torchrl_generator, state.get("generator")  # format 3 began without it
+    # The states of generators on the CPU and on a GPU have different lengths.
+    if generator is not None and saved_generator is not None and len(saved_generator) == len(generator.get_state()):
+        parts.append(("generator", generator.get_state, lambda saved: generator.set_state(saved.cpu())))
     loaded: list[tuple[Callable[[Any], Any], Any]] = []
     try:
         for name, read, load in parts:
@@ -182,6 +191,12 @@ def _parts_of(replay: Any) -> dict[str, Any]:
         parts |= replay._storage.build_options()
     if replay.sequence_length is not None:
         parts["sequence length"] = replay.sequence_length
+    if replay._episodes is not None:
+        parts["check_continuity"] = replay._episodes.check_continuity
+    for part in (replay._sampler, replay._writer, *replay._transform.transforms):
+        for name in part.stored_options if isinstance(part, Seeded) else ():
+            value = comparable(describe(getattr(part, name)))
+            parts[f"{name.lstrip('_')} of {type(part).__name__}"] = value
     if isinstance(tables, Tables):  # in the order of their numbers
         parts["tables"] = [[name, int(most)] for name, most in zip(tables.names, tables.capacity, strict=True)]
     return parts

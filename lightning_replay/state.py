@@ -39,6 +39,9 @@ class Seeded:
 
     saved_attributes: tuple[str, ...] = ()  #: Names of attributes, tensors or plain values, that belong to the state.
     saved_parts: tuple[str, ...] = ()  #: Names of attributes with a ``state_dict`` of their own, or ``None``.
+    #: Names of attributes with options that decided what is kept of stored rows. A load refuses other values, because
+    #: they would act on new rows only.
+    stored_options: tuple[str, ...] = ()
     _generator: Any = None  # a torch.Generator, once _seed_generator was called
     _given_generator: Any = None  # by set_rng, to a part that has none of its own; not saved, as in TorchRL
 

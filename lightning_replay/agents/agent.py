@@ -25,6 +25,7 @@ from lightning_replay.agents.encoders import Encoder, checked_observation_size, 
 from lightning_replay.agents.interfaces import (
     UpdateBatches,
     UpdatePriorities,
+    other_discounts,
     scales_gradients,
     steps_of,
     training_data,
@@ -461,12 +462,11 @@ class OffPolicyAgent(SizedAgent):
             )
         data, options = training_data(self.trainer), self.hparams
         if data is not None and isinstance(replay := data.replay, TrainingReplay):
-            for n_steps, discount in replay.returns:
-                if discount != options["discount"]:
-                    raise ValueError(
-                        f"the replay discounts its {f'{n_steps}-step returns' if n_steps > 1 else 'potentials'} by "
-                        f"{discount}, the agent by {options['discount']}; give both the same discount."
-                    )
+            for other in other_discounts(replay, options["discount"]):
+                raise ValueError(
+                    f"the replay discounts its {other}, the agent by {options['discount']}; give both the same "
+                    "discount."
+                )
             if options.get("burn_in", replay.burn_in) != replay.burn_in:
                 raise ValueError(
                     f"the replay has burn_in {replay.burn_in}, the agent {options['burn_in']}; give both the same."

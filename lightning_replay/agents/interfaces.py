@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
+from numbers import Real
 from typing import Any, NoReturn, Protocol, cast
 
 import lightning as L
@@ -12,6 +14,7 @@ from gymnasium.spaces import Space
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar, Timer
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from tensordict import TensorDictBase
 from torch import Tensor
 
@@ -145,6 +148,32 @@ def check_sequences(agent: L.LightningModule, replay: TrainingReplay) -> None:
         draws = f"{'sequences' if draws_sequences else 'single rows'} with {replay.sampler_name}"
         use = "recipes.sequences, or DQN" if is_recurrent else "another recipe, or RecurrentDQN"
         raise ValueError(f"{type(agent).__name__} {learns}, and the replay draws {draws}; use {use}.")
+
+
+def other_discounts(replay: TrainingReplay, discount: float) -> list[str]:
+    """Returns the returns and potentials of a replay with a discount other than this one, in words."""
+    return [
+        f"{f'{n_steps}-step returns' if n_steps > 1 else 'potentials'} by {other}"
+        for n_steps, other in replay.returns
+        if not math.isclose(other, discount, rel_tol=1e-6)  # a tensor of float32 may hold the discount
+    ]
+
+
+def warn_of_discounts(agent: L.LightningModule, replay: TrainingReplay) -> None:
+    """Warns if a module discounts by another number than the replay's returns.
+
+    The discount is the module's attribute or hyperparameter ``discount`` or ``gamma``. It may also be the buffer
+    ``gamma`` of a part of the module, such as a value estimator of TorchRL.
+    """
+    named = {name: getattr(agent, name, agent.hparams.get(name)) for name in ("discount", "gamma")}
+    named |= {name: value for name, value in agent.named_buffers() if name.split(".")[-1] == "gamma"}
+    for name, value in named.items():
+        if isinstance(value, Real) or (isinstance(value, Tensor) and value.numel() == 1):
+            for other in other_discounts(replay, float(value)):
+                rank_zero_warn(
+                    f"the replay discounts its {other}, and {name} of {type(agent).__name__} is {float(value):g}. Give "
+                    f"both the same discount, or rename {name} if it is no discount."
+                )
 
 
 def rollout_agent(agent: L.LightningModule) -> RolloutAgent:

@@ -153,6 +153,8 @@ class NStepTransitions(ReplayTransform):
         (tensor([1.5000, 1.5000]), tensor([2., 3.]))
     """
 
+    stored_options: tuple[str, ...] = ("n_steps", "discount", "check_continuity")
+
     def __init__(self, n_steps: int, discount: float, check_continuity: bool = True) -> None:
         super().__init__()
         self.n_steps: int = checked_count("n_steps", n_steps, of="rewards in a return")

@@ -18,7 +18,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from lightning_replay.agents.agent import SizedAgent
+from lightning_replay.agents.agent import OffPolicyAgent, SizedAgent
 from lightning_replay.agents.interfaces import (
     UpdatePriorities,
     check_sequences,
@@ -26,6 +26,7 @@ from lightning_replay.agents.interfaces import (
     observes_batches,
     recurrent_agent,
     takes_update_batches,
+    warn_of_discounts,
 )
 from lightning_replay.agents.spaces import spaces_of_sizes
 from lightning_replay.envs.building import checked_info_keys
@@ -204,6 +205,8 @@ class ReplayDataModule(EnvStepDataModule):
             self._join_processes(self.trainer.strategy, self.trainer.global_rank, self.trainer.world_size)
         if self.trainer is not None and stage == TrainerFn.FITTING:
             check_sequences(self._agent, self.replay)
+            if not isinstance(self._agent, OffPolicyAgent):  # which refuses the replay
+                warn_of_discounts(self._agent, self.replay)
         super().setup(stage)
         if self.trainer is not None and stage == TrainerFn.FITTING and self.replay.needs_initial_surprise:
             surprise = getattr(self._agent, "initial_surprise", None)  # an agent may have it
@@ -333,7 +336,8 @@ class ReplayDataModule(EnvStepDataModule):
         self.is_update_open: bool = False
         # The steps due before this update are stored first, then the schedules are set to both clocks.
         self._collect_until(self.pace.steps_for(self.updates_done + 1))
-        replay.advance(env_steps=self.env_steps_done, updates=self.updates_done)
+        # If nothing is collected here, the agent may collect, and advance the clock of environment steps.
+        replay.advance(env_steps=self.env_steps_done if self.pace.env_steps else None, updates=self.updates_done)
         batch = replay.sample()
         self.updates_done += 1  # open until the agent has learned from the batch, see drop_open_update
         self.is_update_open = self._has_drawn = True

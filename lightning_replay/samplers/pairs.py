@@ -253,6 +253,9 @@ class FollowsEpisodes(ReplaySampler):
     _purpose: str  # what needs the ends of episodes, for the message where rows have none
     _reads_columns = True
     compares_rows: Any = property(attrgetter("followed.check_continuity"))
+    stored_options: tuple[str, ...] = ("done_key", "check_continuity")
+    done_key: Any = property(attrgetter("followed.done_key"))
+    check_continuity: Any = property(attrgetter("followed.check_continuity"))
 
     def check_rows(self, rows: TensorDictBase) -> None:
         super().check_rows(rows)

@@ -79,6 +79,7 @@ class ReliabilityAdjustedSampler(FollowsEpisodes, PrioritizedSampler):
         of_priorities = (priority_exponent, importance_exponent, priority_offset, normalize_over_batch)
         super().__init__(capacity, *of_priorities, seed=seed)
         self.reliability_exponent: float = checked_number("reliability_exponent", reliability_exponent, 0.0)
+        self._built_with["reliability_exponent"] = self.reliability_exponent
         if rows_per_update is not None:
             checked_count("rows_per_update", rows_per_update, of="rows")
         self.rows_per_update = rows_per_update
@@ -158,6 +159,8 @@ class ReliabilityAdjustedSampler(FollowsEpisodes, PrioritizedSampler):
         check_capacities(self.max_size, of_rows.shape[1], len(state_dict["tree"]["leaves"]), len(links["successor"]))
         self._of_rows, self._largest_sum = of_rows.copy(), np.array([0.0, np.inf])  # found again at the next update
         super().load_state_dict(state_dict)
+        if self._differs("reliability_exponent", state_dict):
+            self._replace_leaves(self._repowered(self._priority_exponent))
 
 
 @compiled

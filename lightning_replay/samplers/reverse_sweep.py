@@ -102,6 +102,7 @@ class ReverseSweepSampler(FollowsEpisodes, UniformSampler):
     """
 
     sample_part: Any = UniformSampler._next_part
+    stored_options: tuple[str, ...] = (*FollowsEpisodes.stored_options, "goal")
     _purpose = "sweeps along episodes"
     saved_attributes: tuple[str, ...] = ("_episode", "_next_episode", "_cursor")
     _cursor: int  # the slot to be drawn next, -1 where a new sweep starts

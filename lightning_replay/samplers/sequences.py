@@ -130,6 +130,7 @@ class SequenceSampler(FollowsEpisodes, SamplerOver):
     """
 
     saved_attributes: tuple[str, ...] = ("_position", "_longest_ended")
+    stored_options: tuple[str, ...] = (*FollowsEpisodes.stored_options, "overlap", "min_steps")
     _purpose = "sequences of steps"
     _shown = ("sequence_length", "overlap", "burn_in")
 

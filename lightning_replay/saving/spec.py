@@ -128,6 +128,26 @@ def describe(value: Any) -> Any:
     }
 
 
+def comparable(description: Any) -> Any:
+    """Returns what :func:`describe` returned, with functions by their names without modules.
+
+    A module may move, and a script is ``__main__`` in one run and imported in another. A lambda equals every other
+    lambda of the same function.
+    """
+    if isinstance(description, list):
+        return [comparable(item) for item in description]
+    if not isinstance(description, dict):
+        return description
+    kind, content = next(iter(description.items()))
+    if kind in ("tuple", "device"):
+        return comparable(content)
+    if kind in ("import", "not_saved"):
+        return str(description.get("defined", content)).partition(":")[2]
+    options = content if kind == "dict" else description["arguments"]
+    compared = {key: comparable(item) for key, item in options.items()}
+    return compared if kind == "dict" else {content: compared}
+
+
 def build(
     description: Any, name: str = "replay", *, trust: Sequence[str] = (), chosen: Mapping[str, Any] | None = None
 ) -> Any:

@@ -91,6 +91,7 @@ class UCBAugmentation(ReplayTransform):
     """
 
     saved_attributes: tuple[str, ...] = ("chosen", "_counts", "_returns", "_is_applied")
+    stored_options: tuple[str, ...] = ("augmentations",)
 
     def __init__(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -134,6 +135,8 @@ class EventTableWriter(TableWriter):
 
     saved_attributes: tuple[str, ...] = ("_write_count", "_fired", "_rows_tested")
     saved_parts: tuple[str, ...] = ("tables", "_histories")
+    stored_options: tuple[str, ...] = ("_given_events", "check_continuity")
+    check_continuity: Any = property(attrgetter("compares_rows"))
 
     def __init__(
         self,
@@ -152,6 +155,7 @@ class EventTableWriter(TableWriter):
         super().__init__(Tables(capacities, extra_slots=max_trajectories * (longest - 1)))
         self.forget_stale: bool = checked_flag("forget_stale", forget_stale)
         self._given_tables = list(event_tables)
+        self._given_events = [table.events for table in event_tables]
         self._max_trajectories = max_trajectories
         self._longest = longest
         self._counts_state_actions = checked_flag("count_state_actions", count_state_actions)

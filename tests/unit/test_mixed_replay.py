@@ -91,15 +91,17 @@ def test_weights_are_those_of_each_side() -> None:
     assert "priority_weight" not in mixed("uniform", "uniform").sample()
 
 
-def test_pairs_and_returns_on_one_side() -> None:
-    replay = mixed("neighborhood_mixup", recipes.prioritized(100, 4, n_steps=3, discount=0.9), share=0.25)
+def test_pairs_on_one_side_and_returns_on_both() -> None:
+    returns: dict[str, Any] = {"n_steps": 3, "discount": 0.9}
+    online = recipes.neighborhood_mixup(100, 4, **returns)
+    replay = mixed(online, recipes.prioritized(100, 4, **returns), share=0.25)
     replay.extend(numbered_steps(0, 30))
     batch = replay.sample()
     assert batch["index"].shape == (8, 2)
     assert batch["index"][6:, 1].tolist() == [-1, -1]
     assert (batch["index"][:6] < 30).all()
-    assert batch["steps_to_next_obs"].flatten().tolist()[:6] == [1] * 6
-    assert batch.get("discount", None) is None
+    assert batch["steps_to_next_obs"].flatten().tolist()[:6] == [3] * 6
+    assert batch["discount"].shape == (8, 1)
     replay.update_priority(batch, torch.full((8,), 7.0))
     slots = batch["index"][6:, 0] - OFFLINE_INDEX
     torch.testing.assert_close(replay.offline.sampler.priority_of(slots), torch.full((2,), 7.0))
@@ -398,6 +400,9 @@ def test_other_refusals() -> None:
         recipes.mixed(
             online=recipes.uniform(10, n_steps=2, discount=0.9), offline=recipes.uniform(10, n_steps=2, discount=0.8)
         )
+    for online, offline in ((3, 1), (1, 3), (2, 3)):
+        with pytest.raises(ValueError, match=f"n_steps is {online} in online and {offline} in offline"):
+            recipes.mixed(online=recipes.uniform(10, n_steps=online), offline=recipes.uniform(10, n_steps=offline))
     with pytest.raises(ValueError, match=r"\(3, 0\) in online and \(None, 0\) in offline"):
         recipes.mixed(online=recipes.sequences(10, length=3), offline=side)
     replay = recipes.mixed(online=side, offline=recipes.uniform(capacity=10))

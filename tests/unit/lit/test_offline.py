@@ -81,6 +81,35 @@ def test_schedules_and_priorities_follow_the_updates(tmp_path: Path) -> None:
     assert not replay.awaits_priorities and len({*sampler.priority_of(torch.arange(40)).tolist()}) > 10
 
 
+class Collects(Tiny):
+    """Collects by itself, and counts its environment steps."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        outputs = super().training_step(batch, batch_idx)
+        self.trainer.datamodule.replay.advance(env_steps=100 * (batch_idx + 1))
+        return outputs
+
+
+@pytest.mark.parametrize("kind", ["alone", "online", "offline"])
+def test_schedules_follow_the_environment_steps_that_the_agent_counts(tmp_path: Path, kind: str) -> None:
+    schedule = Linear(0.0, 1.0, 1_000, clock="env_steps")
+    sampler = PrioritizedSampler(capacity=40, importance_exponent=schedule, seed=0)
+    replay: Any = fill(Replay(storage=PackedStorage(40), sampler=sampler, batch_size=4), demonstrations())
+    if kind != "alone":
+        sides = {"online": filled(), "offline": filled()} | {kind: replay}
+        replay = recipes.mixed(**sides, batch_size=4)
+    betas = []
+    draw = sampler.sample
+
+    def watched(*given: Any) -> Any:
+        betas.append(sampler.beta)
+        return draw(*given)
+
+    sampler.sample = watched  # type: ignore[method-assign]
+    make_trainer(tmp_path).fit(Collects(), datamodule=offline(replay, 6))
+    assert betas == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4, 0.5])
+
+
 def test_the_share_of_mixed_rows_follows_the_updates(tmp_path: Path) -> None:
     schedule = Linear(1.0, 0.0, 40, clock="updates")
     replay = recipes.neighborhood_mixup(capacity=40, batch_size=4, num_neighbors=3, fraction=schedule, seed=0)
