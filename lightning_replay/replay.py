@@ -232,8 +232,9 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             ValueError: an empty batch, rows that do not fit the stored columns or lack what a part of the buffer needs,
                 returns over several steps where the buffer or a transform forms such returns, rows that are terminated
                 or truncated but not done, NaN or infinite rewards, observations or TD errors (rows that are all
-                truncated, as TorchRL's trainers give them, are done where no row continues them). Nothing is changed
-                then, whichever part refuses.
+                truncated, as TorchRL's trainers give them, are done where no row continues them), or 64 rows that
+                follow others, none of which continues the other, if a part needs such rows and checks continuity.
+                Nothing is changed then, whichever part refuses.
             RuntimeError: rows on disk that belong to the process that this one was forked from.
         """
         if not isinstance(tensordicts, TensorDictBase):
@@ -371,11 +372,9 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
 
     def _begin_episodes(self) -> None:
         # Rows that come from now on are of other environments than those before.
-        parts = (self._sampler_hooks, self._writer_hooks)
-        follows = self._checks_continuity and (self._episodes is not None or self.needs_consecutive_rows)
-        delayed = any(one.check_continuity for one in self._delaying())
-        compares = follows or delayed or any(part.compares_rows for part in parts)
-        self._beginnings = Beginnings(compares, self._beginnings)
+        parts: list[Any] = [self._sampler_hooks, self._writer_hooks, *self._delaying()]
+        follows = self._cuts_slices or (self._checks_continuity and self._episodes is not None)
+        self._beginnings = Beginnings(follows or any(part.compares_rows for part in parts), self._beginnings)
 
     def _keep_beginnings(self, beginnings: Beginnings, index: Tensor) -> Tensor:
         self._beginnings = beginnings

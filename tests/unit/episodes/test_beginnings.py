@@ -285,6 +285,21 @@ def test_a_collector_that_marks_the_last_row_of_each_batch_goes_on() -> None:
     assert int(replay[:]["next", "done"].sum()) == 40
 
 
+def test_a_few_ends_are_not_reported() -> None:
+    warnings.filterwarnings("error", f".*{REPEATED}")
+    steps_of_one_environment(uniform(), length=11)  # seven
+
+
+def test_ends_of_the_batches_of_a_trainer_are_not_reported() -> None:
+    replay = uniform()
+    warnings.filterwarnings("error", f".*{REPEATED}")
+    for first in range(0, 200, 5):
+        rows = numbered_steps(first, 5, trajectory=0)
+        rows["next", "truncated"] = ~rows["next", "truncated"]
+        replay.extend(rows)
+    assert int(replay[:]["next", "done"].sum()) == 40
+
+
 def noisy(first: int, count: int) -> TensorDict:
     rows = numbered_steps(first, count, trajectory=0)
     rows["next", "observation"] += 0.25
@@ -314,11 +329,12 @@ def test_rows_of_which_none_continues_another_are_refused(make: Callable[..., Re
         for first in range(0, 64 if at_once < 64 else 0, at_once):
             replay.extend(fitting(replay, noisy(first, min(at_once, 64 - first))))
         held, state = len(replay), replay.writer.state_dict()
-        with pytest.raises(
-            ValueError, match=f"{NONE_CONNECTS}, .* Nothing was stored.*check_continuity=False.*several"
-        ):
+        with pytest.raises(ValueError, match=rf"{NONE_CONNECTS}, .* Nothing was stored.*check_continuity=False"):
             replay.extend(fitting(replay, noisy(64, 1) if at_once < 65 else noisy(0, 65)))
-    assert len(replay) == held and str(replay.writer.state_dict()) == str(state)
+        assert len(replay) == held and str(replay.writer.state_dict()) == str(state)
+        connected = noisy(64, 1)
+        connected["observation"] += 0.25
+        replay.extend(fitting(replay, connected))  # nothing is kept of the rows that were refused
     accepting = make(check_continuity=False)
     accepting.extend(fitting(accepting, noisy(0, 100)))
 
