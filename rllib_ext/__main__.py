@@ -78,9 +78,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--checkpoint",
         metavar="PATH",
-        help="where a checkpoint is written every ten minutes and at the end, also after Ctrl-C or SIGTERM",
+        help="folder of two checkpoints, written in turns every ten minutes and at the end, or after Ctrl-C or SIGTERM",
     )
-    parser.add_argument("--restore", metavar="PATH", help="of a checkpoint to resume from, its buffer included")
+    parser.add_argument(
+        "--restore", metavar="PATH", help="checkpoint to resume from with its buffer, or folder of --checkpoint"
+    )
     parser.add_argument(
         "--num-cpus", type=int, help="of the local Ray that is started; actors are counted, not pinned to them"
     )
@@ -88,20 +90,26 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _train(sections: dict[str, Any], restore: str | None) -> None:
+    from lightning_replay.saving.folders import Folder
     from rllib_ext.config_file import configured, updates_per_env_step
     from rllib_ext.interruption import Interruption
+    from rllib_ext.turns import newest_in, save_in_turns
 
     with _one_line():
         config, settings = configured(sections)
-        if settings.checkpoint is not None and "://" not in settings.checkpoint:
-            check_writable("--checkpoint", settings.checkpoint)
+        if settings.checkpoint is not None:
+            folder = Folder.of_user(settings.checkpoint)
+            newest_in(folder)  # raises now what it would raise after the training
+            if folder.local is not None:
+                check_writable("--checkpoint", folder.local)
         if restore is not None and "://" not in restore and not Path(restore).is_dir():
             raise ValueError(f"--restore {restore} is no folder; give that of a checkpoint")
     algorithm = config.build_algo()
     try:
         if restore is not None:
             with _one_line():
-                algorithm.restore_from_path(_location(restore))
+                whole = newest_in(Folder.of_user(restore))
+                algorithm.restore_from_path(whole.path, filesystem=whole.filesystem)
         levels = algorithm.local_replay_buffer is None
         columns = ("levels", "episodes") if levels else ("stored", "drawn")
         test = (("held_out", "gap") if levels else ("eval",)) if config.evaluation_interval else ()
@@ -112,13 +120,16 @@ def _train(sections: dict[str, Any], restore: str | None) -> None:
             is_over, saved_at = False, time.monotonic()
             while not (is_over or interruption.requested):
                 if settings.checkpoint is not None and time.monotonic() - saved_at > _SECONDS_BETWEEN_CHECKPOINTS:
-                    algorithm.save_to_path(_location(settings.checkpoint))
+                    save_in_turns(algorithm, folder)
                     saved_at = time.monotonic()
                 try:
                     result = algorithm.train()
                 except Exception:
                     if settings.checkpoint is not None:  # beside the last one: an iteration broke off in this one
-                        print("checkpoint:", algorithm.save_to_path(_location(f"{settings.checkpoint}-after-error")))
+                        print(
+                            "checkpoint:",
+                            save_in_turns(algorithm, Folder.of_user(f"{settings.checkpoint}-after-error")),
+                        )
                     raise
                 drawn = result.get("replay_buffer", {}).get("num_env_steps_sampled_lifetime", 0)
                 held = result["levels"]["levels"] if levels else len(algorithm.local_replay_buffer)
@@ -127,7 +138,7 @@ def _train(sections: dict[str, Any], restore: str | None) -> None:
                 is_over = settings.stop.is_reached(result)
             if settings.checkpoint is not None:
                 kind = "level" if levels else "replay"
-                print(f"checkpoint with the {kind} buffer: {algorithm.save_to_path(_location(settings.checkpoint))}")
+                print(f"checkpoint with the {kind} buffer: {save_in_turns(algorithm, folder)}")
         if interruption.signal_number is not None:
             raise SystemExit(128 + interruption.signal_number)
     finally:
@@ -160,11 +171,6 @@ def _overrides(options: argparse.Namespace) -> dict[str, Any]:
     if options.checkpoint is not None:
         given["checkpoint"] = options.checkpoint
     return given
-
-
-def _location(path: str) -> str:
-    """Returns an absolute path or a URI, as RLlib takes them."""
-    return path if "://" in path else str(Path(path).resolve())
 
 
 def _row(values: Sequence[object]) -> str:

@@ -20,6 +20,7 @@ from lightning_replay.saving.states import (
     STATE_VERSION,
     join_state,
     open_data,
+    read_state,
     replay_manifest,
 )
 
@@ -27,6 +28,8 @@ from lightning_replay.saving.states import (
 _MODULES_MANIFEST, _SHARDS_MANIFEST = "buffer.json", "shards.json"
 _VERSIONS = {_MODULES_MANIFEST: 2, _SHARDS_MANIFEST: 1}
 _CHECKPOINT_FOLDERS = ("replay_buffer", "levels")
+_COUNT = "newest"  # of the saves of python -m rllib_ext, see rllib_ext.turns
+_TURNS = ("first", "second")
 
 Contents = ReplayContents | LevelContents
 
@@ -105,6 +108,8 @@ def _places(path: Path) -> list[tuple[str, Path]]:
         modules = sorted(data.glob("module-*"))  # names of modules may have characters that files must not have
         names = [unquote(module.name.removeprefix("module-")) for module in modules]
         return [("" if len(modules) == 1 else f"module {name}", one) for name, one in zip(names, modules, strict=True)]
+    if (path / _COUNT).is_dir():
+        return _places(path / _TURNS[int(read_state(path / _COUNT)["saves"]) % 2])
     inside = [path / name for name in _CHECKPOINT_FOLDERS if (path / name).is_dir()]
     if inside:
         return [found for folder in inside for found in _places(folder)]

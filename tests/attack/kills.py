@@ -71,8 +71,9 @@ def attack(kind: type[Subject], seed: int, kills: int) -> Report:
                 killer = Killer(subject, report)
                 while report.figures["kills"] < kills:
                     killer.kill()
-                subject.change()
-                killer.save()
+                for _ in range(subject.kept):
+                    subject.change()
+                    killer.save()
                 check_nothing_left(subject, report)
         finally:
             subject.close()
@@ -84,7 +85,8 @@ def check_nothing_left(subject: Subject, report: Report) -> None:
     files = count_files(subject.place.parent)
     with tempfile.TemporaryDirectory() as fresh:
         subject.place = Path(fresh) / subject.place.name
-        subject.save()
+        for _ in range(subject.kept):
+            subject.save()
         expected = count_files(Path(fresh))
     assert files == expected, f"killed saves left files: {files} instead of {expected}"
 

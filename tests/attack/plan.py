@@ -12,7 +12,7 @@ from functools import partial
 
 import torch
 
-from tests.attack import cluster, datasets, endurance, flips, histories, kills, names, overlaps, threads
+from tests.attack import cluster, datasets, endurance, flips, histories, kills, names, neighbors, overlaps, threads
 from tests.attack.report import Report
 from tests.attack.subjects import SUBJECTS
 from tests.recordings import RECORDINGS
@@ -25,6 +25,7 @@ DAMAGES_OF_RECIPES = 60  # to a save of each variant of a recipe
 NAMES = 1_000  # put into a save of each subject
 NAMES_OF_RECIPES = 200  # put into a save of each variant of a recipe
 CHANGES = 3_000  # to a data set of each layout
+NEIGHBORS = 200  # places with files of a user's, of each kind
 HISTORIES, CALLS = 100, 60  # of each variant, and calls in each
 SECONDS_OF_OVERLAPS = 180.0
 SECONDS_OF_THREADS = 8.0  # of each variant
@@ -61,6 +62,7 @@ def planned(share: float, seed: int, rows: float) -> dict[str, list[Task]]:
             partial(names.attack_recipes, seed, some(NAMES_OF_RECIPES)),
         ],
         "datasets": [partial(datasets.attack, recording, seed, some(CHANGES)) for recording in RECORDINGS.values()],
+        "neighbors": [partial(neighbors.attack, seed, some(NEIGHBORS))],
         "overlaps": [
             partial(overlaps.attack, kind, SECONDS_OF_OVERLAPS * share) for kind in (overlaps.Rows, overlaps.Scores)
         ],

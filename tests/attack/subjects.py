@@ -14,6 +14,7 @@ import torch
 from lightning_replay import load_replay, recipes, save_replay
 from lightning_replay.levels import LevelBuffer
 from lightning_replay.replay import Replay
+from lightning_replay.saving.folders import Folder
 from tests import level_steps
 from tests.attack.states import fingerprint
 from tests.attack.variants import Variant
@@ -25,6 +26,7 @@ class Subject(ABC):
 
     name: ClassVar[str]
     may_be_refused: ClassVar[bool] = False  # what a save over another one leaves that is cut short
+    kept: ClassVar[int] = 1  # saves that the place holds
     refuses_by_others: ClassVar[bool] = False  # in their own words, of files of other libraries
 
     def __init__(self, folder: Path, seed: int) -> None:
@@ -227,6 +229,25 @@ class RllibSubject(Subject):
         return fingerprint({"weights": weights, "replay": algorithm.local_replay_buffer.replay.state_dict()})
 
 
+class RllibCommandSubject(RllibSubject):
+    """An RLlib algorithm, saved as the command ``python -m rllib_ext`` does, which leaves a whole checkpoint."""
+
+    name = "rllib command"
+    may_be_refused = False
+    kept = 2
+
+    def save(self) -> None:
+        from rllib_ext.turns import save_in_turns
+
+        save_in_turns(self.algorithm, Folder.of_user(self.place))
+
+    def load(self) -> str:
+        from rllib_ext.turns import newest_in
+
+        self.other.restore_from_path(newest_in(Folder.of_user(self.place)).path)
+        return self._state_of(self.other)
+
+
 SUBJECTS: dict[str, type[Subject]] = {
-    kind.name: kind for kind in (ReplaySubject, LevelsSubject, LightningSubject, RllibSubject)
+    kind.name: kind for kind in (ReplaySubject, LevelsSubject, LightningSubject, RllibSubject, RllibCommandSubject)
 }

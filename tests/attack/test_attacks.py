@@ -5,9 +5,16 @@ from __future__ import annotations
 
 import pytest
 
-from tests.attack import datasets, endurance, flips, histories, kills, names, overlaps, threads
+from tests.attack import datasets, endurance, flips, histories, kills, names, neighbors, overlaps, threads
 from tests.attack.report import Report
-from tests.attack.subjects import LevelsSubject, LightningSubject, ReplaySubject, RllibSubject, Subject
+from tests.attack.subjects import (
+    LevelsSubject,
+    LightningSubject,
+    ReplaySubject,
+    RllibCommandSubject,
+    RllibSubject,
+    Subject,
+)
 from tests.attack.variants import VARIANTS, Variant
 from tests.recordings import RECORDINGS
 
@@ -58,6 +65,12 @@ def test_hostile_data_sets(name: str) -> None:
     assert report.figures["refused in a sentence"] > 20
 
 
+def test_neighbors() -> None:
+    report = neighbors.attack(seed=1, count=2)
+    no_findings(report)
+    assert report.figures["saves"] > 60 and report.figures["refused saves"] > 30
+
+
 @pytest.mark.slow
 def test_a_lightning_checkpoint() -> None:
     no_findings(kills.attack(LightningSubject, seed=1, kills=2))
@@ -70,6 +83,11 @@ def test_a_checkpoint_of_rllib(shared_ray: None) -> None:
     no_findings(kills.attack(RllibSubject, seed=1, kills=2))
     no_findings(flips.attack(lambda folder: RllibSubject(folder, 1), "rllib", count=4))
     no_findings(names.attack(lambda folder: RllibSubject(folder, 1), "rllib", count=10))
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_the_rllib_command(shared_ray: None) -> None:
+    no_findings(kills.attack(RllibCommandSubject, seed=1, kills=4))
 
 
 @pytest.mark.parametrize("kind", [overlaps.Rows, overlaps.Scores])

@@ -18,7 +18,7 @@ import lightning_replay.datasets
 from lightning_replay.replay import Replay
 from lightning_replay.saving import directory, snapshot, spec
 from lightning_replay.saving import states as state
-from tests.attack import datasets, endurance, flips, histories, kills, names, overlaps, threads
+from tests.attack import datasets, endurance, flips, histories, kills, names, neighbors, overlaps, threads
 from tests.attack.report import Report
 from tests.attack.subjects import LevelsSubject, ReplaySubject
 from tests.attack.variants import VARIANTS, Variant
@@ -67,6 +67,20 @@ def test_kills_find_a_save_written_over_the_one_before(kind: Any, monkeypatch: p
 def test_kills_find_what_killed_saves_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(directory, "_remove_marked", lambda *which: None)
     finds(kills.attack(LevelsSubject, seed=1, kills=10), "left files")
+
+
+def test_neighbors_find_a_folder_that_is_removed_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lightning_replay.saving.files.is_saved", lambda name: True)
+    monkeypatch.setattr("lightning_replay.saving.folders.is_saved", lambda name: True)
+    report = neighbors.attack(seed=1, count=6)
+    finds(report, "in /")
+    finds(report, "in memory://")
+    finds(report, "removed")
+
+
+def test_neighbors_find_a_file_that_is_taken_for_a_manifest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(directory, "is_manifest", lambda file: file.exists())
+    finds(neighbors.attack(seed=1, count=3), "removed replay_shards.json")
 
 
 def test_damages_find_a_manifest_that_is_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -171,8 +171,8 @@ def test_the_command_takes_modules_of_the_folder_and_ctrl_c_leaves_a_checkpoint(
         rest, errors = process.communicate(timeout=280)
     assert first == ["updates", "env_steps", "30"] and process.returncode == 128 + signal.SIGINT, errors[-2000:]
     assert "interrupted: training ends after this iteration" in errors
-    assert rest.splitlines()[-1] == f"checkpoint with the replay buffer: {tmp_path / 'here'}"
-    saved = json.loads((tmp_path / "here" / "replay_buffer" / "buffer.json").read_text())
+    assert rest.splitlines()[-1] == f"checkpoint with the replay buffer: {tmp_path / 'here' / 'second'}"
+    saved = json.loads((tmp_path / "here" / "second" / "replay_buffer" / "buffer.json").read_text())
     assert "my_recipes.gentle" in str(saved)
 
 

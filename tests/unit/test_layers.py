@@ -26,7 +26,7 @@ ORDER = (
 )
 RLLIB_ORDER = (
     *("interruption", "rllib_compat", "apex", "episodes", "learner", "tasks", "buffer", "checkpoints"),
-    *("sharded", "cql", "checks", "environments", "levels", "hooks", "api", "config_file", "__main__"),
+    *("sharded", "cql", "checks", "environments", "levels", "hooks", "api", "config_file", "turns", "__main__"),
 )
 ORDERS = {"lightning_replay": ORDER, "rllib_ext": RLLIB_ORDER}
 

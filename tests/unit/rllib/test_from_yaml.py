@@ -331,7 +331,7 @@ def test_each_file_trains(name: str, shared_ray: None, tmp_path: Path, capsys: A
     assert "apex" in name or learned == pytest.approx(expected * played, rel=tolerance)
     assert int(updates) >= 1
     assert 80 <= int(env_steps) <= int(stored) + waiting and int(stored) <= int(env_steps) and int(drawn) >= 64
-    folder = tmp_path / "runs" / name.removesuffix(".yaml")
+    folder = tmp_path / "runs" / name.removesuffix(".yaml") / "second"
     assert last == f"checkpoint with the replay buffer: {folder}" and (folder / "replay_buffer").is_dir()
     assert ray.is_initialized()
 
@@ -359,7 +359,7 @@ def test_a_signal_while_the_checkpoint_is_saved_does_not_lose_it(
         assert ended.value.code == 128 + signal.SIGTERM and signal.getsignal(signal.SIGTERM) is end
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert (tmp_path / "runs" / "rllib" / "per_dqn_cartpole" / "replay_buffer").is_dir()
+    assert (tmp_path / "runs" / "rllib" / "per_dqn_cartpole" / "second" / "replay_buffer").is_dir()
 
 
 @pytest.mark.slow
@@ -375,7 +375,7 @@ def test_the_files_of_levels_train(name: str, shared_ray: None, tmp_path: Path, 
     assert int(updates) >= 4  # minibatches of 20 out of two times 40 steps
     assert (float(held_out), float(gap)) == (0.0, 0.0)  # nine steps are too few for a goal
     assert int(env_steps) >= 80 and int(levels) == 2 and int(episodes) >= 8
-    folder = tmp_path / "runs" / "rllib" / name
+    folder = tmp_path / "runs" / "rllib" / name / "second"
     assert last == f"checkpoint with the level buffer: {folder}" and (folder / "levels").is_dir()
 
 
