@@ -323,6 +323,8 @@ def test_a_storage_of_torchrl_and_its_trainer_hook(storage: type) -> None:
     batch = hook.sample(None)
     assert batch["is_offline"].sum() == 3
     hook.update_priority(batch)
+    iterating = ReplayBufferTrainer(replay, iterate=True)
+    assert [int(iterating.sample(None)["is_offline"].sum()) for _ in range(3)] == [4] * 3
 
 
 def test_one_side_refuses_feedback_and_neither_changes() -> None:
