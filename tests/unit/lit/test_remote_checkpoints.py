@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import fsspec
 import pytest
@@ -90,6 +91,44 @@ def test_a_failed_upload_leaves_the_save_before(tmp_path, url: str, monkeypatch)
     assert names_in(url) == ["end.40-1.replay", "end.41.replay", "end.ckpt"]
     trainer.strategy.remove_checkpoint(f"{url}/end.ckpt")
     assert names_in(url) == ["end.41.replay"]
+
+
+class Trap:
+    """Creates a file when it is unpickled."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple:
+        return Path.touch, (self.file,)
+
+
+@pytest.mark.parametrize("where", ["local", "memory"])
+def test_files_of_the_user_beside_a_checkpoint_stay(where: str, tmp_path: Path) -> None:
+    place = f"{tmp_path}/run" if where == "local" else "memory://bucket/mine"
+    filesystem, root = fsspec.core.url_to_fs(place)
+    mine = {
+        *("end.7.replay/model.ckpt", "end.40.replay/replay.json", "end.41-1.replay/values.json", "other.40.replay/x"),
+        *("end.replay/notes.txt", "end.ckpt.bak"),
+    }
+    for name in mine:
+        filesystem.makedirs(f"{root}/{name}".rpartition("/")[0], exist_ok=True)
+        filesystem.pipe_file(f"{root}/{name}", b"mine")
+    trainer = make_trainer(tmp_path)
+    trainer.fit(Tiny(), datamodule=prioritized())
+    with filesystem.open(f"{root}/end.ckpt", "wb") as file:
+        torch.save({"ReplayDataModule": {"replay": "end.7.replay"}, "trap": Trap(tmp_path / "trapped")}, file)
+    for _ in range(2):
+        trainer.save_checkpoint(f"{place}/end.ckpt")
+        trainer.datamodule.replay.sample()
+    with filesystem.open(f"{root}/end.ckpt", "wb") as file:  # names a folder that its save did not write
+        torch.save({"ReplayDataModule": {"replay": "end.7.replay"}}, file)
+    make_trainer(tmp_path).fit(Tiny(), datamodule=(data := prioritized()))
+    for one in (data.trainer, trainer):
+        one.save_checkpoint(f"{place}/end.ckpt")
+        one.strategy.remove_checkpoint(f"{place}/end.ckpt")
+    assert all(filesystem.cat_file(f"{root}/{name}") == b"mine" for name in mine)
+    assert not (tmp_path / "trapped").exists()
 
 
 def test_other_and_missing_replays_are_refused(tmp_path) -> None:
