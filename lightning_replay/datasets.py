@@ -505,7 +505,7 @@ def _numbers(name: str, value: Any, count: int, integer: Any = None) -> Any:
 def _columns(name: str, value: Any, count: int, integer: Any = None) -> Any:
     """Returns a column, or a tree of columns, as tensors ``[count, ...]``; integers are stored as ``integer``."""
     parts = dict(enumerate(value)) if isinstance(value, tuple) else value
-    if isinstance(parts, Mapping):
+    if isinstance(parts, Mapping) and len(parts.keys()):  # TorchRL's texts are trees without entries
         return {str(part): _columns(f"{name}[{part!r}]", each, count, integer) for part, each in parts.items()}
     with readable(name, "an array of numbers that float32, or int64, can hold"), np.errstate(over="raise"):
         column = np.asarray(value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,16 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import torch
-from gymnasium.spaces import Box, Dict, Discrete
+from gymnasium.spaces import Box, Dict, Discrete, Text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from minari.data_collector import EpisodeBuffer
-from tensordict import TensorDict
+from tensordict import NonTensorStack, TensorDict
 from torchrl.data import LazyTensorStorage, ListStorage, TensorDictReplayBuffer
 
 from lightning_replay import recipes
 from lightning_replay.datasets import fill, from_d4rl, from_lerobot, from_minari, from_torchrl
+from tests import recordings
 from tests.transitions import numbered_steps
 
 
@@ -99,6 +101,29 @@ def test_episodes_without_timeouts_end_after_the_steps_of_the_environment(tmp_pa
     ]
 
 
+def test_episodes_of_the_given_length_end_also_where_timeouts_do_not_mark_it(tmp_path: Path) -> None:
+    """The file marks neither of the ends after three steps.
+
+    step         0 1!|2 3 4|5 6 7*|8 9       ! timeout, * terminal, which is also the third step
+    """
+    file = write_hdf5(tmp_path / "some.hdf5", **steps([0] * 7 + [1, 0, 0], [0, 1] + [0] * 8))
+    rows = from_d4rl(file, max_episode_steps=3)
+    assert rows["observation"][:, 0].tolist() == [0, 2, 3, 5, 6, 7, 8]
+    assert listed(rows, "trajectory", ("next", "truncated")) == [
+        [0, 1, 1, 2, 2, 2, 3],
+        [True, False, True, False, False, True, True],
+    ]
+    assert from_d4rl(file)["trajectory"].tolist() == [0, 1, 1, 1, 1, 1, 1, 2]
+    # d3rlpy 1 marks all ends in episode_terminals.
+    columns = steps([0, 0, 1, 0, 0, 0], episode_terminals=np.array([0, 0, 1, 0, 1, 0], bool))
+    rows = from_d4rl(write_hdf5(tmp_path / "d3rlpy.hdf5", **columns))
+    assert listed(rows, "observation", "trajectory") == [[0, 0, 1, -1, 2, -2, 3, -3], [0, 0, 0, 1]]
+    assert listed(rows, ("next", "truncated"), ("next", "terminated")) == [
+        [False, False, False, True],
+        [False, False, True, False],
+    ]
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.sampled_from("...*!"), min_size=1, max_size=30))
 def test_rows_of_the_classic_layout_are_those_of_a_loop_over_its_steps(
@@ -146,6 +171,52 @@ def test_files_that_are_no_data_set_are_refused(tmp_path: Path, monkeypatch: pyt
             patch.setitem(sys.modules, name, None)
             with pytest.raises(ModuleNotFoundError, match=r"pip install 'lightning-replay\[demonstrations\]'"):
                 read("anything")
+
+
+LAYOUTS = {
+    "robomimic": ["data/demo_0/obs/object", "data/demo_0/actions", "mask/train"],
+    "ManiSkill": ["traj_0/obs", "traj_0/actions", "traj_1/obs", "traj_1/actions"],
+    "d3rlpy 2": ["observations_0", "actions_0", "rewards_0", "terminated_0", "total_step"],
+    "Minari": ["episode_0/observations", "episode_0/actions"],
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_other_layouts_are_named(layout: str, tmp_path: Path) -> None:
+    file = write_hdf5(tmp_path / "other.hdf5", **{name: [1.0] for name in LAYOUTS[layout]})
+    found = rf"other.hdf5 holds <HDF5 .*{LAYOUTS[layout][0].split('/')[0]}.*\(the layout of {layout}"
+    with pytest.raises(
+        ValueError, match=rf"{found}.*give an HDF5 file in D4RL's layout.*or build rows from its episodes"
+    ):
+        from_d4rl(file)
+
+
+WRONG_COLUMNS: dict[str, tuple[Any, str]] = {
+    "observations": (
+        np.array([["a"], ["b"], ["c"]], "S1"),
+        "observation is of .*S1; columns must be arrays of numbers",
+    ),
+    "next_observations": (np.zeros((3, 5, 7)), "cannot be read"),
+    "actions": (np.full((3, 1), 2**63 + 5, np.uint64), "action cannot be read .*uint64"),
+    "rewards": (np.full(3, 1e300), "reward cannot be read .*overflow"),
+    "terminals": (np.array([0.0, np.nan, 1.0]), "terminals holds other numbers than 0 and 1"),
+    "timeouts": (np.zeros((3, 2)), r"timeouts must hold one number for each of 3 steps; its shape is \[3, 2\]"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_COLUMNS)
+def test_columns_that_are_no_numbers_of_the_steps_are_named(name: str, tmp_path: Path) -> None:
+    value, sentence = WRONG_COLUMNS[name]
+    columns = steps([0, 0, 1], None if name == "next_observations" else [0, 0, 0]) | {name: value}
+    with pytest.raises(ValueError, match=sentence):
+        from_d4rl(write_hdf5(tmp_path / "wrong.hdf5", **columns))
+
+
+def test_a_group_in_place_of_a_column_is_named(tmp_path: Path) -> None:
+    columns = steps([0, 0, 1], [0, 0, 0])
+    state = columns.pop("observations")
+    with pytest.raises(ValueError, match=r"holds .*<HDF5 group ./observations. \(1 members\)>"):
+        from_d4rl(write_hdf5(tmp_path / "group.hdf5", **columns, **{"observations/state": state}))
 
 
 @pytest.fixture
@@ -199,6 +270,49 @@ def test_rows_of_minari_are_those_of_its_episodes(recorded: str) -> None:
     assert torch.equal(from_minari(minari.load_dataset(recorded))["action"], rows["action"])
     with pytest.raises(FileNotFoundError, match="no data set 'absent/x-v0' .*; run 'minari download absent/x-v0' in"):
         from_minari("absent/x-v0")
+
+
+def test_texts_of_minari_are_left_out_by_name(tmp_path: Path) -> None:
+    more = {"mission": (Text(40), "go to the red ball"), "direction": (Discrete(4), 3)}
+    recordings.write_minari(tmp_path, "hdf5", **more)
+    read = partial(recordings.read_minari, tmp_path)
+    with pytest.raises(ValueError, match=r"episode 0 .*: observations\['mission'\] is of <U18; .*by observations="):
+        read()
+    rows = read(observations=["state", "direction"])
+    assert rows["observation", "direction"].tolist() == recordings.STEPS * [3]
+    assert recordings.wrong_rows(read(observations=["state"])) == 0
+    with pytest.raises(
+        ValueError, match=r"entries .*'absent'.*KeyError.*observations are \['direction', 'mission', 'st"
+    ):
+        read(observations=["absent"])
+    with pytest.raises(ValueError, match="at least one key, each with another last part"):
+        read(observations=["state", ("other", "state")])
+
+
+@pytest.mark.parametrize("data_format", ["hdf5", "arrow"])
+def test_minari_is_compared_with_its_description(data_format: str, tmp_path: Path) -> None:
+    recordings.write_minari(tmp_path, data_format)
+    file = tmp_path / recordings.ID / "data" / "metadata.json"
+    described = json.loads(file.read_text())
+    for key, value in (("total_steps", 16), ("total_episodes", 2)):
+        file.write_text(json.dumps(described | {key: value}))
+        with pytest.raises(ValueError, match=r"holds \d+ steps in \d episodes, and its description says \d+ in \d;"):
+            recordings.read_minari(tmp_path)
+
+
+@pytest.mark.parametrize("column", ["observations", "actions", "rewards", "terminations", "truncations"])
+def test_an_episode_of_minari_with_another_length_is_named(column: str, tmp_path: Path) -> None:
+    recordings.write_minari(tmp_path, "hdf5")
+    with h5py.File(tmp_path / recordings.ID / "data" / "main_data.hdf5", "a") as file:
+        short = file[f"episode_2/{column}"][:-1]
+        del file[f"episode_2/{column}"]
+        file[f"episode_2/{column}"] = short
+    found = r"episode 2 \(of 6 steps\): observations has the shape \[6, 2\]; it must hold 7 entries"
+    sentences = {"observations": found, "rewards": r"episode 2 \(of 5 steps\): observations", "actions": "action has"}
+    with pytest.raises(
+        ValueError, match=sentences.get(column, f"{column} of episode 2 has the shape .5.; .* 6 entries")
+    ):
+        recordings.read_minari(tmp_path)
 
 
 FEATURES = {
@@ -288,6 +402,111 @@ def test_the_last_frames_of_lerobot_may_be_cut_off(tmp_path: Path) -> None:
         from_lerobot(folder, done="ended")
 
 
+def change_table(file: Path, change: Any) -> None:
+    pyarrow.parquet.write_table(change(pyarrow.parquet.read_table(file)), file)
+
+
+def without_row(place: int) -> Any:
+    return lambda table: pyarrow.concat_tables([table.slice(0, place), table.slice(place + 1)])
+
+
+def with_column(name: str, values: Any) -> Any:
+    return lambda table: table.set_column(table.column_names.index(name), name, pyarrow.array(values))
+
+
+NO_FRAMES = r"frames of .* do not follow each other by index, episode_index and frame_index; .*fill the replay with one"
+TABLES: dict[str, tuple[Any, str]] = {
+    "a frame is missing": (without_row(2), NO_FRAMES),
+    "the last frame is missing": (without_row(14), "episode 2 of .* has 5 frames, and meta describes 6"),
+    "the first frame is missing": (without_row(0), "episode 0 of .* has 4 frames, and meta describes 5"),
+    "frames are there twice": (lambda table: pyarrow.concat_tables([table, table.slice(3, 4)]), NO_FRAMES),
+    "an index is there twice": (with_column("index", [0, *range(14)]), NO_FRAMES),
+    "an index of two episodes": (with_column("index", [*range(5), *range(4, 14)]), NO_FRAMES),
+    "frame_index has a gap": (with_column("frame_index", [*range(4), 5, *range(4), *range(6)]), NO_FRAMES),
+    "a number of an episode is there twice": (with_column("episode_index", 5 * [0] + 4 * [1] + 6 * [0]), NO_FRAMES),
+    "an episode is not described": (with_column("episode_index", 5 * [0] + 4 * [1] + 6 * [7]), "episode 7 of .* None"),
+    "lists of two lengths": (
+        with_column("observation.state", [[1.0, 2.0, 3.0] if i % 2 else [1.0] for i in range(14)] + [[1.0, 2.0]]),
+        r"observation.state of .* holds nulls, or lists of the lengths \[\[1, 3, 2\]\], and .* the shape \[2\]",
+    ),
+    "a list of another length": (
+        with_column("observation.state", [[1.0] * 3] * 15),
+        r"observation.state of .*\[\[3\]\]",
+    ),
+    "a null among lists": (with_column("action", [None, *[[1.0]] * 14]), "action of .* holds nulls"),
+    "a null among numbers": (with_column("next.reward", [None, *[1.0] * 14]), "next.reward of .* holds nulls"),
+    "texts": (with_column("action", ["a"] * 15), "action is of object; columns must be arrays of numbers"),
+    "a column is missing": (
+        lambda table: table.drop_columns(["action"]),
+        "(?s)cannot be read .*action.*give a whole data set",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_of_lerobot_that_are_not_as_described_are_refused(name: str, tmp_path: Path) -> None:
+    change, sentence = TABLES[name]
+    change_table(recordings.write_lerobot(tmp_path, "v3.0") / "data" / "chunk-000" / "file-000.parquet", change)
+    with pytest.raises(ValueError, match=sentence):
+        from_lerobot(tmp_path)
+
+
+@pytest.mark.parametrize("layout", ["v2.1", "v3.0"])
+def test_lerobot_is_compared_with_its_description(layout: str, tmp_path: Path) -> None:
+    folder = recordings.write_lerobot(tmp_path, layout)
+    place = folder / "meta" / "info.json"
+    info = json.loads(place.read_text())
+    for key, lower in (("total_frames", 14), ("total_episodes", 2)):
+        place.write_text(json.dumps(info | {key: lower}))
+        with pytest.raises(ValueError, match=rf"holds {lower + 1} where its {key} is {lower}; give a data set of one"):
+            from_lerobot(folder)
+        place.write_text(json.dumps(info | {key: 100}))
+        with pytest.warns(UserWarning, match=rf"holds {lower + 1} where its {key} is 100; the rest is left out"):
+            assert recordings.wrong_rows(from_lerobot(folder)) == 0
+    place.write_text(json.dumps(info))
+    if layout == "v2.1":
+        lines = (folder / "meta" / "episodes.jsonl").read_text().replace('"length": 4', '"length": 3')
+        (folder / "meta" / "episodes.jsonl").write_text(lines)
+    else:
+        change_table(folder / "meta" / "episodes" / "chunk-000" / "file-000.parquet", with_column("length", [5, 3, 6]))
+    with pytest.raises(ValueError, match="episode 1 of .* has 4 frames, and meta describes 3; give a whole data set"):
+        from_lerobot(folder)
+
+
+@pytest.mark.parametrize("renumbered", ["nothing", "episodes", "indices", "both"])
+def test_two_recordings_in_a_folder_are_not_joined(renumbered: str, tmp_path: Path) -> None:
+    """No rows of one are the next ones of the other; if both are renumbered, they are one recording."""
+    folder = write_lerobot(tmp_path / "set", whole_files=True)
+    file = folder / "data" / "chunk-000" / "file-000.parquet"
+    table = pyarrow.parquet.read_table(file)
+    for name, kinds, by in (("episode_index", ("episodes", "both"), 2), ("index", ("indices", "both"), 5)):
+        if renumbered in kinds:
+            table = with_column(name, [number + by for number in table[name].to_pylist()])(table)
+    other = pyarrow.array(
+        [[x + 100, y] for x, y in table["observation.state"].to_pylist()], table["observation.state"].type
+    )
+    table = with_column("observation.state", other)(table)
+    pyarrow.parquet.write_table(table, file.with_name("file-001.parquet"))
+    if renumbered == "both":
+        assert from_lerobot(folder)["next", "observation"][:, 0].tolist() == [1, 2, 2, 4, 101, 102, 102, 104]
+    else:
+        with pytest.raises(ValueError, match=NO_FRAMES):
+            from_lerobot(folder)
+
+
+def test_a_folder_without_parquet_files_and_a_broken_description_are_named(tmp_path: Path) -> None:
+    folder = recordings.write_lerobot(tmp_path, "v3.0")
+    (folder / "data" / "chunk-000" / "file-000.parquet").unlink()
+    with pytest.raises(ValueError, match=r"data holds no parquet file; give a whole data set of LeRobot, of layout v2"):
+        from_lerobot(folder)
+    for content in ("{}", "[" * 100_000, '{"features": {"action": []}}', "no JSON"):
+        (folder / "meta" / "info.json").write_text(content)
+        with pytest.raises(
+            ValueError, match=r"cannot be read \(\w+: .*; give a whole data set of LeRobot, of layout v2"
+        ):
+            from_lerobot(folder)
+
+
 def torchrl_rows(count: int = 6) -> TensorDict:
     """As TorchRL's collectors give them, flags of the step before and other columns included."""
     number = torch.arange(count, dtype=torch.float64)
@@ -344,8 +563,45 @@ def test_named_episodes_and_several_observations_of_torchrl() -> None:
         from_torchrl(torchrl_rows().reshape(2, 3))
     with pytest.raises(ValueError, match="holds no rows"):
         from_torchrl(LazyTensorStorage(10))
+    with pytest.raises(ValueError, match=r"observations is \[\]; it must be at least one key"):
+        from_torchrl(rows, [])
     with pytest.raises(TypeError, match=r"source is 3; it must be a storage"):
         from_torchrl(3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["buffer", "storage"])
+@pytest.mark.parametrize("rounds", [1, 2, 3])
+def test_storages_of_two_dimensions_are_refused_in_a_sentence_that_helps(kind: str, rounds: int) -> None:
+    """Of two environments; the storage has room for six steps of each, and blocks are of three."""
+    number = torch.arange(9) + 100 * torch.arange(2)[:, None]
+    flags = torch.zeros(2, 9, 1, dtype=torch.bool)
+    following = {"observation": number[..., None] + 1.0, "reward": torch.ones(2, 9, 1), "done": flags}
+    columns = {"observation": number[..., None] + 0.0, "action": torch.zeros(2, 9, 1), "next": following}
+    rows = TensorDict(columns | {"episode": torch.arange(2)[:, None].expand(2, 9)}, [2, 9])
+    source: Any = TensorDictReplayBuffer(storage=LazyTensorStorage(12, ndim=2), batch_size=2)
+    for block in range(rounds):
+        source.extend(rows[:, 3 * block : 3 * block + 3])
+    storage = source.storage
+    with pytest.raises(ValueError, match=r"size \[2\] each\. Give storage\[:\]\.transpose\(0, 1\)\.reshape\(-1\)"):
+        from_torchrl(storage if kind == "storage" else source)
+    found = from_torchrl(storage[:].transpose(0, 1).reshape(-1))
+    assert torch.equal(found["next", "observation"], found["observation"] + 1)
+    held = min(3 * rounds, 6)
+    assert found["trajectory"].tolist() == held * [0] + held * [1]
+    replay = fill(recipes.uniform(capacity=100, batch_size=2, n_steps=2, seed=0), found)
+    follows = replay.successors(torch.arange(2 * held)) >= 0
+    assert int(follows.sum()) == 2 * (held - 1) - 2 * (rounds == 3)  # the newest row does not go on in the oldest one
+
+
+def test_texts_of_torchrl_are_left_out() -> None:
+    rows = torchrl_rows()
+    rows["task"] = NonTensorStack(*["go"] * 6)
+    assert from_torchrl(rows)["observation"].shape == (6, 1)
+    source = TensorDictReplayBuffer(storage=LazyTensorStorage(6), batch_size=2)
+    source.extend(rows)
+    assert from_torchrl(source)["observation"].shape == (6, 1)
+    with pytest.raises(ValueError, match="observation .*an array of numbers|observation is of .*arrays of numbers"):
+        from_torchrl(rows.set(("next", "task"), rows["task"]), ["task"])
 
 
 def test_a_replay_is_filled_with_episodes_of_numbers_of_their_own() -> None:
