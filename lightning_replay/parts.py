@@ -163,7 +163,7 @@ class BufferHooks:
 class PartHooks(Seeded, BreaksGraphs):
     """What samplers and writers have in common."""
 
-    compares_rows: Any = False  #: Whether a row follows another only if it starts with the observation of its end.
+    check_continuity: Any = False  #: Whether a row follows another only if it starts with the observation of its end.
 
     @property
     def nbytes(self) -> int:

@@ -374,7 +374,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         # Rows that come from now on are of other environments than those before.
         parts: list[Any] = [self._sampler_hooks, self._writer_hooks, *self._delaying()]
         follows = self._cuts_slices or (self._checks_continuity and self._episodes is not None)
-        self._beginnings = Beginnings(follows or any(part.compares_rows for part in parts), self._beginnings)
+        self._beginnings = Beginnings(follows or any(part.check_continuity for part in parts), self._beginnings)
 
     def _keep_beginnings(self, beginnings: Beginnings, index: Tensor) -> Tensor:
         self._beginnings = beginnings

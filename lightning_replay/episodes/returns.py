@@ -159,7 +159,7 @@ class NStepTransitions(ReplayTransform):
         super().__init__()
         self.n_steps: int = checked_count("n_steps", n_steps, of="rewards in a return")
         self.discount: float = checked_share("discount", discount)
-        self.compares_rows: bool = checked_flag("check_continuity", check_continuity)
+        self.check_continuity: bool = checked_flag("check_continuity", check_continuity)
         # Waiting steps, and the columns of the first steps, which later ones must have too.
         self.pending: tuple[TensorDictBase | None, frozenset[_Column] | None] = (None, None)
 
@@ -237,7 +237,7 @@ class NStepTransitions(ReplayTransform):
         """Returns the positions of each step's return ``[N, n]``, how many are used, and whether nothing follows it."""
         done = steps.get(("next", "done")).flatten()
         position = torch.arange(done.numel(), device="cpu")
-        continuity = Continuity(steps) if self.compares_rows else None
+        continuity = Continuity(steps) if self.check_continuity else None
         links = EpisodeLinks(done.numel(), continuity)
         links.write(position, trajectory_of(steps), done)
         slots, steps_used = links.chain(position, self.n_steps)

@@ -252,7 +252,6 @@ class FollowsEpisodes(ReplaySampler):
     followed: FollowedEpisodes
     _purpose: str  # what needs the ends of episodes, for the message where rows have none
     _reads_columns = True
-    compares_rows: Any = property(attrgetter("followed.check_continuity"))
     stored_options: tuple[str, ...] = ("done_key", "check_continuity")
     done_key: Any = property(attrgetter("followed.done_key"))
     check_continuity: Any = property(attrgetter("followed.check_continuity"))

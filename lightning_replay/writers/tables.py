@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -136,7 +135,6 @@ class EventTableWriter(TableWriter):
     saved_attributes: tuple[str, ...] = ("_write_count", "_fired", "_rows_tested")
     saved_parts: tuple[str, ...] = ("tables", "_histories")
     stored_options: tuple[str, ...] = ("_given_events", "check_continuity")
-    check_continuity: Any = property(attrgetter("compares_rows"))
 
     def __init__(
         self,
@@ -159,7 +157,7 @@ class EventTableWriter(TableWriter):
         self._max_trajectories = max_trajectories
         self._longest = longest
         self._counts_state_actions = checked_flag("count_state_actions", count_state_actions)
-        self.compares_rows: bool = checked_flag("check_continuity", check_continuity)
+        self.check_continuity: bool = checked_flag("check_continuity", check_continuity)
         self._start()
 
     def _start(self) -> None:
@@ -246,7 +244,7 @@ class EventTableWriter(TableWriter):
             check_trajectory(trajectory, *columns[trajectory])
         self._done_at = places["next", "done"]
         self._trajectory_at = None if trajectory is None else places[trajectory]
-        observed = observation_keys(columns) if self.compares_rows else []
+        observed = observation_keys(columns) if self.check_continuity else []
         self._observed_at = [(places[key], places["next", *key]) for key in observed]
         shapes = [columns[key][1] for key in observed]
         self._are_vectors = bool(shapes) and all(len(one) == 1 and one[0] <= MOST_NUMBERS for one in shapes)
