@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tensordict import TensorDict
 
+from lightning_replay import forking
 from lightning_replay.agents import PPO
 from lightning_replay.levels import SequentialLevels, UniformLevels, scores
 from lightning_replay.lit import ReplayDataModule, ReturnNormalization
@@ -270,6 +272,24 @@ def test_all_other_discounts_are_named_at_once_with_the_options_to_give(tmp_path
 def test_a_score_of_another_discount_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="levels.score of the data module has discount 0.9, the agent 0.999"):
         fit(tmp_path, make_data(make_levels(score=scores.OneStepTdError(0.9))), make_agent())
+
+
+def test_a_data_module_that_comes_from_another_process_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = make_data()
+    monkeypatch.setattr(forking, "process", "another")
+    with pytest.raises(RuntimeError, match="is a copy of one in another process"):
+        data.levels.next_level(0)
+    fit(tmp_path, data, make_agent())
+
+
+def test_a_score_of_your_own_reads_any_column(tmp_path: Path) -> None:
+    def score(steps: TensorDict) -> float:
+        return float(steps["observation"][:, 0].mean())
+
+    levels = make_levels(score=score)
+    fit(tmp_path, make_data(levels), make_agent())
+    rows = levels.probabilities()
+    assert len(rows) > 0 and rows["score"].tolist() == rows["level_id"].tolist(), "it observes its level"
 
 
 def test_fewer_rows_than_minibatches_are_refused(tmp_path: Path) -> None:

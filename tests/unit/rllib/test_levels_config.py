@@ -21,6 +21,7 @@ from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from tensordict import TensorDict
 
 import rllib_ext
+from lightning_replay import forking
 from lightning_replay.levels import LevelBuffer, SequentialLevels, UniformLevels, scores
 from rllib_ext.hooks import EVENTS
 from rllib_ext.levels import playing
@@ -116,6 +117,14 @@ def test_the_config_travels_without_the_librarys_torch() -> None:
     (hook,) = config.callbacks_on_algorithm_init
     assert isinstance(hook.keywords["packed"], bytes)
     assert isinstance(cloudpickle.loads(hook.keywords["packed"]), LevelBuffer)
+
+
+def test_levels_from_another_process_are_configured(monkeypatch: pytest.MonkeyPatch) -> None:
+    levels = LevelBuffer(8, seed=0)
+    monkeypatch.setattr(forking, "process", "another")  # as where Tune builds the algorithm
+    with pytest.raises(RuntimeError, match="is a copy of one in another process"):
+        levels.next_level(0)
+    configured(plain(), levels)
 
 
 def test_levels_are_an_object_or_options_or_a_class_path() -> None:

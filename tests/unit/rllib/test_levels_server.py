@@ -15,6 +15,7 @@ import torch
 from ray import cloudpickle
 from tensordict import TensorDict
 
+from lightning_replay import forking
 from lightning_replay.levels import LevelBuffer, LevelSelector, UniformLevels
 from lightning_replay.levels.scores import Learnability, PositiveValueLoss
 from rllib_ext.levels.playing import LevelSupply
@@ -66,6 +67,12 @@ def test_it_is_the_buffer_played_by_one_actor_for_each_episode(tmp_path: Path) -
     assert (server.probabilities() == direct.probabilities()).all() and len(direct) == 6
     assert server.stats().items() >= direct.stats().items() and direct.episodes == 30
     assert server.stats()["effective_levels"] > 1.0
+
+
+def test_the_server_plays_levels_of_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    levels = buffer()
+    monkeypatch.setattr(forking, "process", "another")
+    assert played(server_of(levels, tmp_path), 3) == played(server_of(levels, tmp_path), 3)
 
 
 class Returned(Learnability):

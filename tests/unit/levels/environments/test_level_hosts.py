@@ -198,6 +198,17 @@ def test_steps_that_were_dropped_are_not_waited_for(whole: bool) -> None:
     assert levels.in_flight(0) == []
 
 
+def test_dropped_steps_of_a_level_that_comes_again_are_not_those_of_its_next_episode() -> None:
+    levels = SequentialLevels([5, 6])
+    env = LevelWrapper(ToldCorridor(), partial(levels.next_level, 0), check=False)
+    for _ in range(3):
+        env.reset()
+        env.step(0)
+    assert levels.in_flight(0) == [5, 6, 5]
+    update_rollout(levels, torch.cat([scored(1.0), scored(1.0)]).unsqueeze(0), torch.tensor([[6, 5]]))
+    assert levels.in_flight(0) == []
+
+
 def test_a_limit_around_the_wrapper_ends_episodes_with_a_score() -> None:
     levels = buffer(50)
     env = TimeLimit(LevelWrapper(ToldCorridor(), partial(levels.next_level, 0), check=False), 3)
