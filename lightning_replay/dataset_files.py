@@ -35,6 +35,18 @@ def imported(module: str) -> Any:
         raise missing_extra("the data set", str(error.name), "demonstrations") from error
 
 
+@contextmanager
+def without_ghostscript() -> Iterator[None]:
+    """Images are decoded by Pillow, which would let Ghostscript run a program that lies in place of an image."""
+    plugin = imported("PIL.EpsImagePlugin")
+    before = plugin.gs_binary
+    plugin.gs_binary = False
+    try:
+        yield
+    finally:
+        plugin.gs_binary = before
+
+
 def files_below(data_set: Path, folder: Path) -> list[Path]:
     """Returns all files below a folder of a data set, sorted.
 

@@ -22,7 +22,14 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers import ReplayBuffer, Storage
 
-from lightning_replay.dataset_files import DatasetError, files_below, imported, own_columns, readable
+from lightning_replay.dataset_files import (
+    DatasetError,
+    files_below,
+    imported,
+    own_columns,
+    readable,
+    without_ghostscript,
+)
 from lightning_replay.episodes.links import TRAJECTORY_KEYS
 from lightning_replay.episodes.running import slots_by_age, stored_trajectories
 from lightning_replay.memory import check_free
@@ -116,7 +123,7 @@ def from_minari(dataset: Any, observations: Sequence[str | tuple[str, ...]] | No
     """
     minari = imported("minari")
     keys = None if observations is None else _checked_keys(observations)
-    with readable(f"the data set {dataset}", "a whole data set of Minari"):
+    with readable(f"the data set {dataset}", "a whole data set of Minari"), without_ghostscript():
         if isinstance(dataset, str):
             place = imported("minari.storage").get_dataset_path(dataset) / "data"
             if not place.exists():

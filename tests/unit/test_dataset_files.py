@@ -11,6 +11,8 @@ import gymnasium
 import h5py
 import numpy as np
 import pytest
+from gymnasium.spaces import Box
+from PIL import EpsImagePlugin
 
 from lightning_replay.dataset_files import DatasetError
 from lightning_replay.datasets import from_d4rl, from_lerobot
@@ -133,6 +135,24 @@ def test_an_environment_that_a_data_set_names_is_not_built(tmp_path: Path) -> No
         with pytest.raises(DatasetError, match="does not describe its spaces, and Minari would build the environment"):
             read_minari(tmp_path)
         assert not built
+
+
+def test_a_program_in_place_of_an_image_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow gives PostScript to the first ``gs`` that is found; here it writes down that it ran."""
+    (tmp_path / "gs").write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\necho 10.0\n")
+    (tmp_path / "gs").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)
+    image = Box(0, 255, (64, 64, 3), np.uint8), np.zeros((64, 64, 3), np.uint8)
+    write_minari(tmp_path, "hdf5", image=image)
+    assert read_minari(tmp_path)["observation", "image"].shape == (STEPS, 64, 64, 3)
+    program = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n"
+    with h5py.File(tmp_path / ID / "data" / "main_data.hdf5", "a") as file:
+        stored = file["episode_0/observations/image"]
+        stored[:, : len(program)] = np.frombuffer(program, np.uint8)
+    with pytest.raises(DatasetError, match="Unable to locate Ghostscript"):
+        read_minari(tmp_path)
+    assert not (tmp_path / "ran").exists() and EpsImagePlugin.gs_binary is None
 
 
 def test_lengths_that_no_memory_holds_are_refused(tmp_path: Path) -> None:
