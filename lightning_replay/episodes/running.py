@@ -248,7 +248,7 @@ def slots_by_age(storage: Storage, writer: WriterHooks) -> Tensor | None:
 def stored_trajectories(storage: Storage) -> list[int | None]:
     slots = held_slots(storage)
     ids = read_trajectory(storage, slots) if len(slots) else None
-    return [None] if ids is None else ids.unique().tolist()
+    return [None] if ids is None else ids.unique_consecutive().unique().tolist()
 
 
 def newest_running(

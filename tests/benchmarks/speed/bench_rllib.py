@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""T6: the buffer's part of one DQN training step in RLlib: RLlib's own, ours by config only, and ours configured.
+"""T6: one DQN training step in RLlib and the buffer's part of it, with RLlib's own buffers and with ours.
 
-``--driver`` measures the CPU time of the driver process per environment step with 1, 2 and 4 EnvRunners instead.
+Times are CPU time of the driver process, all threads together: other programs of the machine count little in them.
+``--driver`` measures an environment step with 1, 2 and 4 EnvRunners instead.
 """
 
 from __future__ import annotations
@@ -24,20 +25,21 @@ from peers import arguments
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.dqn import DQNConfig
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
-from timing import Burst, Table, Work, burst_of
+from timing import Burst, Table, Work
 
 import rllib_ext
 
-BATCH = 256
+BATCH, DEFAULT_BATCH = 256, 32  # the second is RLlib's default
 CAPACITY = 100_000
 STEPS_PER_ENV_RUNNER = 8 * 4  # environments, and steps of each in one training step
 BUFFERS: dict[str, dict[str, Any]] = {
     "rllib": {"type": "PrioritizedEpisodeReplayBuffer", "capacity": CAPACITY, "alpha": 0.6, "beta": 0.4},
     "rllib uniform": {"type": "EpisodeReplayBuffer", "capacity": CAPACITY},
-    "ours": rllib_ext.replay_config("prioritized", capacity=CAPACITY, priority_exponent=0.6, importance_exponent=0.4),
-    "ours uniform": rllib_ext.replay_config("uniform", capacity=CAPACITY),
+    "configured": rllib_ext.replay_config(
+        "prioritized", capacity=CAPACITY, priority_exponent=0.6, importance_exponent=0.4
+    ),
+    "configured uniform": rllib_ext.replay_config("uniform", capacity=CAPACITY),
 }
-BUFFERS["configured"], BUFFERS["configured uniform"] = BUFFERS["ours"], BUFFERS["ours uniform"]
 
 
 def episodes(steps: int) -> Iterator[SingleAgentEpisode]:
@@ -56,12 +58,12 @@ def episodes(steps: int) -> Iterator[SingleAgentEpisode]:
         yield episode.to_numpy()
 
 
-def build(name: str, **env_runners: Any) -> Algorithm:
+def build(name: str, batch: int = BATCH, **env_runners: Any) -> Algorithm:
     """DQN on CartPole with the buffer of this name."""
     config = DQNConfig().environment("CartPole-v1").debugging(seed=0, log_level="ERROR").env_runners(**env_runners)
     config.training(
         replay_buffer_config=BUFFERS[name],
-        train_batch_size_per_learner=BATCH,
+        train_batch_size_per_learner=batch,
         num_steps_sampled_before_learning_starts=0,
     )
     if name.startswith("configured"):
@@ -72,8 +74,8 @@ def build(name: str, **env_runners: Any) -> Algorithm:
 class Step:
     """An algorithm with a filled buffer, and the pieces of its training step one by one."""
 
-    def __init__(self, name: str, stored: list[SingleAgentEpisode]) -> None:
-        self.algorithm = build(name)
+    def __init__(self, name: str, stored: list[SingleAgentEpisode], batch: int = BATCH) -> None:
+        self.algorithm = build(name, batch)
         self.buffer = self.algorithm.local_replay_buffer
         for start in range(0, len(stored), 500):
             self.buffer.add(stored[start : start + 500])
@@ -104,6 +106,21 @@ class Step:
             self.buffer.update_priorities(self.td_errors)
 
 
+def cpu_of(work: Work) -> Burst:
+    """Turns work into a function of its calls that returns the driver's CPU microseconds for one.
+
+    All threads of the process count, Ray's among them.
+    """
+
+    def burst(calls: int) -> float:
+        start = time.process_time()
+        for _ in range(calls):
+            work()
+        return (time.process_time() - start) / calls * 1e6
+
+    return burst
+
+
 def burst_of_tens(work: Work) -> Burst:
     """Of ten calls together, per call: with ``configure`` every tenth computes metrics."""
 
@@ -111,7 +128,7 @@ def burst_of_tens(work: Work) -> Burst:
         for _ in range(10):
             work()
 
-    burst = burst_of(ten)
+    burst = cpu_of(ten)
     return lambda calls: burst(max(calls // 10, 3)) / 10
 
 
@@ -122,34 +139,20 @@ def measure_pieces(table: Table, rows: int, rounds: int) -> None:
     table.measure("sample", {name: burst_of_tens(step.sample) for name, step in steps.items()}, rounds=rounds)
     for step in steps.values():
         step.drawn = step.sample()
-    table.measure("connectors", {name: burst_of(step.connect) for name, step in steps.items()}, rounds=rounds)
+    table.measure("connectors", {name: cpu_of(step.connect) for name, step in steps.items()}, rounds=rounds)
     both = {name: burst_of_tens(step.sample_and_update) for name, step in steps.items()}
     table.measure("sample and update", both, rounds=rounds)
-    whole = {name: burst_of(step.algorithm.training_step) for name, step in steps.items()}
+    whole = {name: cpu_of(step.algorithm.training_step) for name, step in steps.items()}
     table.measure("training step", whole, rounds=rounds)
     work = {name: table.times["sample and update"][name] + table.times["connectors"][name] for name in steps}
     table.times["buffer work"] = work
-    table.faster("T6", "buffer work", "ours", "rllib", 10)
-    table.faster("T6", "training step", "ours", "rllib", 2.2)
     table.faster("T6", "buffer work", "configured", "rllib", 16)
     table.faster("T6", "training step", "configured", "rllib", 2.5)
-    for step in steps.values():
+    small = {name: Step(name, stored, DEFAULT_BATCH) for name in BUFFERS}
+    whole = {name: cpu_of(step.algorithm.training_step) for name, step in small.items()}
+    table.measure(f"training step, batch {DEFAULT_BATCH}", whole, rounds=rounds)
+    for step in (*steps.values(), *small.values()):
         step.algorithm.stop()
-
-
-def driver_cpu_of(algorithm: Algorithm) -> Burst:
-    """Turns training steps into a function of their number that returns the driver's CPU microseconds for one.
-
-    All threads of the process count, Ray's among them.
-    """
-
-    def burst(calls: int) -> float:
-        start = time.process_time()
-        for _ in range(calls):
-            algorithm.training_step()
-        return (time.process_time() - start) / calls * 1e6
-
-    return burst
 
 
 def measure_driver(table: Table, num_env_runners: int, rounds: int) -> None:
@@ -160,7 +163,7 @@ def measure_driver(table: Table, num_env_runners: int, rounds: int) -> None:
         for _ in range(40):  # EnvRunners have started, and the buffer holds several batches
             algorithm.training_step()
     work = f"driver CPU of a training step, {num_env_runners} EnvRunners"
-    bursts = {name: driver_cpu_of(algorithm) for name, algorithm in algorithms.items()}
+    bursts = {name: cpu_of(algorithm.training_step) for name, algorithm in algorithms.items()}
     table.measure(work, bursts, rounds=rounds, seconds=0.3)
     env_steps = num_env_runners * STEPS_PER_ENV_RUNNER
     per_step = {name: value / env_steps for name, value in table.times[work].items()}
@@ -176,7 +179,7 @@ def main() -> None:
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
     options = arguments(__doc__, driver="measure the driver's CPU time with 1, 2 and 4 EnvRunners instead")
-    table = Table("RLlib: DQN on CartPole, batch 256")
+    table = Table(f"RLlib: DQN on CartPole, batch {BATCH}")
     with contextlib.redirect_stderr(open(os.devnull, "w")):
         ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False)
         if options.driver:
