@@ -183,7 +183,7 @@ class MixedReplay(Seeded, TrainingReplay):
     def _sides(self) -> dict[str, Replay]:
         return {"online": self.online, "offline": self.offline}
 
-    def _compare(self, name: str = "", first: TensorDictBase | None = None) -> None:
+    def _compare(self, name: str = "", first: TensorDictBase | None = None, depth: int = 3) -> None:
         # Of the side ``name`` the first rows, which are not stored yet.
         columns: list[dict[tuple[str, ...], str]] = []
         for one in _SIDES:
@@ -221,7 +221,7 @@ class MixedReplay(Seeded, TrainingReplay):
                 warnings.warn(
                     f"rows of offline lack columns of online, and no batch contains them: {names}. If the loss reads "
                     "one, fill offline with rows that contain it",
-                    stacklevel=3,
+                    stacklevel=depth,
                 )
 
     def _is_bookkeeping(self, key: tuple[str, ...]) -> bool:
@@ -238,7 +238,7 @@ class MixedReplay(Seeded, TrainingReplay):
         count = self.batch_size if batch_size is None else checked_count("batch_size", batch_size, of="transitions")
         with self._lock:
             if not self._has_compared:  # at the first draw, also with rows that a side has loaded
-                self._compare()
+                self._compare(depth=4)  # below torch.compiler.disable
             exact = round(self.share(self._clocks[self.share.clock]) * count, 9)  # 0.7 * 10 is 7.000000000000001
             if exact and not len(self.offline):
                 raise RuntimeError("offline is empty; call offline.extend(rows) before the first draw, or give share=0")

@@ -221,10 +221,13 @@ def test_columns_that_only_online_has_are_left_out_with_a_warning() -> None:
     rows["next", "is_init"] = rows["is_init"]
     rows["done"] = rows["next", "done"]
     replay.extend(rows)
-    with pytest.warns(UserWarning, match="no batch contains them: action_value. If the loss"):
+    with pytest.warns(UserWarning, match="no batch contains them: action_value. If the loss") as caught:
         batch = replay.sample()
+    assert caught[0].filename == __file__
     assert not {"action_value", "is_init", "done"} & set(batch.keys())
     replay.sample()  # without another warning
+    with pytest.warns(UserWarning, match="no batch contains them: action_value") as caught:
+        recipes.mixed(online=replay.online, offline=replay.offline, batch_size=8)
     wider = recipes.mixed(online=built("uniform", capacity=10), offline=built("uniform", capacity=10))
     wider.offline.extend(numbered_steps(0, 8).set("action_value", torch.zeros(8, 3)))
     with pytest.raises(ValueError, match=r"action_value \(torch.float32 \[3\], online torch.float32 \[2\]\)"):

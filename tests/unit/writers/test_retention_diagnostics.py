@@ -92,14 +92,9 @@ def test_rules_without_surprise_have_no_errors_of_new_rows(rule: Any) -> None:
         assert figures(replay) == known | {"td_error_over_newest": 1.0}
 
 
-@pytest.mark.parametrize("change", ["none", "several"])
-def test_rows_without_a_flag_each_have_no_share_of_ends(change: str) -> None:
+def test_rows_without_a_flag_have_no_share_of_ends() -> None:
     rows = steps([1.0, 2.0])
-    if change == "none":
-        rows = TensorDict({"observation": rows["observation"], "next": {"reward": rows["next", "reward"]}}, [2])
-    else:
-        for flag in ("terminated", "truncated", "done"):
-            rows["next", flag] = rows["next", flag].expand(2, 3).clone()
+    rows = TensorDict({"observation": rows["observation"], "next": {"reward": rows["next", "reward"]}}, [2])
     replay = buffer(2)
     replay.extend(rows)
     assert set(figures(replay)) == {"age_over_capacity", "td_error_over_newest"}
