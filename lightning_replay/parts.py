@@ -174,7 +174,7 @@ class PartHooks(Seeded, BreaksGraphs):
         """Sets the clocks of schedules, in environment steps and updates since the start of training."""
 
     def dumps(self, path: str | Path) -> None:
-        """Writes ``state_dict()`` into the directory ``path``."""
+        """Writes ``state_dict()`` into ``path``, a directory or a URL of fsspec."""
         write_state(path, self.state_dict(), of=type(self).__name__)
 
     def loads(self, path: str | Path) -> None:

@@ -109,7 +109,9 @@ class LevelSet(Sequence[dict[str, Any]]):
                 ) from None
 
     def save(self, path: str | Path) -> None:
-        """Writes the objects, groups and weights into the directory ``path``; arrays as tensors, and paths as text.
+        """Writes objects, groups, and weights into ``path``, a directory or a URL of fsspec.
+
+        Arrays are written as tensors, and paths as text.
 
         Raises:
             TypeError: an object has other values.

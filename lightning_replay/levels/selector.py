@@ -307,7 +307,7 @@ class LevelSelector(Seeded, ABC):
         self._restore_attributes(state)
 
     def save(self, path: str | Path) -> None:
-        """Writes :meth:`state_dict` into the directory ``path``: tensors and JSON."""
+        """Writes :meth:`state_dict` as tensors and JSON into ``path``, a directory or a URL of fsspec."""
         write_state(path, self.state_dict(), of=type(self).__name__)
 
     def load(self, path: str | Path) -> None:

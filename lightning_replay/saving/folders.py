@@ -14,7 +14,7 @@ from typing import Any
 import fsspec
 from pyarrow import fs
 
-from lightning_replay.options import check_kind
+from lightning_replay.options import LOCAL_OR_URL, check_kind, checked_local_path
 from lightning_replay.saving.files import (
     DATA_FOLDERS,
     LOCK_FILE,
@@ -49,8 +49,9 @@ class Folder:
     def of_user(cls, path: str | Path, filesystem: fs.FileSystem | None = None) -> Folder:
         """Returns the folder at a path or URI that was given here, where a relative path is one of this process."""
         check_kind("filesystem", filesystem, fs.FileSystem | None, "a file system of pyarrow, or None")
-        is_local = filesystem is None and "://" not in str(path)
-        return cls.at(os.path.abspath(path) if is_local else str(path), filesystem)
+        if filesystem is None and "://" not in str(path):
+            path = os.path.abspath(checked_local_path("path", path, LOCAL_OR_URL))
+        return cls.at(str(path), filesystem)
 
     @classmethod
     def at_url(cls, url: str) -> Folder:

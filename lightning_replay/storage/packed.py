@@ -598,7 +598,7 @@ class PackedStorage(LazyTensorStorage):
         return layout
 
     def dumps(self, path: str | Path) -> None:
-        """Writes :meth:`state_dict` into the directory ``path``."""
+        """Writes :meth:`state_dict` into ``path``, a directory or a URL of fsspec."""
         with self.frozen_state() as state:
             write_state(path, state, of=type(self).__name__)
 

@@ -77,7 +77,7 @@ class RemoteLevels:
         return dict(self.state()["levels"])
 
     def save(self, path: str | Path) -> None:
-        """Writes a save for :meth:`~lightning_replay.levels.LevelSelector.load`."""
+        """Writes a save for :meth:`~lightning_replay.levels.LevelSelector.load` into a directory or a URL of fsspec."""
         state = self.state_dict()
         write_state(path, state, of=state["kind"])
 

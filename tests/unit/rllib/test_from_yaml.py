@@ -404,6 +404,8 @@ def test_errors_of_the_command_are_one_line(shared_ray: None, tmp_path: Path) ->
         ([str(written(tmp_path)), "--set", "training.gama=3"], "error: training has no 'gama'"),
         ([str(written(tmp_path)), "--set", "training.gamma"], "error: --set training.gamma has no value"),
         ([str(written(tmp_path)), "--set", "env_runners.num_env_runners=9"], "error: 9 EnvRunners"),
+        ([str(written(tmp_path)), "--checkpoint", "memory://bucket"], "error: .*system type in URI: memory://bucket"),
+        ([str(written(tmp_path)), "--checkpoint", "s3:/bucket"], "error: .*must be a folder, or a URL as text"),
     ):
         with pytest.raises(SystemExit, match=message):
             main(arguments)

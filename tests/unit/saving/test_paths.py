@@ -197,6 +197,12 @@ def test_the_folder_of_checkpoints_is_no_url_without_its_slash() -> None:
         ReplayCheckpoint(Path("s3://bucket/run"))
 
 
+@pytest.mark.parametrize("url", ["s3:/bucket/place", Path("s3://bucket/place")])
+def test_a_sharded_replay_refuses_a_url_that_lost_a_slash(url: Any) -> None:
+    with pytest.raises(ValueError, match="must be a folder, or a URL as text"):
+        Folder.of_user(url)
+
+
 @pytest.mark.parametrize("use", [lambda: Folder.of_user(URL), lambda: Folder.of_user("nothing://bucket")])
 def test_a_file_system_that_arrow_lacks_is_refused(use: Any) -> None:
     with pytest.raises(ValueError, match="nrecognized filesystem type in URI: (memory|nothing)://bucket"):
