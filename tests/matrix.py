@@ -40,7 +40,7 @@ TRIED = {
     "minatar": "import minatar",
     "faiss-cpu": "from lightning_replay import recipes; recipes.neighborhood_mixup(10, 2, backend='faiss_flat')",
     "plots": "import matplotlib",
-    "demonstrations": "import h5py, minari, pyarrow.dataset, lightning_replay.datasets",
+    "demonstrations": "import h5py, minari, PIL.Image, pyarrow.dataset, lightning_replay.datasets",
     "remote": "from lightning_replay.saving.folders import Folder; Folder.at_url('memory://replay')",
     "sb3": "import lightning_replay.sb3",
 }
