@@ -53,6 +53,8 @@ class NeighborhoodMixupSampler(PairSampler):
         tensor([1, 0, 1])
     """
 
+    stored_options: tuple[str, ...] = ("_feature_keys", "discrete")
+
     def __init__(
         self,
         num_neighbors: int = 10,

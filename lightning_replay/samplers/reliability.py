@@ -119,17 +119,22 @@ class ReliabilityAdjustedSampler(FollowsEpisodes, PrioritizedSampler):
         if storage is not None and self.followed.links is None:
             self._link(slots[:0], storage)
         super().set_priorities(slots, magnitudes, storage)  # which refuses before anything is changed
-        links, index = self.followed.links, slots.numpy()
+        index = slots.numpy()
         written = index[index >= 0]
-        if links is None or not len(written):
+        if self.followed.links is None or not len(written):
             return
         self._of_rows[0, written] = magnitudes.numpy()[index >= 0]
         most = self.max_size if self.rows_per_update is None else self.rows_per_update
+        changed = np.concatenate((written, self._renewed(written, most)))
+        self._tree.set(torch.from_numpy(changed), self._priorities(changed, self._priority_exponent))
+
+    def _renewed(self, slots: np.ndarray, most: int) -> np.ndarray:
+        # Renews the reliabilities of the episodes of these rows, and returns the rows of these episodes.
+        links: Any = self.followed.links
         of_links = links.successor.numpy(), links.predecessor.numpy(), np.array(links.running, dtype=np.int64)
         renewed = np.empty(self.max_size, dtype=np.int64)
-        count = _renew(written, most, *of_links, *self._of_rows, self._largest_sum, self.priority_offset, renewed)
-        changed = np.concatenate((written, renewed[:count]))
-        self._tree.set(torch.from_numpy(changed), self._priorities(changed, self._priority_exponent))
+        count = _renew(slots, most, *of_links, *self._of_rows, self._largest_sum, self.priority_offset, renewed)
+        return renewed[:count]
 
     def _priorities(self, slots: np.ndarray | slice, exponent: float) -> Tensor:
         error, reliability, _ = self._of_rows[:, slots]
@@ -159,7 +164,10 @@ class ReliabilityAdjustedSampler(FollowsEpisodes, PrioritizedSampler):
         check_capacities(self.max_size, of_rows.shape[1], len(state_dict["tree"]["leaves"]), len(links["successor"]))
         self._of_rows, self._largest_sum = of_rows.copy(), np.array([0.0, np.inf])  # found again at the next update
         super().load_state_dict(state_dict)
-        if self._differs("reliability_exponent", state_dict):
+        differs = self._differs("priority_offset", state_dict)
+        if differs and self.followed.links is not None:  # All sums contain the offset.
+            self._renewed(np.flatnonzero(self._tree.leaves().numpy()), self.max_size)
+        if differs or self._differs("reliability_exponent", state_dict):
             self._replace_leaves(self._repowered(self._priority_exponent))
 
 

@@ -23,7 +23,8 @@ from lightning_replay.parts import BufferHooks, Insertion, ReplayWriter
 from lightning_replay.retention.eviction import ARRIVAL_BITS, Decisions, Factors, RetainedRows
 from lightning_replay.retention.rules import RetentionRule, SurpriseOnly, SurpriseOnPolicyness
 from lightning_replay.retention.surprise import squared_td_error
-from lightning_replay.saving.spec import recorded
+from lightning_replay.saving.spec import comparable, describe, recorded
+from lightning_replay.schedules import Schedule
 from lightning_replay.state import DeclaredState
 from lightning_replay.storage.columns import Column, as_array, as_rows
 from lightning_replay.storage.frames import FrameStorage
@@ -422,6 +423,7 @@ class RetentionWriter(ReplayWriter):
         return super().state_dict() | {
             "diagnostics": {"newest": self._newest.state_dict()},
             "rule": self._described_rule(),
+            "rule_options": self._rule_options(),
             "surprise_exponent": self.rule.surprise_exponent,
             "asks_for_surprise": self.rule.takes_surprise and self.initial_surprise is not None,
         }
@@ -430,6 +432,11 @@ class RetentionWriter(ReplayWriter):
         schedule = " with a schedule" if self.rule.schedule is not None else ""
         discount = f" and draw_discount {self.rule.draw_discount:g}" if self.rule.draw_discount < 1.0 else ""
         return type(self.rule).__name__ + schedule + discount
+
+    def _rule_options(self) -> dict[str, Any]:
+        # By these the priorities of stored rows were computed. With a schedule, they are computed again.
+        given: dict[str, Any] = vars(self.rule).get("init_arguments", {})
+        return {name: comparable(describe(one)) for name, one in given.items() if not isinstance(one, Schedule)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores what :meth:`state_dict` returned; refused are another rule, and a writer that is in no buffer."""
@@ -444,6 +451,12 @@ class RetentionWriter(ReplayWriter):
             raise ValueError(
                 f"the saved buffer has rule {state_dict['rule']}, here {here}. Nothing was loaded; build the buffer "
                 "with the options of the saved one, or let load_replay build it"
+            )
+        saved, options = state_dict.get("rule_options"), self._rule_options()  # format 3 began without them
+        if saved not in (None, options):
+            raise ValueError(
+                f"the saved buffer has a rule with the options {saved}, here {options}. Nothing was loaded; build the "
+                "buffer with the options of the saved one, or let load_replay build it"
             )
         if rule.schedule is not None:  # exactly that of the priorities, however little it differs
             rule.surprise_exponent = state_dict["surprise_exponent"]

@@ -194,7 +194,7 @@ def test_other_exponents_and_offsets_hold_for_stored_rows(tmp_path: Path, caplog
         assert torch.equal(again.sample()["priority_weight"], replay.sample()["priority_weight"])
     other = make_replay(8, priority_exponent=1.0, priority_offset=1.0)
     other.load(tmp_path / "replay")
-    reliability = replay.sampler.reliability_of(slots)
+    reliability = torch.tensor([4.0, 6.0, 11.0]) / 11.0  # each error with the offset added
     wanted = reliability**OMEGA * (torch.tensor([3.0, 1.0, 4.0]) + 1.0)
     torch.testing.assert_close(other.sampler._tree.get(slots), wanted)
     other.sampler.priority_exponent = 0.5
