@@ -318,7 +318,7 @@ def test_coefficients_drawn_ahead_are_of_the_concentration_of_the_buffer(tmp_pat
     assert ((coefficient - 0.5).abs() < 0.01)[coefficient < 1].all()
 
 
-def test_another_exponent_of_stored_surprises_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_another_exponent_of_stored_surprises_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def build(exponent: float) -> Replay:
         rule = SurpriseOnPolicyness(surprise_exponent=exponent)
         return built("surprise_retention", capacity=16, batch_size=4, rule=rule, seed=0)
@@ -328,5 +328,5 @@ def test_another_exponent_of_stored_surprises_is_named(tmp_path: Path, caplog: p
     replay.save(tmp_path)
     build(1.0).load(tmp_path)
     assert not caplog.text
-    build(0.5).load(tmp_path)
-    assert "surprise_exponent is 0.5" in caplog.text
+    with pytest.raises(ValueError, match=r"'surprise_exponent': 1.0, .*, here .*'surprise_exponent': 0.5"):
+        build(0.5).load(tmp_path)
