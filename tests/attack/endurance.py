@@ -30,14 +30,15 @@ class Steps:
         self._environment = torch.arange(count) % ENVIRONMENTS
         done = torch.arange(count).unsqueeze(1) >= count - ENVIRONMENTS
         done &= self._environment.unsqueeze(1) % 10 != 0
-        value = torch.rand(count, 8)
+        start = torch.rand(ENVIRONMENTS, 8)[self._environment]
+        step = (torch.arange(count) // ENVIRONMENTS).unsqueeze(1)
         self.rows = TensorDict(
             {
-                "observation": value,
-                "action": value[:, :2],
+                "observation": start + step,
+                "action": start[:, :2],
                 "trajectory": self._environment.clone(),
                 "next": {
-                    "observation": value + 1,
+                    "observation": start + (step + 1),
                     "reward": torch.arange(count).unsqueeze(1) % 8.0,
                     "terminated": done,
                     "truncated": torch.zeros_like(done),

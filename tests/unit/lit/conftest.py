@@ -9,7 +9,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-DEFAULT = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+# Ray Tune leaves a handler of SIGUSR1 behind, and Lightning keeps handlers that it finds.
+DEFAULT = {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGTERM: signal.SIG_DFL,
+    signal.SIGUSR1: signal.SIG_DFL,
+}
 
 
 @pytest.fixture
