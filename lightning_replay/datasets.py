@@ -160,12 +160,12 @@ def _minari_description(place: Path) -> Any:
             needed = sum(column.nbytes for column in own_columns(file).values())
             check_free(needed, f"the arrays of {arrays}", advice="Give a smaller data set")
     if description["data_format"] == "arrow":
-        # A length that is forged would end the process. The names are those that Minari reads.
-        read = [
-            file for file in files if file.parent != place and not file.name.startswith(("_", ".", "metadata.json"))
-        ]
-        for batch in _source(read, "arrow").to_batches():
-            batch.validate(full=True)
+        # A length that is forged would end the process. Minari reads these names, also in place of an episode's folder.
+        # Each file by itself, because several together are read with the columns of the first one alone.
+        for file in files:
+            if not file.name.startswith(("_", ".", "metadata.json")):
+                for batch in _source([file], "arrow").to_batches():
+                    batch.validate(full=True)
     return description
 
 

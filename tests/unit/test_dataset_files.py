@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import gymnasium
 import h5py
 import numpy as np
+import pyarrow
 import pytest
-from gymnasium.spaces import Box
+from gymnasium.spaces import Box, Text
 from PIL import EpsImagePlugin
 
 from lightning_replay.dataset_files import DatasetError
@@ -184,3 +186,29 @@ def test_arrow_files_with_forged_lengths_do_not_end_the_process(tmp_path: Path) 
             except DatasetError:
                 refused += 1
     assert refused > 5
+
+
+@pytest.mark.parametrize("way", ["file in place of a folder", "columns that the first file lacks"])
+def test_every_arrow_file_is_checked(way: str, tmp_path: Path) -> None:
+    """Minari also reads a file that has the name of an episode, and each episode with columns of its own."""
+    write_minari(tmp_path, "arrow", text=(Text(2_000), "a" * 1_111))
+    place = tmp_path / ID / "data"
+    file = place / "1" / "part-0.arrow"
+    if way == "file in place of a folder":
+        file.rename(tmp_path / "kept")
+        shutil.rmtree(file.parent)
+        file = file.parent
+        (tmp_path / "kept").rename(file)
+    else:
+        other = pyarrow.record_batch({"rewards": [0.0]})
+        with (
+            pyarrow.OSFile(str(place / "0" / "a.arrow"), "wb") as sink,
+            pyarrow.ipc.new_file(sink, other.schema) as out,
+        ):
+            out.write_batch(other)
+    content = file.read_bytes()
+    offsets = np.int32([0, 1_111, 2_222]).tobytes()
+    assert offsets in content
+    file.write_bytes(content.replace(offsets, np.int32([0, 1_900_000_000, 2_000_000_000]).tobytes()))
+    with pytest.raises(DatasetError, match="Offset invariant failure"):
+        read_minari(tmp_path, observations=["state"])
