@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["FirstSlots", "Occupancy", "SlotSet"]
+__all__ = ["FirstSlots", "Occupancy", "SlotSet", "are_within"]
 
 
 class Occupancy(ABC):
@@ -112,3 +112,9 @@ class SlotSet(Occupancy):
         restored = cls(capacity, 0)
         restored.add(state.numpy())
         return restored
+
+
+def are_within(values: np.ndarray, limit: int, count: int | None = None) -> bool:
+    """Returns whether values of a state are int64 ``[count]``, from 0 on and below ``limit``."""
+    is_list = values.dtype == np.int64 and values.ndim == 1 and count in (None, len(values))
+    return is_list and (len(values) == 0 or (values.min() >= 0 and values.max() < limit))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from lightning_replay.storage.occupancy import are_within
 from lightning_replay.tables import kernels
 from lightning_replay.tables.kernels import EpisodeGroups, EventArrays, HistoryArrays
 from lightning_replay.tables.tables import Tables
@@ -143,7 +144,21 @@ class Histories:
             "forgotten": self.forgotten,
         }
 
+    def slots_in(self, state_dict: Mapping[str, Any]) -> np.ndarray:
+        """Returns the slots of a saved state; raises ``ValueError`` if its steps are not those of different episodes."""
+        names, lengths, slots = (state_dict[name].numpy() for name in ("trajectory", "length", "slots"))
+        if not (
+            names.dtype == np.int64
+            and are_within(lengths, self._length + 1, len(names))
+            and lengths.sum() == len(slots)
+            and (lengths >= min(self._length, 1)).all()
+            and len(np.unique(names)) == len(names)
+        ):
+            raise ValueError("the state has steps that are not those of its running episodes; load another save")
+        return slots
+
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restores what :meth:`state_dict` returned, after :meth:`slots_in`."""
         # The references are in the state of the slots.
         self._clear()
         names = state_dict["trajectory"].tolist()

@@ -12,12 +12,13 @@ from torch import Tensor
 
 from lightning_replay.memory import check_free
 from lightning_replay.options import checked_count
-from lightning_replay.storage.occupancy import Occupancy
+from lightning_replay.storage.occupancy import Occupancy, are_within
 from lightning_replay.tables import kernels
 from lightning_replay.tables.counts import StateActionCounts
 from lightning_replay.tables.kernels import FREED, TAKEN, WRITTEN, TableArrays
 
 _SAVED = ("entries", "appended", "first", "written_at")
+_MOST = 2**62  # as many rows are never written
 
 
 class Tables(Occupancy):
@@ -228,7 +229,11 @@ class Tables(Occupancy):
             "counts": None if counts is None else counts.state_dict(),
         }
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+    def check_state(self, state_dict: Mapping[str, Any], held: np.ndarray) -> None:
+        """Raises ``ValueError`` for a state that the compiled loops, which check no bounds, cannot follow.
+
+        ``held``: the slots of the running episodes that are saved with it, int64 ``[n]``.
+        """
         entries = state_dict["entries"].numpy()
         if entries.shape != self.entries.shape or len(state_dict["written_at"]) != self.num_slots:
             raise ValueError(
@@ -237,6 +242,37 @@ class Tables(Occupancy):
             )
         if self.state_action_counts is not None and state_dict["counts"] is None:
             raise ValueError("the saved tables count no states; build these without a correction that counts")
+        saved = {name: state_dict[name].numpy() for name in _SAVED}
+        limits = {"entries": self.num_slots, "appended": _MOST, "first": _MOST, "written_at": _MOST}
+        of_slots = state_dict["slots"]
+        if not (
+            all(are_within(saved[name], limits[name], len(getattr(self.arrays, name))) for name in _SAVED)
+            and (saved["first"] <= saved["appended"]).all()
+            and 0 <= int(state_dict["rows_written"]) < _MOST
+            and are_within(held, self.num_slots)
+            and self._are_counted(saved, of_slots["references"].numpy(), of_slots["free"].numpy(), held)
+        ):
+            raise ValueError("the state has tables whose entries, episodes, and free slots disagree; load another save")
+
+    def _are_counted(
+        self, saved: Mapping[str, np.ndarray], references: np.ndarray, free: np.ndarray, held: np.ndarray
+    ) -> bool:
+        """Returns whether ``references`` count the slots of each table and episode, and the others are ``free``."""
+        oldest = np.maximum(saved["first"], saved["appended"] - self.capacity)
+        parts = [held]
+        for offset, capacity, first, last in zip(self.offset, self.capacity, oldest, saved["appended"], strict=True):
+            parts.append(saved["entries"][offset + np.arange(first, last) % capacity])
+        counts = np.zeros(self.num_slots, dtype=np.int64)
+        for slots in parts:
+            of_part = np.bincount(slots, minlength=self.num_slots)
+            if of_part.max() > 1:
+                return False
+            counts += of_part
+        is_free = np.array_equal(np.sort(free), np.flatnonzero(counts == 0))
+        return is_free and are_within(free, self.num_slots) and np.array_equal(counts, references)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restores what :meth:`state_dict` returned, after :meth:`check_state`."""
         for name in _SAVED:
             getattr(self.arrays, name)[:] = state_dict[name].numpy()
         free = state_dict["slots"]["free"].numpy()

@@ -97,6 +97,14 @@ class TableWriter(ReplayWriter):
     def forget_oldest(self) -> bool:
         return False
 
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restores what :meth:`state_dict` returned; a state whose slots disagree is refused, and nothing changes."""
+        self.tables.check_state(state_dict["tables"], self._held_by(state_dict))
+        super().load_state_dict(dict(state_dict))
+
+    def _held_by(self, state_dict: Mapping[str, Any]) -> np.ndarray:
+        return np.zeros(0, dtype=np.int64)
+
     def age_of(self, index: Tensor) -> Tensor:
         return torch.from_numpy(self.tables.age_of(index.cpu().numpy()))
 
@@ -347,6 +355,9 @@ class EventTableWriter(TableWriter):
             self._running.forget(name)
         return name is not None
 
+    def _held_by(self, state_dict: Mapping[str, Any]) -> np.ndarray:
+        return self._histories.slots_in(state_dict["histories"])
+
     def cut(self, index: Tensor) -> None:
         if not len(index):
             return
@@ -383,7 +394,7 @@ class EventTableWriter(TableWriter):
                 f"the saved tables have {len(state_dict['conditions'])} events and these {len(self._events)}; build "
                 "them with the saved events"
             )
-        super().load_state_dict(dict(state_dict))
+        super().load_state_dict(state_dict)
         if "running" in state_dict:
             self._running.load_state_dict(state_dict["running"])
         else:  # format 3 began without it: what its episodes ended with is not known, so that nothing continues them

@@ -106,9 +106,9 @@ def test_cleared_tables_are_as_new() -> None:
 def test_the_state_of_other_tables_is_refused() -> None:
     state = Tables({"default": 3, "goal": 2}).state_dict()
     with pytest.raises(ValueError, match="saved tables hold 5 entries over 5 slots, these 4 over 4.*capacities"):
-        Tables({"default": 3, "goal": 1}).load_state_dict(state)
+        Tables({"default": 3, "goal": 1}).check_state(state, np.zeros(0, dtype=np.int64))
     with pytest.raises(ValueError, match="5 entries over 5 slots, these 5 over 6"):
-        Tables({"default": 3, "goal": 2}, extra_slots=1).load_state_dict(state)
+        Tables({"default": 3, "goal": 2}, extra_slots=1).check_state(state, np.zeros(0, dtype=np.int64))
 
 
 def test_a_table_is_asked_for_by_its_name() -> None:
