@@ -145,7 +145,7 @@ class Histories:
         }
 
     def slots_in(self, state_dict: Mapping[str, Any]) -> np.ndarray:
-        """Returns the slots of a saved state; raises ``ValueError`` if its steps are not those of different episodes."""
+        """Returns the slots of a saved state; ``ValueError`` if its steps are not those of different episodes."""
         names, lengths, slots = (state_dict[name].numpy() for name in ("trajectory", "length", "slots"))
         if not (
             names.dtype == np.int64

@@ -25,6 +25,7 @@ from lightning_replay.events import (
 from lightning_replay.samplers.tables import TableShares
 from lightning_replay.table_replay import TableReplay
 from lightning_replay.writers.tables import EventTableWriter
+from tests.attack.states import fingerprint
 from tests.event_steps import IsTrue, event_steps
 from tests.transitions import connected, numbered_steps
 
@@ -263,3 +264,31 @@ def test_emptied_tables_start_anew() -> None:
     assert len(replay) == 0 and replay.stats()["tables"]["goal"]["size"] == 0
     replay.extend(event_steps(6, 2, {1: {"goal"}}, ["goal"]))
     assert ids(replay, "goal") == [6, 7]
+
+
+FORGED_NUMBERS = [
+    *[(("tables", "slots", "free"), value) for value in (2**44, -1, 0)],
+    *[(("tables", "slots", "references"), value) for value in (-1, 2)],
+    *[(("tables", "entries"), value) for value in (2**44, -1)],
+    *[(("tables", "appended"), value) for value in (-(2**63) + 10, 2**62, 0)],
+    *[(("tables", "first"), value) for value in (-(2**55), 2**62)],
+    *[(("tables", "written_at"), value) for value in (2**62, -1)],
+    *[(("histories", "slots"), value) for value in (2**44, -1, 0)],
+    *[(("histories", "length"), value) for value in (-1, 0, 3)],
+]
+
+
+@pytest.mark.parametrize(("path", "value"), FORGED_NUMBERS, ids=str)
+def test_numbers_that_disagree_are_refused_before_compiled_loops_follow_them(path: tuple[str, ...], value: int) -> None:
+    replay = recipes.event_tables(capacity=20, batch_size=4, tables=[goal_table()], seed=0)
+    replay.extend(numbered_steps(0, 30))
+    state, other = replay.state_dict(), recipes.event_tables(capacity=20, batch_size=4, tables=[goal_table()], seed=0)
+    before = fingerprint(other.state_dict())
+    inner = state["writer"]
+    for key in path:
+        inner = inner[key]
+    assert len(inner) and inner[-1] != value
+    inner[-1] = value
+    with pytest.raises(ValueError, match=r"disagree|not those of its running episodes"):
+        other.load_state_dict(state)
+    assert fingerprint(other.state_dict()) == before
