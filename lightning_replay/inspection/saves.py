@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 from lightning_replay.inspection.contents import LevelContents, ReplayContents, contents_of, levels_of
 from lightning_replay.options import checked_local_path
-from lightning_replay.saving.directory import data_of, read_manifest, read_save
+from lightning_replay.saving.directory import data_of, names_of_shards, read_manifest, read_save
 from lightning_replay.saving.files import MALFORMED, DamagedFileError
 from lightning_replay.saving.states import (
     MANIFEST,
@@ -100,7 +100,8 @@ def _places(path: Path) -> list[tuple[str, Path]]:
         return [("", path)]
     if (path / _SHARDS_MANIFEST).exists():
         data, manifest = _data_of(path / _SHARDS_MANIFEST)
-        shards = [(f"shard {number}", data / f"shard-{number}") for number in range(int(manifest["num_shards"]))]
+        folders = names_of_shards(manifest, (one.name for one in data.iterdir() if one.is_dir()))
+        shards = [(folder.replace("-", " "), data / folder) for folder in folders]
         found = ((name, inner, place) for name, shard in shards for inner, place in _places(shard))
         return [(f"{name}, {inner}" if inner else name, place) for name, inner, place in found]
     if (path / _MODULES_MANIFEST).exists():

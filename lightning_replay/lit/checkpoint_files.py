@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import torch
 from lightning.fabric.plugins import CheckpointIO, TorchCheckpointIO
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
@@ -23,7 +24,7 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from lightning_replay.saves import FrozenReplay, save_id
 from lightning_replay.saving import DamagedFileError
 from lightning_replay.saving.directory import exclusive, local_folder, remote_folder
-from lightning_replay.saving.files import LOCK_FILE, remove_saved, sync
+from lightning_replay.saving.files import LOCK_FILE, remove_saved, sync, touch
 
 _UNFINISHED = ".unfinished"  # in a replay that its checkpoint file may not name: not yet, or no longer
 
@@ -140,7 +141,7 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
             target = self._save_replay(file, state["updates"], stamp, replay)
             state["replay"], state["replay_id"] = target.name, save_id(target)
             if isinstance(before, Path):
-                (before / _UNFINISHED).touch()
+                touch(before / _UNFINISHED)
             super().save_checkpoint(checkpoint, path, options)
             self._names[str(path)] = target.name
             (target / _UNFINISHED).unlink(missing_ok=True)
@@ -172,10 +173,15 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
             name = self._names.get(str(path)) or self._name_in(path)
         except Exception:  # a plug-in may raise any error for a file that it cannot read
             return None
-        return next((replay for replay in replays_beside(path) if replay == _beside(path, name)), None)
+        return _beside(path, name) if name in _replay_names(path) else None
 
     def _name_in(self, path: str | Path) -> Any:
-        return self.wrapped.load_checkpoint(path)[type(self.datamodule).__qualname__]["replay"]
+        filesystem, place = fsspec.core.url_to_fs(str(path))
+        if not (filesystem.isfile(place) or filesystem.isdir(place)):
+            raise OSError(f"{path} is neither a file nor a folder")  # reading a pipe would wait for ever
+        # Given here, since a variable of torch's can let every other file be unpickled.
+        safely = {"weights_only": True} if isinstance(self.wrapped, TorchCheckpointIO) else {}
+        return self.wrapped.load_checkpoint(path, **safely)[type(self.datamodule).__qualname__]["replay"]
 
     def _save_replay(self, file: Path, updates: int, stamp: Hashable, replay: Any) -> Path:
         # Of the same state as the newest save, its files are linked: save_last=True makes two checkpoints of each.
@@ -230,7 +236,7 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
     def _remove(self, path: str | Path) -> None:
         replay = self._replay_of(path)
         if isinstance(replay, Path):
-            (replay / _UNFINISHED).touch()
+            touch(replay / _UNFINISHED)
         super().remove_checkpoint(path)
         self._names.pop(str(path), None)
         if replay is not None:
@@ -290,7 +296,7 @@ def _beside(path: str | Path, name: str) -> Path | str:
 
 def _names_beside(path: str | Path) -> list[str]:
     if "://" in str(path):
-        return remote_folder(str(path).rpartition("/")[0]).folders()
+        return remote_folder(str(path).rpartition("/")[0]).names()
     return [place.name for place in Path(path).parent.glob("*.replay")]
 
 
@@ -301,7 +307,16 @@ def _replay_stem(stem: str) -> str:
 
 def replays_beside(path: str | Path) -> list[Path | str]:
     """Returns the replays of a checkpoint: paths, or URLs where ``path`` is one."""
-    return [_beside(path, name) for name in _names_beside(path) if _stem_of(name) == _replay_stem(Path(path).stem)]
+    return [_beside(path, name) for name in _replay_names(path)]
+
+
+def _replay_names(path: str | Path) -> list[str]:
+    # Folders alone: in the folder that a link leads to, nothing is marked or removed.
+    if "://" in str(path):
+        names = remote_folder(str(path).rpartition("/")[0]).names(only_folders=True)
+    else:
+        names = [place.name for place in Path(path).parent.glob("*.replay") if not place.is_symlink()]
+    return [name for name in names if _stem_of(name) == _replay_stem(Path(path).stem)]
 
 
 def _remove_replay(replay: Path | str) -> None:

@@ -167,7 +167,7 @@ def is_regular(file: Path, num_bytes: Any) -> bool:
     """Whether ``file`` exists, is no symbolic link, which could change, and has the expected size."""
     try:
         status = file.lstat()
-    except OSError:
+    except (OSError, ValueError):  # no path has the name, if it holds a NUL
         return False
     return stat.S_ISREG(status.st_mode) and status.st_size == num_bytes
 

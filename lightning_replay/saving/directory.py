@@ -17,7 +17,7 @@ import json
 import os
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -29,12 +29,13 @@ from lightning_replay.saving.files import (
     MALFORMED,
     UNFINISHED,
     DamagedFileError,
-    check_regular,
     data_named_in,
     is_manifest,
+    read_json,
     remove_saved,
     replace_file,
     sync,
+    touch,
 )
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ def replaced_save(
         ending = f".{manifest.stem}{UNFINISHED}"
         marks = [directory / f"{one}{ending}" for one in (name, before) if one is not None]
         for mark in marks:
-            mark.touch()
+            touch(mark)
         try:
             data.mkdir()
             save = NewSave(data, {"id": uuid.uuid4().hex, "data": name})
@@ -147,8 +148,7 @@ def replaced_save(
 def read_manifest(file: Path, version: int) -> dict[str, Any]:
     """Reads a manifest of a format version; errors as :func:`~lightning_replay.saving.read_state`."""
     try:
-        check_regular(file)
-        manifest = json.loads(file.read_text())
+        manifest = read_json(file)
         if manifest["checksum"] != checksum_of(manifest):
             raise ValueError("its checksum differs")
         found, _ = manifest["version"], manifest["id"]
@@ -195,6 +195,17 @@ def data_of(directory: Path, manifest: Mapping[str, Any]) -> Path:
     if not isinstance(name, str) or not name.strip(".") or Path(name).name != name:
         raise DamagedFileError(f"the manifest in {directory} names no folder of data; load an earlier save")
     return directory / name
+
+
+def names_of_shards(manifest: Mapping[str, Any], folders: Iterable[str]) -> list[str]:
+    """Returns the folders of shards that a manifest counts; ``DamagedFileError`` if ``folders`` has fewer of them."""
+    count, there = manifest.get("num_shards"), {name for name in folders if name.startswith("shard-")}
+    # Checked before names are made of it, which for a forged number would not end.
+    if type(count) is not int or not 1 <= count <= len(there):
+        raise DamagedFileError(
+            f"a manifest names {count!r} shards, and {len(there)} folders of shards are there; load an earlier save"
+        )
+    return [f"shard-{shard}" for shard in range(count)]
 
 
 @contextmanager
@@ -247,4 +258,5 @@ def _remove_marked(marks: Iterable[Path], kept: str | None) -> None:
         data = mark.with_name(mark.name.partition(".")[0])
         if data.name != kept:
             remove_saved(data)
-        mark.unlink(missing_ok=True)
+        with suppress(OSError):  # a folder of this name is no mark
+            mark.unlink(missing_ok=True)

@@ -12,10 +12,12 @@ import tempfile
 import uuid
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from lightning_replay.options import checked_local_path
 
 LOCK_FILE = ".lock"
+MAX_MANIFEST_BYTES = 128 << 20  # that of a save with a million chunk files is smaller
 UNFINISHED = ".unfinished"  # ends the name of the mark of a save that may not be whole
 #: Manifests, and what the name of the data folder begins with that each names.
 DATA_FOLDERS = {
@@ -46,6 +48,21 @@ def check_regular(file: Path) -> None:
     """Raises ``OSError`` if what would be read is no file: reading a pipe waits for ever, and a device has no end."""
     if not stat.S_ISREG(file.stat().st_mode):
         raise OSError(f"{file} is no regular file")
+
+
+def read_json(file: Path) -> Any:
+    """Reads a small file that a stranger may have written; raises ``OSError`` for a large one, else as ``json``."""
+    check_regular(file)
+    num_bytes = file.stat().st_size
+    if num_bytes > MAX_MANIFEST_BYTES:
+        raise OSError(f"{file} has {num_bytes:,} bytes, and at most {MAX_MANIFEST_BYTES:,} are read")
+    return json.loads(file.read_text("utf-8"))
+
+
+def touch(file: Path) -> None:
+    """Creates an empty file unless something has its name; a link is not followed."""
+    with suppress(FileExistsError):
+        file.touch(exist_ok=False)
 
 
 def check_writable(option: str, folder: str | Path) -> None:
@@ -100,7 +117,7 @@ def is_manifest(file: Path) -> bool:
 def data_named_in(file: Path, folder: str) -> str | None:
     """Returns the name of the data folder in a manifest; ``None`` if it is unreadable, or names any other place."""
     try:
-        name = json.loads(file.read_text())["data"]
+        name = read_json(file)["data"]
     except (OSError, *MALFORMED):
         return None
     is_of_a_save = isinstance(name, str) and re.fullmatch(rf"{folder}-[0-9a-f]{{12}}", name)

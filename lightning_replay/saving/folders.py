@@ -18,6 +18,7 @@ from lightning_replay.options import LOCAL_OR_URL, check_kind, checked_local_pat
 from lightning_replay.saving.files import (
     DATA_FOLDERS,
     LOCK_FILE,
+    MAX_MANIFEST_BYTES,
     DamagedFileError,
     data_named_in,
     is_saved,
@@ -75,9 +76,10 @@ class Folder:
     def exists(self) -> bool:
         return bool(self.filesystem.get_file_info(self.path).type == fs.FileType.Directory)
 
-    def folders(self) -> list[str]:
-        """Returns the names of the folders in this one; none where it does not exist."""
-        return [info.base_name for info in self._entries() if info.type == fs.FileType.Directory]
+    def names(self, *, only_folders: bool = False) -> list[str]:
+        """Returns the names in this folder; none where it does not exist. On other file systems a link is no folder."""
+        kinds = (fs.FileType.Directory,) if only_folders else tuple(fs.FileType)
+        return [info.base_name for info in self._entries() if info.type in kinds]
 
     def remove(self) -> None:
         """Removes a folder that this process has created."""
@@ -117,7 +119,7 @@ class Folder:
             for file in before.keys() - kept:
                 if not file.exists():
                     self.filesystem.delete_file(f"{self.path}/{file.name}")
-                if replaced[file] is not None:
+                if replaced[file] in self.names(only_folders=True):
                     (self / str(replaced[file])).remove_saved()
 
     @contextmanager
@@ -151,21 +153,30 @@ class Folder:
 
     def _upload(self, source: Path, parts: list[Path]) -> None:
         self.filesystem.create_dir(self.path)
-        for part in sorted(parts, key=Path.is_file):  # folders of data before the manifest that names them
-            target = self / part.name
-            try:
+        try:
+            for part in sorted(parts, key=Path.is_file):  # folders of data before the manifest that names them
+                target = self / part.name
                 if part.is_dir():
                     self.filesystem.create_dir(target.path)  # copy_files makes folders inside it alone
                 fs.copy_files(str(part), target.path, destination_filesystem=self.filesystem)
-            except BaseException:
-                if part.is_dir():
-                    target.remove()
-                raise
+        except BaseException:
+            with suppress(OSError), self.to_read(deep=False) as there:
+                # The upload of a manifest may have ended before the error.
+                named = [data_named_in(there / manifest, folder) for manifest, folder in DATA_FOLDERS.items()]
+                for part in parts:
+                    if part.is_dir() and part.name not in named:
+                        (self / part.name).remove()
+            raise
 
     def _download(self, target: Path, deep: bool) -> None:
         for info in self._entries():
-            if info.type == fs.FileType.File and info.base_name in DATA_FOLDERS:
+            if info.base_name not in DATA_FOLDERS:
+                continue
+            if info.type == fs.FileType.File and (info.size is None or 0 < info.size <= MAX_MANIFEST_BYTES):
                 fs.copy_files(info.path, str(target / info.base_name), source_filesystem=self.filesystem)
+            else:
+                # A link, a folder, a pipe, or too large: an empty file in its place is never loaded or replaced.
+                (target / info.base_name).touch()
         for manifest, folder in DATA_FOLDERS.items() if deep else ():
             data = data_named_in(target / manifest, folder)
             if data is not None and (self / data).exists():

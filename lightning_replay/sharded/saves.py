@@ -17,7 +17,7 @@ from pyarrow import fs
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from lightning_replay.saving import DamagedFileError, read_state, write_state
-from lightning_replay.saving.directory import data_of, read_manifest, replaced_save
+from lightning_replay.saving.directory import data_of, names_of_shards, read_manifest, replaced_save
 from lightning_replay.saving.folders import Folder
 from lightning_replay.saving.states import MANIFEST as MANIFEST_OF_REPLAY
 from lightning_replay.saving.states import MANIFEST_OF_SHARDS, SHARDS_VERSION, replay_manifest
@@ -67,7 +67,7 @@ def write_shards(
         folder.to_write() as local,
         replaced_save(local, names.manifest, folder=_DATA, replaces=names.replaced) as save,
     ):
-        data, own = folder / save.data.name, names_of_shards(save.data.name, count)
+        data, own = folder / save.data.name, [f"{save.data.name}/shard-{shard}" for shard in range(count)]
         seen = folders_of_shards(shards, folder, save.data.name)
         parts = [one / name for one, name in zip(seen, own, strict=True)]
         try:
@@ -104,8 +104,8 @@ def _folders_in(previous: Path | None, names: FileNames) -> Sequence[Folder | No
     if previous is not None:
         with suppress(DamagedFileError, OSError, ValueError):
             manifest = read_manifest(previous / names.manifest, SHARDS_VERSION)
-            data = data_of(previous, manifest).name
-            return [Folder.at(previous) / name for name in names_of_shards(data, manifest["num_shards"])]
+            data = Folder.at(data_of(previous, manifest))
+            return [data / name for name in names_of_shards(manifest, data.names(only_folders=True))]
     return []
 
 
@@ -205,10 +205,6 @@ def _answer(reference: ray.ObjectRef[Any]) -> Any:
     return ray.get(reference, timeout=_PIECE_TIMEOUT_S)  # as the server's process may hang
 
 
-def names_of_shards(data: str, count: int) -> list[str]:
-    return [f"{data}/shard-{shard}" for shard in range(count)]
-
-
 class SavedShards(NamedTuple):
     """A save of shards, or of a replay without."""
 
@@ -225,12 +221,13 @@ class SavedShards(NamedTuple):
             data = data_of(local, manifest).name
         if "num_shards" not in manifest:
             return cls(manifest, data, [""], None)
+        shards = names_of_shards(manifest, (folder / data).names(only_folders=True))
         with (folder / data / names.state).to_read() as local:
             try:
                 state = read_state(local)
             except FileNotFoundError as error:
                 raise DamagedFileError(f"{error}; nothing was restored. Restore an earlier checkpoint") from error
-        return cls(manifest, data, names_of_shards(data, manifest["num_shards"]), state)
+        return cls(manifest, data, [f"{data}/{shard}" for shard in shards], state)
 
 
 def manifest_of(directory: Path) -> Mapping[str, Any]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -129,6 +130,30 @@ def test_files_of_the_user_beside_a_checkpoint_stay(where: str, tmp_path: Path) 
         one.strategy.remove_checkpoint(f"{place}/end.ckpt")
     assert all(filesystem.cat_file(f"{root}/{name}") == b"mine" for name in mine)
     assert not (tmp_path / "trapped").exists()
+
+
+@pytest.mark.parametrize("place", ["{}", "file://{}"])
+def test_no_link_is_followed_and_no_pipe_is_read_beside_a_checkpoint(place: str, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    there, mine, outside = tmp_path / "there", tmp_path / "mine", tmp_path / "outside"
+    mine.mkdir()
+    for stem in ("pipe", "mark", "trap"):
+        (there / f"{stem}.1.replay").mkdir(parents=True)
+    for name in ("link.1.replay", "link.40.replay"):
+        (there / name).symlink_to(mine)
+    (there / "pipe.1.replay" / ".unfinished").touch()
+    (there / "mark.1.replay" / ".unfinished").symlink_to(outside)
+    os.mkfifo(there / "pipe.ckpt")
+    for stem in ("link", "mark"):
+        torch.save({"ReplayDataModule": {"replay": f"{stem}.1.replay"}}, there / f"{stem}.ckpt")
+    torch.save({"ReplayDataModule": {"replay": "trap.1.replay"}, "trap": Trap(outside)}, there / "trap.ckpt")
+    trainer = make_trainer(tmp_path)
+    trainer.fit(Tiny(), datamodule=prioritized())
+    for stem in ("link", "mark", "trap", "pipe"):
+        trainer.save_checkpoint(f"{place.format(there)}/{stem}.ckpt")
+    assert not [*mine.iterdir()]
+    assert not outside.exists()
+    assert (there / "link.40-1.replay" / "replay.json").is_file()
 
 
 def test_other_and_missing_replays_are_refused(tmp_path) -> None:
