@@ -124,10 +124,13 @@ class VectorSteps(VectorWrapper):
             last = self._last_observation(following, infos, ended)
         for (key, next_key), before, after in zip(self._keys, self._observation, last, strict=True):
             columns[key], columns[next_key] = before, after
-        columns["trajectory"] = self._trajectory.copy()
-        columns["next", "reward"] = np.asarray(reward).astype(np.float32)[:, None]
-        columns["next", "terminated"], columns["next", "truncated"] = (flag[:, None] for flag in flags)
-        columns["next", "done"] = done[:, None]
+        columns |= {
+            "trajectory": self._trajectory.copy(),
+            ("next", "reward"): np.asarray(reward).astype(np.float32)[:, None],
+            ("next", "terminated"): flags[0][:, None],
+            ("next", "truncated"): flags[1][:, None],
+            ("next", "done"): done[:, None],
+        }
         self._observation, self.is_transition = following, self._everywhere
         if self._mode is AutoresetMode.NEXT_STEP:
             self.is_transition = ~self._is_reset_due

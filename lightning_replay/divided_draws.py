@@ -10,13 +10,12 @@ import numpy as np
 import torch
 from torchrl.data.replay_buffers import Sampler
 
-from lightning_replay.options import check_kind, checked_count, checked_seed
+from lightning_replay.options import BELOW_ONE, check_kind, checked_count, checked_seed
 from lightning_replay.parts import DrawPart, GroupTotals, PartDraw, ReplaySampler, declared_sampler, first_of
 from lightning_replay.state import DeclaredState
 
 __all__ = ["Divider", "Division", "DrawPart", "GroupTotals", "PartDraw", "check_divisible"]
 
-_BELOW_ONE = np.nextafter(1.0, 0.0)
 _SEED_OF_POINTS = 982_451_653  # a prime, so that points are independent of a sampler's own draws by the same seed
 
 
@@ -195,7 +194,7 @@ def _located(mass: np.ndarray, group: np.ndarray, uniform: np.ndarray) -> tuple[
         found = np.minimum(np.searchsorted(ends, wanted, side="right"), np.flatnonzero(mass[:, number])[-1])
         start = ends[found] - mass[found, number]
         shard[own] = found
-        points[own] = np.clip((wanted - start) / mass[found, number], 0.0, _BELOW_ONE)
+        points[own] = np.clip((wanted - start) / mass[found, number], 0.0, BELOW_ONE)
     return shard, points
 
 

@@ -156,8 +156,7 @@ class Feedback(DeclaredState):
         stats: dict[str, Any] = {"priorities_updated": self.received - self._late, "late_updates_dropped": self._late}
         ages = None if self.last_index is None else age_of(self.last_index.cpu())
         if ages is not None:
-            stats["drawn_age_mean"] = float(ages.float().mean())
-            stats["drawn_age_max"] = float(ages.max())
+            stats |= {"drawn_age_mean": float(ages.float().mean()), "drawn_age_max": float(ages.max())}
         return stats
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

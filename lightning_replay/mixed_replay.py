@@ -274,8 +274,10 @@ class MixedReplay(Seeded, TrainingReplay):
         ]
         for place, part in enumerate(parts):
             is_offline, rows = place == 1 or not first_offline, len(part["index"])
-            part["index"] = part["index"] + OFFLINE_INDEX * is_offline
-            part["is_offline"] = torch.full((rows, *shape), is_offline, dtype=torch.bool, device=device)
+            part |= {
+                "index": part["index"] + OFFLINE_INDEX * is_offline,
+                "is_offline": torch.full((rows, *shape), is_offline, dtype=torch.bool, device=device),
+            }
             for name in pairs:
                 if part[name].ndim == 1:
                     part[name] = torch.stack([part[name], torch.full_like(part[name], _NO_PARTNER)], -1)
@@ -393,9 +395,11 @@ class MixedReplay(Seeded, TrainingReplay):
         with ExitStack() as until_read:
             with self.unchanged():
                 state: dict[str, Any] = {
-                    name: until_read.enter_context(side.frozen_state()) for name, side in self._sides.items()
+                    **{name: until_read.enter_context(side.frozen_state()) for name, side in self._sides.items()},
+                    "clocks": dict(self._clocks),
+                    **self._generator_state(),
+                    "length": len(self),
                 }
-                state |= {"clocks": dict(self._clocks), **self._generator_state(), "length": len(self)}
             yield state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -212,9 +212,12 @@ def assemble(
     **parts: Any,
 ) -> B:
     """Builds the buffer of a recipe from the options that recipes share and its own parts, which come before them."""
-    of_storage = taken(options, "device", "memmap", "frame_stack", "image_key", "frame_capacity")
-    of_storage |= {"n_steps": options.get("n_steps", 1), "default_frame_capacity": default_frame_capacity}
-    storage = storage_for(slots, **of_storage)
+    storage = storage_for(
+        slots,
+        **taken(options, "device", "memmap", "frame_stack", "image_key", "frame_capacity"),
+        n_steps=options.get("n_steps", 1),
+        default_frame_capacity=default_frame_capacity,
+    )
     own, given = parts.get("transform"), options.pop("transform", None)
     if given is not None and own is not None:
         check_kind("transform", given, Callable, "a Transform of TorchRL or of this library, or a callable")
@@ -603,9 +606,12 @@ def event_tables(
     check_tables(tables)  # the writer does too, and names its own argument
     checked_choice("correction", correction, (*CORRECTIONS, "continuous"))
     if correction == "continuous":
-        others = {"multinomial": multinomial, "at_least_one": at_least_one}
-        others["priority_exponent"] = options.get("priority_exponent", 0.0) != 0
-        others |= {f"table {table.name!r} of share 0": table.share == 0 for table in tables}
+        others = {
+            "multinomial": multinomial,
+            "at_least_one": at_least_one,
+            "priority_exponent": options.get("priority_exponent", 0.0) != 0,
+            **{f"table {table.name!r} of share 0": table.share == 0 for table in tables},
+        }
         if wrong := [name for name, is_given in others.items() if is_given]:
             raise ValueError(
                 f"correction='continuous' draws from all tables at once with priorities of its own; leave out "

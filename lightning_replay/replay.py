@@ -714,8 +714,14 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         transitions held, else by the capacity.
         """
         rows = self.capacity if self._packed is None else self._packed.rows_in_memory
-        stats = super().stats() | self._feedback.stats(self._writer_hooks.age_of) | self._writer_hooks.stats()
-        stats |= self._sampler_hooks.stats() | {"nbytes": self.nbytes, "bytes_per_transition": self.nbytes / rows}
+        stats = {
+            **super().stats(),
+            **self._feedback.stats(self._writer_hooks.age_of),
+            **self._writer_hooks.stats(),
+            **self._sampler_hooks.stats(),
+            "nbytes": self.nbytes,
+            "bytes_per_transition": self.nbytes / rows,
+        }
         return stats if self._packed is None else stats | self._packed.stats()
 
     def oldest_first(self) -> Tensor:
@@ -944,8 +950,10 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
 
     def _check_sequences(self, transforms: list[ReplayTransform]) -> None:
         # Parts that change or keep single rows leave no sequences to follow.
-        unfit = [f"n_steps={steps}" for steps, _ in self.returns if steps > 1]
-        unfit += [type(one).__name__ for one in transforms if not one.takes_sequences]
+        unfit = [
+            *(f"n_steps={steps}" for steps, _ in self.returns if steps > 1),
+            *(type(one).__name__ for one in transforms if not one.takes_sequences),
+        ]
         if self._writer_hooks.may_refuse:
             unfit.append(type(self._writer).__name__)
         if unfit:

@@ -309,8 +309,12 @@ def _write(
         if previous is not None:
             earlier |= _chunks_in(checked_local_path("previous", previous))
         with frozen as (built_by, state):
-            save.manifest |= {"format": "lightning-replay", "version": FORMAT_VERSION}
-            save.manifest |= {"built_by": built_by, "length": state["length"]}
+            save.manifest |= {
+                "format": "lightning-replay",
+                "version": FORMAT_VERSION,
+                "built_by": built_by,
+                "length": state["length"],
+            }
             size = write_data(save, state, earlier)
     has_chunks = any(name.endswith(CHUNK_SUFFIX) for name in save.manifest["files"])
     if previous is not None and has_chunks and size.written == size.total:

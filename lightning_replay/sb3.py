@@ -161,10 +161,14 @@ class RecipeBuffer(ReplayBuffer):
 
         ended = of_each("done", done, np.bool_, 1)
         late = ended & np.array([[info.get("TimeLimit.truncated", False)] for info in infos], dtype=np.bool_)
-        columns: dict[Any, Any] = {("next", "done"): ended}
-        columns |= {("next", "terminated"): ended & ~late, ("next", "truncated"): late}
-        columns["next", "reward"] = of_each("reward", reward, np.float32, 1)
-        columns["action"] = of_each("action", action, self._maybe_cast_dtype(self.action_space.dtype), self.action_dim)
+        action_dtype = self._maybe_cast_dtype(self.action_space.dtype)
+        columns: dict[Any, Any] = {
+            ("next", "done"): ended,
+            ("next", "terminated"): ended & ~late,
+            ("next", "truncated"): late,
+            ("next", "reward"): of_each("reward", reward, np.float32, 1),
+            "action": of_each("action", action, action_dtype, self.action_dim),
+        }
         for path, space in self._spaces.items():
             for branch, name, observation in ((), "obs", obs), (("next",), "next_obs", next_obs):
                 part = observation[path[0]] if path else observation

@@ -242,8 +242,13 @@ class ApexDQNConfig(DQNConfig):
                 those of the whole run; ``training_intensity`` is refused.
         """
         super().training(**options)
-        given = {"epsilon": epsilon, "epsilon_exponent": epsilon_exponent, "samples_per_insert": samples_per_insert}
-        given |= {"error_buffer": error_buffer, "broadcast_interval": broadcast_interval}
+        given = {
+            "epsilon": epsilon,
+            "epsilon_exponent": epsilon_exponent,
+            "samples_per_insert": samples_per_insert,
+            "error_buffer": error_buffer,
+            "broadcast_interval": broadcast_interval,
+        }
         for name, value in given.items():
             if value is not NotProvided:
                 setattr(self, name, value)

@@ -259,8 +259,10 @@ def prepare_replay(
         replay = checks.trial_buffer(**checks.replay_options(samples[0])).replay
         first = assigned(replay, samples[0])
         checks.check_curriculum(samples[0], replay, first)
-        hooks["on_episode_created"] = Hook(begin_episode, target=tasks[0], first=first)
-        hooks["on_env_runners_recreated"] = Hook(sync_recreated)
+        hooks |= {
+            "on_episode_created": Hook(begin_episode, target=tasks[0], first=first),
+            "on_env_runners_recreated": Hook(sync_recreated),
+        }
     return hooks
 
 
@@ -317,6 +319,8 @@ def prepare_levels(
         "on_evaluate_start": Hook(evaluation.check_evaluation, held_out=held_out),
     }
     if generalization_gap:
-        hooks["on_episode_end"] = Hook(evaluation.note_return)
-        hooks["on_evaluate_end"] = Hook(evaluation.measure_gap)
+        hooks |= {
+            "on_episode_end": Hook(evaluation.note_return),
+            "on_evaluate_end": Hook(evaluation.measure_gap),
+        }
     return hooks

@@ -196,8 +196,10 @@ def add_results(*, algorithm: Any, result: dict[str, Any], **ignored: Any) -> No
         lost = runners - set(algorithm.env_runner_group.healthy_worker_ids())
         result["levels"] = levels.ask("report", sorted(lost))
     key = (LEARNER_RESULTS, ALL_MODULES, NUM_UPDATES_LIFETIME)
-    result[NUM_UPDATES_LIFETIME] = int(algorithm.metrics.peek(key, default=0))
-    result[TIMESTEPS_TOTAL] = int(result[NUM_ENV_STEPS_SAMPLED_LIFETIME])
+    result |= {
+        NUM_UPDATES_LIFETIME: int(algorithm.metrics.peek(key, default=0)),
+        TIMESTEPS_TOTAL: int(result[NUM_ENV_STEPS_SAMPLED_LIFETIME]),
+    }
 
 
 def _log_gradient_steps(learner: Any) -> None:

@@ -216,6 +216,7 @@ class SizedAgent(L.LightningModule):
         """
         # Of the arguments, not of hparams, in which Lightning has class paths in place of objects.
         plain = _checked_hyperparameters(options)
+        self._conflict_aversion: float | Schedule = options.get("conflict_aversion", 0.0)
         frame = inspect.currentframe()
         assert frame is not None
         self.save_hyperparameters(frame=frame.f_back)
@@ -379,8 +380,6 @@ class OffPolicyAgent(SizedAgent):
     def __init__(self) -> None:
         super().__init__()
         self._steps_directly = False  # until a trainer is known
-        # Of the option; with a command line, hparams hold its class path instead.
-        self._conflict_aversion: float | Schedule = 0.0
         self._averse_step: ConflictAverseStep | None = None
         self.observation_encoder: nn.Module = nn.Identity()
         self.target_observation_encoder: nn.Module = nn.Identity()

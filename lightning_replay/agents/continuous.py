@@ -139,7 +139,6 @@ class SAC(ContinuousAgent):
         conflict_aversion: float | Schedule = 0.0,
     ) -> None:
         super().__init__()
-        self._conflict_aversion = conflict_aversion
         self.set_up(locals())
 
     def build(self) -> None:
@@ -244,7 +243,6 @@ class TD3(ContinuousAgent):
         conflict_aversion: float | Schedule = 0.0,
     ) -> None:
         super().__init__()
-        self._conflict_aversion = conflict_aversion
         self._updates = 0
         self.set_up(locals())
 

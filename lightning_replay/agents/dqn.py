@@ -85,7 +85,6 @@ class DQN(ExploringAgent):
         gradient_norm: float | None = None,
     ) -> None:
         super().__init__()
-        self._conflict_aversion = conflict_aversion
         self.set_up(locals())
 
     def build(self) -> None:
@@ -304,7 +303,6 @@ class Rainbow(ExploringAgent):
         conflict_aversion: float | Schedule = 0.0,
     ) -> None:
         super().__init__()
-        self._conflict_aversion = conflict_aversion
         self._updates = 0
         self.set_up(locals())
 

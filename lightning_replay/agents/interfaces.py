@@ -165,8 +165,10 @@ def warn_of_discounts(agent: L.LightningModule, replay: TrainingReplay) -> None:
     The discount is the module's attribute or hyperparameter ``discount`` or ``gamma``. It may also be the buffer
     ``gamma`` of a part of the module, such as a value estimator of TorchRL.
     """
-    named = {name: getattr(agent, name, agent.hparams.get(name)) for name in ("discount", "gamma")}
-    named |= {name: value for name, value in agent.named_buffers() if name.split(".")[-1] == "gamma"}
+    named = {
+        **{name: getattr(agent, name, agent.hparams.get(name)) for name in ("discount", "gamma")},
+        **{name: value for name, value in agent.named_buffers() if name.split(".")[-1] == "gamma"},
+    }
     for name, value in named.items():
         if isinstance(value, Real) or (isinstance(value, Tensor) and value.numel() == 1):
             for other in other_discounts(replay, float(value)):

@@ -197,8 +197,8 @@ class ActorCritic(nn.Module):
                 if residual:  # a section of IMPALA's network (Espeholt et al. 2018, figure 3)
                     sizes = (before, *[after] * 4)
                     first, *inner = (_orthogonal(nn.Conv2d(size, after, 3, padding=1), 1.0) for size in sizes)
-                    layers += [first, nn.MaxPool2d(3, 2, padding=1)]
-                    layers += [ResidualBlock(nn.ReLU(), inner[one], nn.ReLU(), inner[one + 1]) for one in (0, 2)]
+                    blocks = (ResidualBlock(nn.ReLU(), inner[one], nn.ReLU(), inner[one + 1]) for one in (0, 2))
+                    layers += [first, nn.MaxPool2d(3, 2, padding=1), *blocks]
                 else:
                     convolution = nn.Conv2d(before, after, kernel_sizes[place], strides[place])
                     layers += [_orthogonal(convolution, math.sqrt(2.0)), nn.ReLU()]

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loops along the links of episodes, compiled; step by step for all rows, so that their cache misses overlap."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from lightning_replay.compiled import compiled

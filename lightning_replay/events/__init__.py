@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Events of a run, the tables that keep the steps leading up to them, and conditions over steps."""
 
-from __future__ import annotations
-
 from lightning_replay.events.conditions import (  # noqa: F401, saves find these here
     AnyOf,
     Condition,

@@ -293,8 +293,10 @@ def _counters_of(state: Mapping[str, Any], given: int | None) -> dict[str, int]:
     if clocks is not None:
         counters["batches drawn"] = int(clocks["draws"])
     if "received" in feedback:
-        counters["TD errors returned"] = int(feedback["received"])
-        counters["TD errors dropped, too late"] = int(feedback["late"])
+        counters |= {
+            "TD errors returned": int(feedback["received"]),
+            "TD errors dropped, too late": int(feedback["late"]),
+        }
     return counters
 
 

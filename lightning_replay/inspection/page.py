@@ -182,14 +182,18 @@ class _Chart:
         if ylabel is not None:
             for value in _ticks(*self._ys):
                 y = self.y(value)
-                self.parts.append(f'<line class="grid" {ends} y1="{y:.1f}" y2="{y:.1f}"/>')
-                self.parts.append(_text(left - 5, y + 4, short(value), 'text-anchor="end"'))
+                self.parts += [
+                    f'<line class="grid" {ends} y1="{y:.1f}" y2="{y:.1f}"/>',
+                    _text(left - 5, y + 4, short(value), 'text-anchor="end"'),
+                ]
             y = (_TOP + self.bottom) / 2
             self.parts.append(_text(11, y, ylabel, f'transform="rotate(-90 11 {y:.1f})" text-anchor="middle"'))
         for value in _ticks(*self._xs, whole=is_log):
             self.parts.append(_text(self.x(value), self.bottom + 15, short(10.0**value if is_log else value)))
-        self.parts.append(_text((left + self._right) / 2, self.bottom + 33, xlabel))
-        self.parts.append(f'<line class="axis" {ends} y1="{self.bottom}" y2="{self.bottom}"/>')
+        self.parts += [
+            _text((left + self._right) / 2, self.bottom + 33, xlabel),
+            f'<line class="axis" {ends} y1="{self.bottom}" y2="{self.bottom}"/>',
+        ]
 
     def x(self, value: float) -> float:
         low, high = self._xs
@@ -554,8 +558,10 @@ def page_of(title: str, subtitle: str, subjects: Sequence[Subject], history: His
             f'<div class="tile"><b>{escape(value)}</b><span>{escape(name)}</span></div>'
             for name, value in tiles_of(subject)
         )
-        parts.append(f'<div class="tiles">{"".join(tiles)}</div>')
-        parts.append(f'<div class="cards">{"".join(_cards_of(subject.contents))}</div>')
+        parts += [
+            f'<div class="tiles">{"".join(tiles)}</div>',
+            f'<div class="cards">{"".join(_cards_of(subject.contents))}</div>',
+        ]
     if history:
         parts.append(f'<h2>Over the run</h2>\n<div class="cards">{"".join(_over_time(history))}</div>')
     return (
@@ -593,8 +599,11 @@ def tiles_of(subject: Subject) -> list[tuple[str, str]]:
     if isinstance(contents, LevelContents):
         of = "" if contents.capacity is None else f" of {contents.capacity:,}"
         tiles = [(f"levels with a score ({contents.kind})", f"{len(contents):,}{of}")]
-        named = {"score_mean": "mean score", "staleness_mean": "mean staleness"}
-        named |= {"effective_levels": "effective number of levels"}
+        named = {
+            "score_mean": "mean score",
+            "staleness_mean": "mean staleness",
+            "effective_levels": "effective number of levels",
+        }
         tiles += [(name, short(figures[key])) for key, name in named.items() if key in figures]
     else:
         # Tables share slots, so that the storage has more of them than a full buffer uses.
@@ -693,9 +702,11 @@ def printable(text: str) -> str:
 def text_about(subject: Subject) -> str:
     """Returns several lines about a buffer, the last empty."""
     contents = subject.contents
-    lines = [subject.name] if subject.name else []
-    lines += [f"  {value} {name}" for name, value in tiles_of(subject)]
-    lines += [f"  {name}: {count:,}" for name, count in contents.counters.items()]
+    lines = [
+        *filter(None, [subject.name]),
+        *(f"  {value} {name}" for name, value in tiles_of(subject)),
+        *(f"  {name}: {count:,}" for name, count in contents.counters.items()),
+    ]
     if isinstance(contents, ReplayContents):
         lines += _of_replay(contents)
     elif len(contents):

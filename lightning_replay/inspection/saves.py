@@ -59,14 +59,14 @@ def read_buffers(path: str | Path) -> Iterator[SavedBuffer]:
     """
     for name, place in _places(checked_local_path("path", path)):
         is_replay = (place / MANIFEST).exists()
-        manifest = partial(replay_manifest, place) if is_replay else partial(_levels_manifest, place)
+        manifest = (
+            partial(replay_manifest, place)
+            if is_replay
+            else partial(read_manifest, place / STATE_MANIFEST, STATE_VERSION)
+        )
         sides, size = read_save(place, manifest, partial(_read, is_replay))
         for side, contents in sides.items():
             yield SavedBuffer(f"{name}, {side}" if name and side else name or side, place, contents, size)
-
-
-def _levels_manifest(path: Path) -> dict[str, Any]:
-    return read_manifest(path / STATE_MANIFEST, STATE_VERSION)
 
 
 def _read(is_replay: bool, manifest: dict[str, Any], data: Path) -> tuple[dict[str, Contents], int]:

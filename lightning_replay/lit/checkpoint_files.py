@@ -8,9 +8,9 @@ import itertools
 import os
 import re
 import shutil
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from concurrent import futures
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from lightning_replay.saving import DamagedFileError
 from lightning_replay.saving.directory import exclusive, local_folder, remote_folder
 from lightning_replay.saving.files import LOCK_FILE, remove_saved, sync, touch
 
+REQUEUED = "hpc_ckpt_"  # begins the names that Lightning gives to the checkpoints of SLURM's signal
 _UNFINISHED = ".unfinished"  # in a replay that its checkpoint file may not name: not yet, or no longer
 
 
@@ -86,10 +87,12 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
             self.wrapped.save_checkpoint(checkpoint, path, storage_options)
             return
         stamp, replay = self.datamodule.replay_stamp(), self.datamodule.replay
+        # SLURM may end the job as soon as it is requeued, so the file that it resumes from must be whole by then.
+        in_background = self.in_background and not Path(path).name.startswith(REQUEUED)
         # Best and last of one state do not wait for each other.
-        if not (self.in_background and stamp == self._pending):
+        if not (in_background and stamp == self._pending):
             self.wait()
-        if not self.in_background:
+        if not in_background:
             self._save(checkpoint, path, storage_options, stamp, replay)
             return
         kept = apply_to_collection(checkpoint, torch.Tensor, torch.Tensor.clone)  # copies dictionaries, too
@@ -108,16 +111,6 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
                 cleanup()
 
         self._last_task = self._thread.submit(follow)
-
-    @contextmanager
-    def in_foreground(self) -> Iterator[None]:
-        """Writes checkpoints before ``save_checkpoint`` returns, also if :attr:`in_background` is set."""
-        before = self.in_background
-        self.in_background = False
-        try:
-            yield
-        finally:
-            self.in_background = before
 
     def wait(self, *, for_end: bool = True) -> None:
         """Raises the error of what was written in the background; without ``for_end`` only of what has ended by now."""

@@ -23,7 +23,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch.nn.parameter import is_lazy
 
 from lightning_replay.levels import LevelSelector
-from lightning_replay.lit.checkpoint_files import ReplayCheckpointIO
+from lightning_replay.lit.checkpoint_files import REQUEUED, ReplayCheckpointIO
 from lightning_replay.lit.collection import Collection
 from lightning_replay.lit.data import ActsAtUpdates, EnvStepDataModule, source_of
 from lightning_replay.options import (
@@ -134,8 +134,8 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
         resumed = trainer.ckpt_path
         is_same_file = resumed is not None and _file_at(str(resumed)) == _file_at(self.last_model_path)
         # A job that SLURM requeued goes on in the folder of its first part.
-        is_requeued = Path(str(resumed)).name.startswith("hpc_ckpt_")
-        is_requeued &= Path(self.last_model_path).parent == Path(str(self.dirpath))
+        is_own_folder = Path(self.last_model_path).parent == Path(str(self.dirpath))
+        is_requeued = is_own_folder and Path(str(resumed)).name.startswith(REQUEUED)
         if not (source.steps_done if resumed is None else is_same_file or is_requeued):
             # The checkpoints in the folder are of another run: this one writes under other names.
             self.last_model_path = self.kth_best_model_path = ""

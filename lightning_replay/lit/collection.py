@@ -198,9 +198,11 @@ class Collection(Collector):
         row = vector.columns
         done = row["next", "done"][:, 0]
         if isinstance(action, tuple):  # stored as the agent gives it, with the parameters of all actions
-            row = {key: column for key, column in row.items() if key[0] != "action"}
-            row["action", "discrete"] = action[0].copy()
-            row["action", "parameters"] = action[1].astype(np.float32)
+            row = {
+                **{key: column for key, column in row.items() if key[0] != "action"},
+                ("action", "discrete"): action[0].copy(),
+                ("action", "parameters"): action[1].astype(np.float32),
+            }
         if self._assignment is not None:
             row["task"] = self._assignment.running.copy()
         if self._information.keys:

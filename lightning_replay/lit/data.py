@@ -8,7 +8,7 @@ import threading
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, nullcontext
+from contextlib import ExitStack, closing
 from functools import partial
 from types import FrameType
 from typing import Any, NoReturn
@@ -119,14 +119,15 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
         Lightning saves its checkpoint and requeues the job within the signal's handler. That may interrupt an update
         or a write to the replay, which no checkpoint can hold.
         """
-        assert self.trainer is not None
+        # Several processes would save after different updates, and wait for each other without end.
+        if self.trainer is None or self.trainer.world_size > 1:
+            return
         cluster = self.trainer._accelerator_connector.cluster_environment
         is_main_thread = threading.current_thread() is threading.main_thread()
         if not isinstance(cluster, SLURMEnvironment) or not cluster.auto_requeue or not is_main_thread:
             return
         number = cluster.requeue_signal
-        # Several processes would save after different updates, and wait for each other without end.
-        if number is None or self.trainer.world_size > 1:
+        if number is None:
             return
         handler = signal.getsignal(number)
         if isinstance(handler, _HandlersCompose):  # Lightning keeps a handler that the user installed, and so do we
@@ -139,13 +140,8 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
 
     def _requeue(self, is_between_steps: bool) -> None:
         number = self._requeue_signal
-        if number is None:
-            return
-        self._requeue_signal = None
-        assert self.trainer is not None
-        files = self.trainer.strategy.checkpoint_io
-        # The job may end as soon as it is requeued, so the file must be whole then.
-        with files.in_foreground() if isinstance(files, ReplayCheckpointIO) else nullcontext():
+        if number is not None:
+            self._requeue_signal = None
             self._requeue_handler(number, None)
 
     def drop_open_update(self) -> None:
@@ -256,8 +252,7 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
         return max(1, self.updates_done + self.remaining_updates)  # all of the run
 
     def start_epoch(self) -> None:
-        if self.trainer is not None:
-            self._defer_requeue()
+        self._defer_requeue()
         if self.trainer is not None and self.trainer.current_epoch == 1:
             idle = idle_schedulers(self.trainer)
             if idle:
@@ -284,8 +279,12 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
         return self.trainer is not None and self.trainer.state.fn == TrainerFn.FITTING
 
     def state_dict(self) -> dict[str, Any]:
-        state: dict[str, Any] = {"version": 1, "updates": self.updates_done, "collection": self.collection.state_dict()}
-        state["torch_generator"] = torch.get_rng_state()
+        state: dict[str, Any] = {
+            "version": 1,
+            "updates": self.updates_done,
+            "collection": self.collection.state_dict(),
+            "torch_generator": torch.get_rng_state(),
+        }
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             state["cuda_generators"] = torch.cuda.get_rng_state_all()
         return state

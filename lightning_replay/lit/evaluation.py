@@ -84,8 +84,11 @@ class ReplayProgressBar(ProgressBar, ActsAtUpdates):
     def _refresh(self, trainer: L.Trainer, now: float) -> None:
         source = source_of(trainer, self)
         assert self._bar is not None
-        shown = {"return": source.collection.recent_return, "eval/return": self.evaluation}
-        shown["updates/s"] = (source.updates_done - self._last_updates) / max(now - self._last_time, 1e-9)
+        shown = {
+            "return": source.collection.recent_return,
+            "eval/return": self.evaluation,
+            "updates/s": (source.updates_done - self._last_updates) / max(now - self._last_time, 1e-9),
+        }
         postfix = {
             name: f"{value:.{1 if abs(value) >= 10 else 2}f}" for name, value in shown.items() if not math.isnan(value)
         }

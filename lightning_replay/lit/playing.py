@@ -200,10 +200,8 @@ def act_with_value_on(
         # A copy, because an agent may return the same tensors at each step.
         row[key] = tensor.clone() if isinstance(tensor, Tensor) and tensor.is_cpu else tensor.detach().cpu().clone()
     action: Any = read(row["action"], count, source)
-    row["action"] = torch.from_numpy(action)
-    row["state_value"] = _one_each(row["state_value"], count, source)
-    row["observation"] = given
-    return row, action
+    state_value = _one_each(row["state_value"], count, source)
+    return row | {"action": torch.from_numpy(action), "state_value": state_value, "observation": given}, action
 
 
 def values_of(agent: RolloutAgent, observations: Sequence[Any]) -> Tensor:

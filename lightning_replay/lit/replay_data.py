@@ -140,9 +140,15 @@ class ReplayDataModule(EnvStepDataModule):
             )
         if updates is not None:
             self.pace = UpdatePace(updates)
-            collecting: dict[str, Any] = {"env_steps": env_steps, "warmup_steps": warmup_steps, "progress": progress}
-            collecting |= {"info_keys": info_keys, "asynchronous": asynchronous, "num_envs": num_envs != 1}
-            collecting |= {"updates_per_env_step": updates_per_env_step != 1}
+            collecting: dict[str, Any] = {
+                "env_steps": env_steps,
+                "warmup_steps": warmup_steps,
+                "progress": progress,
+                "info_keys": info_keys,
+                "asynchronous": asynchronous,
+                "num_envs": num_envs != 1,
+                "updates_per_env_step": updates_per_env_step != 1,
+            }
             refused = [name for name, value in collecting.items() if value]
             if refused:
                 raise ValueError(

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The k nearest stored rows of any stored row: cached lists, kept up as rows arrive."""
 
-from __future__ import annotations
-
 from lightning_replay.neighbors.lists import NeighborLists, SameActionLists
 
 __all__ = ["NeighborLists", "SameActionLists"]

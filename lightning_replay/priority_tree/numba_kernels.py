@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loops of the numba priority tree, compiled."""
 
-from __future__ import annotations
-
 import numpy as np
 from numba import njit
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Samplers: the slots of a batch, and their weights."""
 
-from __future__ import annotations
-
 from lightning_replay.samplers.combined import CombinedSampler
 from lightning_replay.samplers.continuous_correction import ContinuousCorrectionSampler
 from lightning_replay.samplers.neighborhood_mixup import NeighborhoodMixupSampler

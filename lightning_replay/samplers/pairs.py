@@ -284,6 +284,10 @@ class FollowsEpisodes(ReplaySampler):
     def _empty(self) -> None:
         super()._empty()
         self.followed.clear()
+        self._forget()
+
+    def _forget(self) -> None:
+        """Discards what a subclass keeps of stored rows; nothing by default."""
 
 
 @recorded

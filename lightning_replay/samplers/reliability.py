@@ -152,10 +152,6 @@ class ReliabilityAdjustedSampler(FollowsEpisodes, PrioritizedSampler):
     def nbytes(self) -> int:
         return super().nbytes + self._of_rows.nbytes
 
-    def _empty(self) -> None:
-        super()._empty()
-        self._forget()
-
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {"of_rows": torch.from_numpy(self._of_rows.copy())}
 

@@ -306,7 +306,3 @@ class SequenceSampler(FollowsEpisodes, SamplerOver):
             leaves = state_dict["first"]["tree"]["leaves"]
             check_capacities(len(links["successor"]), len(leaves), len(state_dict["position"]))
         super().load_state_dict(state_dict)
-
-    def _empty(self) -> None:
-        super()._empty()
-        self._forget()

@@ -585,8 +585,10 @@ class TableShares(WithinTables):
         columns = {}
         if self.return_probabilities:
             raw = np.ones(len(table)) if correction is None else correction
-            columns["table_probability"] = shares[table].astype(np.float32)
-            columns["raw_weight"] = (raw if ratios is None else raw * ratios.ratio**-beta).astype(np.float32)
+            columns = {
+                "table_probability": shares[table].astype(np.float32),
+                "raw_weight": (raw if ratios is None else raw * ratios.ratio**-beta).astype(np.float32),
+            }
         if ratios is not None and beta != 0:
             weight = ratios.importance(beta) if correction is None else ratios.importance(beta) * correction
         if weight is not None:

@@ -112,7 +112,12 @@ def describe(value: Any) -> Any:
     if isinstance(value, torch.device):
         return {"device": str(value)}
     record: Record | None = getattr(type(value), "_record", None)
-    if record is not None and "init_arguments" in vars(value) and _is_rebuildable(type(value)):
+    if (
+        record is not None
+        and "init_arguments" in vars(value)
+        and _is_recorded(type(value))
+        and _importable(type(value))
+    ):
         arguments = {key: describe(item) for key, item in value.init_arguments.items()}
         for name in record.set_again:
             if isinstance(arguments[name], dict) and "not_saved" in arguments[name]:
@@ -190,10 +195,6 @@ def build(
         _check_environment(env, f"{name}.env", trust)
     # Not cls(...): metaclasses of TorchRL accept further options, such as one that starts Ray with what is given.
     return type.__call__(cls, **{key: part(item, f"{name}.{key}") for key, item in given.items()})
-
-
-def _is_rebuildable(cls: type) -> bool:
-    return _is_recorded(cls) and _importable(cls)
 
 
 def _is_recorded(value: Any) -> bool:

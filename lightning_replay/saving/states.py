@@ -175,8 +175,10 @@ def write_data(save: NewSave, state: Mapping[str, Any], earlier: Mapping[Fingerp
     (save.data / VALUES_FILE).write_text(json.dumps({"state": values, "chunked": records}))
     for name in (TENSORS_FILE, VALUES_FILE):
         sync(save.data / name)
-    files = {name: fingerprint(save.data / name) for name in (TENSORS_FILE, VALUES_FILE)}
-    files |= {chunk.name: chunk.fingerprint for chunk in chunks}
+    files = {
+        **{name: fingerprint(save.data / name) for name in (TENSORS_FILE, VALUES_FILE)},
+        **{chunk.name: chunk.fingerprint for chunk in chunks},
+    }
     save.manifest["files"] = {name: file._asdict() for name, file in files.items()}
     total = sum(file.bytes for file in files.values())
     return SavedSize(total, total - sum(chunk.fingerprint.bytes for chunk in chunks if chunk.linked))

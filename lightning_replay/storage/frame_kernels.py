@@ -4,8 +4,6 @@
 Frame 0 is no frame: a chain ends with it, and nothing counts it.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numba import njit
 

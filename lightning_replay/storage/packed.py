@@ -510,8 +510,13 @@ class PackedStorage(LazyTensorStorage):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the rows written so far (a view, not a copy, to be read alone) and the layout of their bytes."""
-        state: dict[str, Any] = {"capacity": self.capacity, "length": self._len, "layout": None}
-        state |= {"rows": None, "emptied": None}
+        state: dict[str, Any] = {
+            "capacity": self.capacity,
+            "length": self._len,
+            "layout": None,
+            "rows": None,
+            "emptied": None,
+        }
         if self.layout is not None and self._rows is not None and self._generation is not None:
             # Generations of slots that held rows once continue from there.
             emptied = self._generation[self._len : self._reached].clone()

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Transforms of batches between storage and loss, and of steps between environment and storage."""
 
-from __future__ import annotations
-
 from lightning_replay.episodes.returns import NStepTransitions
 from lightning_replay.transforms.augmentation import AUGMENTATIONS, MixMinibatch, UCBAugmentation
 from lightning_replay.transforms.goals import RelabelGoals

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where new transitions go, and which ones leave."""
 
-from __future__ import annotations
-
 from lightning_replay.retention.rules import (
     OldestLeaves,
     OnPolicynessOnly,

@@ -142,11 +142,15 @@ class BufferMetrics:
         from lightning_replay.parts import first_of
 
         sampler = first_of(module.replay.sampler)
-        stats = {**self._stats_of(name, module), "rows": len(module), keys.ACTUAL_N_STEP: module.mean_n_step}
-        stats["step_utilization"] = module.drawn.steps_per_sample / max(module.drawn.steps_sampled, 1)
         stored, evicted = self._figures((name, "episodes"), len(module) // _EPISODES_PER_CALL, module.num_episodes)
-        stats["episodes"] = stored
         self.counts["episodes_evicted", name] = evicted
+        stats = {
+            **self._stats_of(name, module),
+            "rows": len(module),
+            keys.ACTUAL_N_STEP: module.mean_n_step,
+            "step_utilization": module.drawn.steps_per_sample / max(module.drawn.steps_sampled, 1),
+            "episodes": stored,
+        }
         if module.replay.is_prioritized:
             stats["importance_exponent"] = sampler.beta
         if module.replay.tables is not None:
@@ -238,9 +242,11 @@ class CounterLog:
         for name, of_module in stats.items():
             prefix = (name,) if several else ()
             tables, tasks = (of_module.get(group, {}).items() for group in ("tables", "tasks"))
-            found = [(("tables", *prefix, table), TABLE_STATS, given) for table, given in tables]
-            found += [((group, *prefix), names, of_module) for group, names in STATS.items() if names[0] in of_module]
-            found += [(("tasks", *prefix, task), tuple(given), given) for task, given in tasks]
+            found = [
+                *((("tables", *prefix, table), TABLE_STATS, given) for table, given in tables),
+                *(((group, *prefix), names, of_module) for group, names in STATS.items() if names[0] in of_module),
+                *((("tasks", *prefix, task), tuple(given), given) for task, given in tasks),
+            ]
             for group, names, given in found:
                 for key in names:
                     if key in given:

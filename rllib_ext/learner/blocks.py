@@ -185,8 +185,11 @@ class BatchCutter:
             leaf("next", name).reshape(-1) for name in ("reward", "terminated", "truncated")
         )
         # Read once and nested in each piece anew: tree.map_structure over the nested columns takes longer than a draw.
-        read = [[leaf(*part.key) for part in observation.leaves]]
-        read += [[leaf("next", *part.key) for part in observation.leaves], [leaf(*part.key) for part in action.leaves]]
+        read = [
+            [leaf(*part.key) for part in observation.leaves],
+            [leaf("next", *part.key) for part in observation.leaves],
+            [leaf(*part.key) for part in action.leaves],
+        ]
         self._columns = list(zip((observation, observation, action), read, strict=True))
         self._count, self._rewards, self._ends = len(rewards), rewards, (terminated, truncated)
         present = batch.keys()

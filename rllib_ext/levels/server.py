@@ -338,8 +338,11 @@ class Fragment:
         ends = torch.zeros(3, len(self), dtype=torch.bool)
         ends[:, -1] = torch.tensor([self.terminated, self.truncated, self.is_done])
         values = torch.tensor(self.state_value, dtype=torch.float32)
-        following = {"reward": torch.tensor(self.reward, dtype=torch.float32), "state_value": values[1:]}
-        following |= dict(zip(("terminated", "truncated", "done"), ends, strict=True))
+        following = {
+            "reward": torch.tensor(self.reward, dtype=torch.float32),
+            "state_value": values[1:],
+            **dict(zip(("terminated", "truncated", "done"), ends, strict=True)),
+        }
         size, cpu = torch.Size([len(self)]), torch.device("cpu")
         columns = {"state_value": values[:-1], "next": assemble_unchecked(following, size, cpu)}
         if self.logits is not None:
