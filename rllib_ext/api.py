@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from ray import cloudpickle
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
+from lightning_replay.levels import LevelSelector
 from lightning_replay.levels.level_ids import checked_held_out
 from lightning_replay.options import check_kind, checked_flag
+from lightning_replay.replay import Replay
 from rllib_ext import checks, environments
 from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.buffer.images import choose_module
@@ -25,10 +27,6 @@ from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
 from rllib_ext.sharded.routing import counting_shards, num_shards_in, push_episodes
 from rllib_ext.sharded.shard import without_shard_options
 from rllib_ext.tasks import assigned, begin_episode
-
-if TYPE_CHECKING:
-    from lightning_replay.levels import LevelSelector
-    from lightning_replay.replay import Replay
 
 C = TypeVar("C", bound=AlgorithmConfig)
 _HELD_OUT = 100

@@ -7,7 +7,7 @@ import logging
 import math
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
@@ -15,17 +15,15 @@ from ray.rllib.algorithms.dqn import DQN
 from ray.rllib.algorithms.iql import IQL
 from ray.rllib.algorithms.sac import SAC
 
+from lightning_replay.replay import Replay
 from lightning_replay.sharded.options import check_room, split_options
+from lightning_replay.table_replay import CurriculumReplay
 from rllib_ext.buffer.buffer import SEVERAL_LEARNERS, RecipeEpisodeReplayBuffer
 from rllib_ext.buffer.building import CAPACITIES, RECIPE_DEFAULTS
 from rllib_ext.rllib_compat import algorithm_name, num_actors, settings_of_buffer
 from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
 from rllib_ext.sharded.routing import counting_shards, num_shards_in
 from rllib_ext.sharded.shard import check_shard_layout, options_of_shard
-
-if TYPE_CHECKING:
-    from lightning_replay.replay import Replay
-    from lightning_replay.table_replay import CurriculumReplay
 
 logger: logging.Logger = logging.getLogger(__name__)
 

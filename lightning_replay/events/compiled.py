@@ -200,9 +200,8 @@ def _region(condition: KeyInRegion, kinds: Kinds) -> _Combined | None:
     dtype, shape = kinds.get(key, (torch.complex64, torch.Size()))
     size = shape.numel()
     least, greatest = condition.bounds
-    if dtype.is_complex or dtype in _WITHOUT_COMPARISON or not 0 < size <= _MOST_COMPONENTS:
-        return None
-    if least.numel() not in (1, size):
+    is_comparable = not dtype.is_complex and dtype not in _WITHOUT_COMPARISON
+    if not is_comparable or not 0 < size <= _MOST_COMPONENTS or least.numel() not in (1, size):
         return None
     compared_as = dtype if dtype.is_floating_point else torch.float64
     bounds = [bound.to(compared_as).double().expand(size).tolist() for bound in (least, greatest)]

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from tensordict import TensorDictBase
+from torchrl.data import ReplayBuffer
 
 from lightning_replay.events.conditions import ConditionLike, one_number, own, reward_at_least
 from lightning_replay.options import (
@@ -20,9 +20,6 @@ from lightning_replay.options import (
     checked_share,
 )
 from lightning_replay.saving.spec import recorded
-
-if TYPE_CHECKING:
-    from torchrl.data import ReplayBuffer
 
 HISTORY_LENGTH = 200
 

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import ray
+import torch
 from ray.rllib.core import DEFAULT_AGENT_ID, DEFAULT_MODULE_ID
 from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from torch import Tensor
 
 from lightning_replay.options import check_kind, checked_choice, checked_count, checked_seed
 from lightning_replay.sharded.actors import RemotePart
@@ -24,7 +26,6 @@ from rllib_ext.rllib_compat import RowBuffer, prepare_algorithm
 
 if TYPE_CHECKING:
     from tensordict import TensorDictBase
-    from torch import Tensor
 
     from lightning_replay.parts import DrawPart
     from lightning_replay.replay import Replay
@@ -587,8 +588,6 @@ class ModuleReplay:
         """Updates rows that :meth:`draw_part` drew, in any order; arguments as there and as for :meth:`update`."""
         if not self.replay.takes_feedback:
             return
-        import torch
-
         from lightning_replay.storage.packed import read_columns
 
         # Copies, because arrays from Ray's object store cannot be written to, of which torch warns.
@@ -602,8 +601,6 @@ class ModuleReplay:
         return self._stored_returns is not None and len(self.converter.columns["action"].leaves) == 1
 
     def _update_rows(self, index: Tensor, generation: Tensor, given: np.ndarray, action: Tensor | None) -> None:
-        import torch
-
         signals: dict[str, Tensor] = {}
         if given.ndim == 2 and given.shape[1] > 2:  # TD error, surprise and action values, see learner.signals
             columns = torch.as_tensor(given, dtype=torch.float32, device="cpu")
@@ -617,8 +614,6 @@ class ModuleReplay:
         """Gives a replay that keeps rows by surprise a measure of it for new rows, unless it has one."""
 
         def surprise_of(rows: TensorDictBase) -> Tensor:
-            import torch
-
             surprise = np.empty(len(rows), dtype=np.float32)
             for start in range(0, len(rows), ROWS_PER_PASS):
                 # In the form of drawn rows, and copied: connectors may write into them.

@@ -5,19 +5,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import MutableSequence, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import ray
 import tree
 from ray.rllib.connectors.connector_v2 import ConnectorV2
 from ray.rllib.core.columns import Columns
 
 from lightning_replay.sharded.rows import Block, cut_blocks, fetched
 from rllib_ext.learner.blocks import FlaggedBlock
-
-if TYPE_CHECKING:
-    import ray
-
 
 logger: logging.Logger = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,15 +19,13 @@ from ray.rllib.algorithms.dqn.dqn_learner import (
 from ray.rllib.algorithms.dqn.torch.dqn_torch_learner import DQNTorchLearner
 from ray.rllib.algorithms.sac.sac_learner import SACLearner
 from ray.rllib.core.columns import Columns
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.metrics import TD_ERROR_KEY
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 from torch import Tensor
 
 from lightning_replay.retention.surprise import distributional_surprise, squared_td_error
 from rllib_ext.rllib_compat import call_one_learner
-
-if TYPE_CHECKING:
-    from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 
 def report_signals(learner: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gymnasium
 import torch
@@ -15,16 +15,14 @@ from ray.rllib.algorithms.impala import IMPALA
 from ray.rllib.algorithms.ppo import PPO, PPOConfig
 from tensordict import TensorDict
 
+from lightning_replay.levels import LevelSelector, LevelSet
 from lightning_replay.levels.environments import LEVEL_IDS, LevelWrapper, check_set
-from lightning_replay.levels.scores import discounts_of
+from lightning_replay.levels.scores import L1ValueLoss, discounts_of
 from lightning_replay.options import check_kind
 from rllib_ext.buffer.building import built
 from rllib_ext.checks import check_api_stack
 from rllib_ext.environments import check_observations, make_environment
 from rllib_ext.rllib_compat import algorithm_name
-
-if TYPE_CHECKING:
-    from lightning_replay.levels import LevelSelector, LevelSet
 
 logger: logging.Logger = logging.getLogger(__name__)
 _DRAWN = 64  # levels of a copy, of which the environment plays the first distinct ones
@@ -64,9 +62,6 @@ def checked_levels(
 
 def built_levels(levels: LevelSelector | Mapping[str, Any], config: AlgorithmConfig) -> LevelSelector:
     """Builds the level buffer, unless an object was given; arguments and errors as :func:`rllib_ext.configure`."""
-    from lightning_replay.levels import LevelSelector
-    from lightning_replay.levels.scores import L1ValueLoss
-
     source: Any = levels
     if isinstance(levels, Mapping):
         given = levels if "class_path" in levels else {"class_path": _LEVEL_BUFFER, "init_args": levels}

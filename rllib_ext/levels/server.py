@@ -11,13 +11,14 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import ray
 import torch
 from ray import cloudpickle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from tensordict import TensorDict
 
 from lightning_replay.levels.scores import EpisodeScore
 from lightning_replay.saving import read_state, write_state
@@ -26,9 +27,6 @@ from lightning_replay.saving.states import STATE_MANIFEST
 from lightning_replay.storage.rows import assemble_unchecked
 from rllib_ext.checkpoints import CheckFiles
 from rllib_ext.rllib_compat import Attached
-
-if TYPE_CHECKING:
-    from tensordict import TensorDict
 
 _MOST_PLAYED = 100_000
 

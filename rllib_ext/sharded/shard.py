@@ -6,10 +6,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import ray
 
+from lightning_replay.parts import DrawPart
+from lightning_replay.replay import Replay
+from lightning_replay.saving.folders import Folder
 from lightning_replay.sharded import options as of_recipe
 from lightning_replay.sharded.actors import Answer, RemotePart, ShardReport, counts_of
 from lightning_replay.sharded.options import SHARD_OPTIONS
@@ -20,13 +24,6 @@ from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.buffer.building import built
 from rllib_ext.checkpoints import SavedBuffer, check_spaces, read_buffer, write_buffer
 from rllib_ext.rllib_compat import DRAWS_PER_REPORT
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from lightning_replay.parts import DrawPart
-    from lightning_replay.replay import Replay
-    from lightning_replay.saving.folders import Folder
 
 
 class EpisodeShard(ReplayShard):
