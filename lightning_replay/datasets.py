@@ -6,6 +6,7 @@ Columns, and the last step of an episode whose next observation is not recorded:
 
 from __future__ import annotations
 
+import collections
 import functools
 import json
 import math
@@ -48,6 +49,7 @@ from lightning_replay.storage.packed import PackedStorage, occupancy_of
 from lightning_replay.storage.rows import each_part, shown
 
 _NO_NUMBERS = ("video", "image", "string")  # kinds of features of LeRobot
+_NUMBERS = "biuf"  # kinds of dtypes of NumPy
 # Layouts of HDF5 files that from_d4rl does not read, by the name of an entry at the top.
 _LAYOUTS = {
     "data": " (the layout of robomimic)",
@@ -220,6 +222,9 @@ def from_d4rl(path: str | Path, max_episode_steps: int | None = None) -> TensorD
                 )
             more = ("timeouts", "episode_terminals", "next_observations")
             used = {name: found[name] for name in (*needed, *more) if name in found}
+            kinds = {name: str(column.dtype) for name, column in used.items() if column.dtype.kind not in _NUMBERS}
+            if kinds:  # Many values of other kinds can refer to one object of the file.
+                raise DatasetError(f"{path} has columns of other kinds than numbers, {kinds}; give {accepted}")
             check_free(sum(column.nbytes for column in used.values()), f"the rows of {path}", advice="Split the file")
             columns = {name: column[:] for name, column in used.items()}
         lengths = {name: len(column) for name, column in columns.items()}
@@ -303,7 +308,8 @@ def from_lerobot(
         files = [file for file in files_below(folder, folder / "data") if file.suffix == ".parquet"]
         if not files:
             raise DatasetError(f"{folder / 'data'} holds no parquet file; give {accepted}")
-        table = _table(files, [*shapes], sum(map(math.prod, shapes.values()))).sort_by("index")
+        width = sum(math.prod(each["shape"]) for name, each in features.items() if _is_below(name, [*shapes]))
+        table = _table(files, [*shapes], width).sort_by("index")
         columns = {name: _entries(f"{name} of {folder}", table[name], shape) for name, shape in shapes.items()}
         count = table.num_rows
         _check_frames(folder, info, described, columns)
@@ -316,11 +322,31 @@ def from_lerobot(
         return _some(_episodes(observation, columns["action"], rewards, terminated, truncated, trajectory))
 
 
+def _is_below(path: str, names: list[str]) -> bool:
+    """Whether a path of a parquet file may be of one of these columns; another one's name may begin with the name."""
+    return any(f"{path}.".startswith(f"{name}.") for name in names)
+
+
 def _table(files: list[Path], names: list[str], width: int) -> Any:
-    """Returns the columns ``names``, ``width`` numbers a row, of all ``files``."""
-    source = _source(files, "parquet")
-    check_free(8 * width * source.count_rows(), f"the columns {names}", advice="Give a smaller data set")
-    return source.to_table(columns=names)
+    """Returns the columns ``names`` of all ``files``, at most ``width`` numbers a row, counted before they are read."""
+    stored: collections.Counter[str] = collections.Counter()
+    described = 0
+    for file in files:
+        footer = imported("pyarrow.parquet").read_metadata(file)
+        described += width * footer.num_rows
+        for group in map(footer.row_group, range(footer.num_row_groups)):
+            for column in map(group.column, range(footer.num_columns)):
+                if _is_below(column.path_in_schema, names):
+                    stored[column.path_in_schema] += column.num_values
+                    if column.physical_type.endswith("BYTE_ARRAY"):
+                        raise DatasetError(f"{column.path_in_schema} of {file} holds texts or bytes; give numbers")
+    check_free(8 * max(stored.total(), described), f"the columns {names}", advice="Give a smaller data set")
+    if stored.total() > described:
+        raise DatasetError(
+            f"the parquet files hold these numbers: {dict(stored)}, and meta/info.json describes {described} in all; "
+            "give a whole data set of one recording"
+        )
+    return _source(files, "parquet").to_table(columns=names)
 
 
 def _source(files: list[Path], kind: str) -> Any:
@@ -517,7 +543,7 @@ def _columns(name: str, value: Any, count: int, integer: Any = None) -> Any:
     with readable(name, "an array of numbers that float32, or int64, can hold"), np.errstate(over="raise"):
         column = np.asarray(value)
         kind = column.dtype.kind
-        if kind not in "biuf":
+        if kind not in _NUMBERS:
             raise DatasetError(
                 f"{name} is of {column.dtype}; columns must be arrays of numbers, or dictionaries or tuples of "
                 "them. Leave it out by observations=, or convert the data set first"

@@ -12,13 +12,24 @@ import gymnasium
 import h5py
 import numpy as np
 import pyarrow
+import pyarrow.parquet
 import pytest
 from gymnasium.spaces import Box, Text
 from PIL import EpsImagePlugin
 
 from lightning_replay.dataset_files import DatasetError
 from lightning_replay.datasets import from_d4rl, from_lerobot
-from tests.recordings import ID, RECORDINGS, STEPS, Recording, read_minari, write_lerobot, write_minari, wrong_rows
+from tests.recordings import (
+    ID,
+    RECORDINGS,
+    STEPS,
+    Recording,
+    read_minari,
+    write_d4rl,
+    write_lerobot,
+    write_minari,
+    wrong_rows,
+)
 
 LAYOUTS = pytest.mark.parametrize("recording", RECORDINGS.values(), ids=RECORDINGS)
 
@@ -212,3 +223,41 @@ def test_every_arrow_file_is_checked(way: str, tmp_path: Path) -> None:
     file.write_bytes(content.replace(offsets, np.int32([0, 1_900_000_000, 2_000_000_000]).tobytes()))
     with pytest.raises(DatasetError, match="Offset invariant failure"):
         read_minari(tmp_path, observations=["state"])
+
+
+def test_values_that_refer_to_one_object_are_refused_unread(tmp_path: Path) -> None:
+    write_d4rl(tmp_path)
+    with h5py.File(tmp_path / "steps.hdf5", "a") as file:
+        del file["observations"]
+        file.create_dataset("observations", (STEPS,), h5py.vlen_dtype(np.uint8))
+    with pytest.raises(DatasetError, match=r"columns of other kinds than numbers, {'observations': 'object'}; give"):
+        from_d4rl(tmp_path / "steps.hdf5")
+
+
+@pytest.mark.parametrize("way", ["long lists", "texts"])
+def test_columns_of_lerobot_are_counted_before_they_are_read(way: str, tmp_path: Path) -> None:
+    """A number or a text that many rows repeat takes a few bytes of a file."""
+    write_lerobot(tmp_path, "v3.0")
+    file = next((tmp_path / "data").rglob("*.parquet"))
+    table = pyarrow.parquet.read_table(file)
+    value: object = [0.0] * 5_000
+    if way == "texts":
+        value = "a" * 5_000
+    pyarrow.parquet.write_table(
+        table.set_column(table.column_names.index("action"), "action", pyarrow.array([value] * STEPS)), file
+    )
+    with pytest.raises(DatasetError, match=r"list.element': 75000|holds texts or bytes; give numbers"):
+        from_lerobot(tmp_path)
+
+
+def test_columns_of_lerobot_may_have_names_that_begin_alike(tmp_path: Path) -> None:
+    write_lerobot(tmp_path, "v3.0")
+    described = tmp_path / "meta" / "info.json"
+    info = json.loads(described.read_text())
+    info["features"]["action.joint_position"] = {"dtype": "float32", "shape": [9]}
+    described.write_text(json.dumps(info))
+    file = next((tmp_path / "data").rglob("*.parquet"))
+    table = pyarrow.parquet.read_table(file)
+    joints = pyarrow.array([[0.0] * 9] * STEPS)
+    pyarrow.parquet.write_table(table.append_column("action.joint_position", joints), file)
+    assert wrong_rows(from_lerobot(tmp_path)) == 0
