@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from lightning_replay.options import checked_flag, checked_local_path
 from lightning_replay.replay import Replay
@@ -55,6 +56,7 @@ def load_replay(
     saved, state = read_replay(path)
     chosen = {"memmap": None if memmap is None else os.fspath(checked_local_path("memmap", memmap))}
     try:
+        _check_capacity(saved["built_by"], state)
         replay = build(saved["built_by"], trust=trust, chosen=chosen)
         is_buffer = isinstance(replay, TrainingReplay)
         if not is_buffer:
@@ -68,3 +70,12 @@ def load_replay(
             f"{path}/{MANIFEST} does not describe the buffer whose state is saved there ({error}); load an earlier save"
         ) from error
     return replay
+
+
+def _check_capacity(built_by: Any, state: dict[str, Any]) -> None:
+    # Before the buffer is built: the capacity of a changed file could take all memory.
+    storage = built_by["arguments"].get("storage")
+    if storage is not None and "capacity" in storage["arguments"]:
+        given, saved = storage["arguments"]["capacity"], state["built_from"]["capacity"]
+        if given != saved:
+            raise ValueError(f"its capacity is {given}, and the state has {saved}")

@@ -316,6 +316,10 @@ def _tables_of(state: Mapping[str, Any], arguments: Mapping[str, Any]) -> list[T
     saved = writer["tables"]
     named: list[tuple[str, int]] = [(str(name), int(capacity)) for name, capacity in state["built_from"]["tables"]]
     entries, appended, first = (array_of(saved[name]) for name in ("entries", "appended", "first"))
+    capacities = [capacity for _, capacity in named]
+    is_sound = min(capacities) > 0 and sum(capacities) == len(entries)
+    if not (is_sound and ((first >= 0) & (first <= appended)).all()):  # arrays would be as long as the file says
+        raise ValueError(f"the tables {named} do not have the entries that are saved; load another save")
     drawn = state["sampler"].get("rows_drawn", [])
     sampler = _entry(arguments.get("sampler"), "arguments")
     shares = _entry(sampler.get("table_shares"), "dict")  # absent where shares are not fixed

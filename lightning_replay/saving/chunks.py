@@ -90,6 +90,7 @@ def locate_chunks(
     Raises ``DamagedFileError`` if files are missing, have another size, or do not make up the tensors.
     """
     located = {}
+    named: set[Path] = set()
     for name, record in records.items():
         try:
             dtype, shape = DTYPES[record["dtype"]], torch.Size(record["shape"])
@@ -103,6 +104,9 @@ def locate_chunks(
         if missing:
             raise DamagedFileError(f"the chunks of {name} in {directory} lack {missing:,} bytes; load an earlier save")
         for file, expected in tensor.files:
+            if file in named:  # a small save could fill the memory
+                raise DamagedFileError(f"{file} is named twice by the save; load an earlier save")
+            named.add(file)
             check_file(file, expected, reads=False)
         located[name] = tensor
     return located

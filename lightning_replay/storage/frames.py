@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
@@ -20,7 +21,7 @@ from lightning_replay.saving.snapshot import Snapshots
 from lightning_replay.saving.spec import DTYPES, recorded
 from lightning_replay.storage.columns import GENERATION, NOT_STORED, Column
 from lightning_replay.storage.frame_pool import Found, FramePool
-from lightning_replay.storage.occupancy import FirstSlots, Occupancy, SlotSet
+from lightning_replay.storage.occupancy import FirstSlots, Occupancy, SlotSet, are_within
 from lightning_replay.storage.packed import PackedStorage, is_key
 from lightning_replay.storage.rows import FRAMES, Key, Leaf, RowLayout, frames_by_column, leaves_of, shown
 
@@ -424,8 +425,11 @@ class FrameStorage(PackedStorage):
         self.check_writable()
         self._saved_layout(state_dict)
         frames = state_dict["frames"]
+        if frames is None and state_dict["layout"] is not None:
+            raise ValueError("the saved storage has rows and no frames; load another save")
         if frames is not None:
             leaves = self._saved_columns(state_dict)
+            self._check_frames(state_dict)
             if self._images is None or self.row_columns != {key: (dtype, shape) for key, dtype, shape in leaves}:
                 self._allocate_all(leaves)
         before = self._len
@@ -444,6 +448,19 @@ class FrameStorage(PackedStorage):
             images.pool.restore(saved, images.numbers[: self._len].cpu().numpy().ravel())
         live = state_dict["live"]
         self._live = None if live is None else SlotSet.from_state(self.capacity, live)
+
+    def _check_frames(self, state: Mapping[str, Any]) -> None:
+        """Refuses frames of another size than their shape, and rows that refer to none of them."""
+        saved, live, rows = frames_by_column(state), state["live"], state["rows"]
+        numbers = RowLayout.from_description(state["layout"]).leaves(rows, rows.shape[:1])[FRAMES]
+        of_each = numbers.unbind(1) if len(saved) > 1 else [numbers]
+        for (key, frames, shape), referred in zip(saved, of_each, strict=True):
+            # Compiled loops check no bounds, and the count of references would be as long as the largest number.
+            is_whole = frames.shape[1:] == (math.prod(shape),) and min(shape) > 0
+            if not is_whole or not bool(((referred >= 0) & (referred < len(frames))).all()):
+                raise ValueError(f"the saved rows and frames under {shown(key)} do not fit; load another save")
+        if live is not None and not are_within(live.cpu().numpy(), int(state["length"])):
+            raise ValueError("the saved storage names slots that hold no row; load another save")
 
     def _saved_columns(self, state: Mapping[str, Any]) -> list[Leaf]:
         """Returns the columns of a saved storage, in the order in which rows were given; refuses other stacks."""

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from lightning_replay import PackedStorage, load_replay, memory, recipes, save_replay
+from lightning_replay.inspection.saves import read_buffers
 from lightning_replay.levels import LevelBuffer, LevelSampler
 from lightning_replay.priority_tree import PriorityTree
 from lightning_replay.retention.eviction import LeavingOrder
@@ -21,6 +22,7 @@ from lightning_replay.saving.spec import NotRebuildableError
 from lightning_replay.tables.tables import Tables
 from tests import level_steps
 from tests.attack.states import fingerprint
+from tests.attack.worlds import World
 from tests.recipe_options import built, fitting
 from tests.saves import forge
 from tests.transitions import numbered_steps
@@ -277,3 +279,57 @@ def test_a_state_of_other_parts_is_refused_by_a_buffer_and_changes_nothing(place
     with pytest.raises(DamagedFileError, match=rf"is not one of what it is loaded into \({error}.*nothing was loaded"):
         replay.load(tmp_path)
     assert fingerprint(replay.state_dict()) == before
+
+
+def test_a_chunk_that_is_named_twice_takes_no_memory(tmp_path: Path) -> None:
+    write_state(tmp_path, {"rows": torch.zeros(1 << 20, dtype=torch.uint8)})
+
+    def change(content: Any) -> Any:
+        rows = content["chunked"]["rows"]
+        return content | {"chunked": {"rows": rows | {"shape": [1 << 22], "files": rows["files"] * 4}}}
+
+    forge_values(tmp_path / "state.json", change)
+    with pytest.raises(DamagedFileError, match="named twice"):
+        read_state(tmp_path)
+
+
+def test_another_capacity_is_refused_before_a_buffer_is_built(tmp_path: Path, monkeypatch) -> None:
+    file, load = saved("surprise_retention", tmp_path)
+    built_by = json.loads(file.read_text())["built_by"]
+    built_by["arguments"]["storage"]["arguments"]["capacity"] = 10**8
+    forge(file, built_by=built_by)
+    monkeypatch.setattr("lightning_replay.loading.build", lambda *args, **options: pytest.fail("it was built"))
+    with pytest.raises(DamagedFileError, match="capacity is 100000000, and the state has 12"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["frame_shape", "live", "rows", "frames"])
+def test_frames_that_do_not_fit_their_rows_are_refused(name: str) -> None:
+    def buffer() -> Any:
+        return recipes.uniform(12, 4, frame_stack=2, frame_capacity=30, seed=0)
+
+    replay, other = buffer(), buffer()
+    replay.extend(World(1, has_frames=True).take(9))
+    state = replay.state_dict()
+    storage = state["storage"]
+    storage |= {
+        "frame_shape": {"frame_shape": [2**44, 4]},
+        "live": {"live": torch.tensor([-1])},
+        "rows": {"rows": torch.full_like(storage["rows"], 2**62 + 2**30)},
+        "frames": {"frames": None},
+    }[name]
+    with pytest.raises(ValueError, match="load another save"):
+        other.load_state_dict(state)
+    assert not len(other)
+
+
+def test_an_inspection_makes_no_array_as_long_as_a_file_says(tmp_path: Path) -> None:
+    file, _ = saved("event_tables", tmp_path)
+    for tables in ([["default", 10**12]], [["default", 2 * 10**12], ["goal", -(10**12)]]):
+
+        def change(content: Any, tables: Any = tables) -> Any:
+            return with_other(content, ("state", "$dict", "built_from", "$dict", "tables"), tables)
+
+        forge_values(file, change)
+        with pytest.raises(DamagedFileError, match="do not have the entries"):
+            [*read_buffers(tmp_path)]
