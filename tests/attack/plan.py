@@ -12,9 +12,22 @@ from functools import partial
 
 import torch
 
-from tests.attack import cluster, datasets, endurance, flips, histories, kills, names, neighbors, overlaps, threads
+from tests.attack import (
+    cluster,
+    contents,
+    datasets,
+    endurance,
+    flips,
+    histories,
+    kills,
+    names,
+    neighbors,
+    overlaps,
+    threads,
+)
 from tests.attack.report import Report
 from tests.attack.subjects import SUBJECTS
+from tests.attack.variants import VARIANTS
 from tests.recordings import RECORDINGS
 
 Task = Callable[[], Report]
@@ -24,6 +37,7 @@ DAMAGES = 1_000  # to a save of each subject
 DAMAGES_OF_RECIPES = 60  # to a save of each variant of a recipe
 NAMES = 1_000  # put into a save of each subject
 NAMES_OF_RECIPES = 200  # put into a save of each variant of a recipe
+CONTENTS = 2_000  # forged in the state of each variant of a recipe
 CHANGES = 3_000  # to a data set of each layout
 NEIGHBORS = 200  # places with files of a user's, of each kind
 HISTORIES, CALLS = 100, 60  # of each variant, and calls in each
@@ -61,6 +75,7 @@ def planned(share: float, seed: int, rows: float) -> dict[str, list[Task]]:
             ),
             partial(names.attack_recipes, seed, some(NAMES_OF_RECIPES)),
         ],
+        "contents": [partial(contents.attack, seed, some(CONTENTS), [variant]) for variant in VARIANTS],
         "datasets": [partial(datasets.attack, recording, seed, some(CHANGES)) for recording in RECORDINGS.values()],
         "neighbors": [partial(neighbors.attack, seed, some(NEIGHBORS))],
         "overlaps": [

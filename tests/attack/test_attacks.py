@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.attack import datasets, endurance, flips, histories, kills, names, neighbors, overlaps, threads
+from tests.attack import contents, datasets, endurance, flips, histories, kills, names, neighbors, overlaps, threads
 from tests.attack.report import Report
 from tests.attack.subjects import (
     LevelsSubject,
@@ -56,6 +56,13 @@ def test_forged_names() -> None:
     no_findings(report)
     assert report.figures["refused"] > 100
     no_findings(names.attack(lambda folder: LevelsSubject(folder, 1), "levels", count=40))
+
+
+@pytest.mark.parametrize("variant", VARIANTS[::5], ids=str)
+def test_forged_contents(variant: Variant) -> None:
+    report = contents.attack(seed=1, count=16, variants=[variant])
+    no_findings(report)
+    assert report.figures["loaded"] and report.figures["refused"]
 
 
 @pytest.mark.parametrize("name", RECORDINGS)
