@@ -13,6 +13,7 @@ from typing import Any
 
 import fsspec
 import torch
+from fsspec.implementations.local import LocalFileSystem
 
 from lightning_replay import load_replay, recipes, save_replay
 from lightning_replay.levels import LevelBuffer
@@ -35,6 +36,7 @@ class Neighbors:
         self.place = place
         self.random = random.Random(seed)
         self.filesystem, self.root = fsspec.core.url_to_fs(place)
+        self.filesystem.makedirs(self.root, exist_ok=True)
         self.replay = recipes.prioritized(capacity=20, batch_size=4, seed=seed)
         self.replay.extend(numbered_steps(0, 12))
         self.levels = LevelBuffer(levels=10, seed=seed)
@@ -45,6 +47,7 @@ class Neighbors:
         ]
         self.mine: dict[str, bytes] = {}
         self.forged: list[str] = []
+        self.links: list[Path] = []
 
     def _hexadecimal(self) -> str:
         return f"{self.random.randrange(16**12):012x}"
@@ -91,13 +94,24 @@ class Neighbors:
         self.filesystem.pipe_file(file, json.dumps(manifest).encode())
         self.forged.append(manifest["data"])
 
+    def link(self) -> None:
+        """Lets a name of a save's lead out of the place, to a file of the user's, until the next step."""
+        name = self.random.choice([*DATA_FOLDERS, f"{self.random.choice([*DATA_FOLDERS.values()])}-0123456789ab"])
+        link = Path(self.root, name)
+        if not isinstance(self.filesystem, LocalFileSystem) or name in self.mine:
+            return
+        link.unlink(missing_ok=True)
+        self.write("../outside.txt", b"mine")
+        link.symlink_to("../outside.txt")
+        self.links.append(link)
+
     def is_mine(self, name: str) -> bool:
         # A file named as a save's, in a folder that a manifest of a save names as its data, is the save's.
         folder = name.partition("/")[0]
         return not (folder in self.forged and is_saved(PurePosixPath(name).name))
 
     def step(self, report: Report) -> None:
-        self.random.choice([self.add, self.add, self.forge, self.change])()
+        self.random.choice([self.add, self.add, self.forge, self.change, self.link])()
         try:
             self.random.choice(self.saves)(self.place)
             report.count("saves")
@@ -110,6 +124,10 @@ class Neighbors:
             if self.is_mine(name):
                 assert self.filesystem.exists(file), f"a save in {self.place} removed {name}"
                 assert self.filesystem.cat_file(file) == content, f"a save in {self.place} changed {name}"
+        while self.links:
+            link = self.links.pop()
+            if link.is_symlink():
+                link.unlink()
 
     def change(self) -> None:
         self.replay.update_priority(self.replay.sample(), torch.rand(4))
@@ -121,7 +139,7 @@ def attack(seed: int, count: int, steps: int = 60) -> Report:
     report = Report()
     for number in range(count):
         with tempfile.TemporaryDirectory() as folder:
-            for place in (folder, f"memory://attack/{seed}/{number}"):
+            for place in (f"{folder}/here/a", f"file://{folder}/there/a", f"memory://attack/{seed}/{number}"):
                 with report.round(f"neighbors {seed}+{number} in {place}"):
                     neighbors: Any = Neighbors(place, 1_000 * seed + number)
                     for _ in range(steps):
