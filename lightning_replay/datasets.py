@@ -334,12 +334,15 @@ def _table(files: list[Path], names: list[str], width: int) -> Any:
     for file in files:
         footer = imported("pyarrow.parquet").read_metadata(file)
         described += width * footer.num_rows
-        for group in map(footer.row_group, range(footer.num_row_groups)):
-            for column in map(group.column, range(footer.num_columns)):
-                if _is_below(column.path_in_schema, names):
-                    stored[column.path_in_schema] += column.num_values
-                    if column.physical_type.endswith("BYTE_ARRAY"):
-                        raise DatasetError(f"{column.path_in_schema} of {file} holds texts or bytes; give numbers")
+        for place in range(footer.num_columns):
+            column = footer.schema.column(place)
+            if not _is_below(column.path, names):
+                continue
+            # Parquet has no 16-bit numbers of its own: they are bytes of this logical type.
+            if column.physical_type.endswith("BYTE_ARRAY") and column.logical_type.type != "FLOAT16":
+                raise DatasetError(f"{column.path} of {file} holds texts or bytes; give numbers")
+            groups = map(footer.row_group, range(footer.num_row_groups))
+            stored[column.path] += sum(group.column(place).num_values for group in groups)
     check_free(8 * max(stored.total(), described), f"the columns {names}", advice="Give a smaller data set")
     if stored.total() > described:
         raise DatasetError(

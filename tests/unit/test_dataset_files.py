@@ -261,3 +261,18 @@ def test_columns_of_lerobot_may_have_names_that_begin_alike(tmp_path: Path) -> N
     joints = pyarrow.array([[0.0] * 9] * STEPS)
     pyarrow.parquet.write_table(table.append_column("action.joint_position", joints), file)
     assert wrong_rows(from_lerobot(tmp_path)) == 0
+
+
+def test_columns_of_lerobot_may_be_of_half_precision(tmp_path: Path) -> None:
+    write_lerobot(tmp_path, "v3.0")
+    described = tmp_path / "meta" / "info.json"
+    info = json.loads(described.read_text())
+    info["features"]["action"]["dtype"] = "float16"
+    described.write_text(json.dumps(info))
+    file = next((tmp_path / "data").rglob("*.parquet"))
+    table = pyarrow.parquet.read_table(file)
+    halves = table["action"].combine_chunks().to_pylist()
+    column = pyarrow.array([[np.float16(value) for value in row] for row in halves], pyarrow.list_(pyarrow.float16()))
+    pyarrow.parquet.write_table(table.set_column(table.column_names.index("action"), "action", column), file)
+    rows = from_lerobot(tmp_path)
+    assert rows["action"].tolist() == halves
