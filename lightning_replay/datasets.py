@@ -38,6 +38,7 @@ from lightning_replay.options import (
     check_kind,
     checked_choice,
     checked_keys,
+    checked_local_path,
     checked_number,
     checked_optional_count,
 )
@@ -201,17 +202,18 @@ def from_d4rl(path: str | Path, max_episode_steps: int | None = None) -> TensorD
 
     Raises:
         FileNotFoundError: No file is there.
-        ValueError: The file is damaged, leads to other files, or is in another layout. Columns are missing, are no
-            numbers, or have several lengths. Without ``timeouts``, ``next_observations`` and ``max_episode_steps``, the
-            next step may be of another episode.
+        ValueError: The path is a URL. The file is damaged, leads to other files, or is in another layout. Columns are
+            missing, are no numbers, or have several lengths. Without ``timeouts``, ``next_observations`` and
+            ``max_episode_steps``, the next step may be of another episode.
         MemoryError: The columns need more memory than is free.
     """
     h5py = imported("h5py")
     needed = ("observations", "actions", "rewards", "terminals")
     accepted = f"an HDF5 file in D4RL's layout, with {', '.join(needed)}, arrays of numbers, all of one length"
     checked_optional_count("max_episode_steps", max_episode_steps)
+    path = checked_local_path("path", path)
     with readable(path, accepted):
-        check_regular(Path(path))
+        check_regular(path)
         with h5py.File(path) as file:
             found = own_columns(file)
             if not {*needed} <= {*found}:
@@ -281,13 +283,13 @@ def from_lerobot(
 
     Raises:
         FileNotFoundError: no data set is there.
-        ValueError: Columns are missing, are images, or hold nulls or entries of other shapes than ``meta`` describes.
-            Frames are missing, or occur twice, because two recordings are in one folder. Frames or episodes differ from
-            ``meta``. A file is damaged or leads out of the folder.
+        ValueError: The path is a URL. Columns are missing, are images, or hold nulls or entries of other shapes than
+            ``meta`` describes. Frames are missing, or occur twice, because two recordings are in one folder. Frames or
+            episodes differ from ``meta``. A file is damaged or leads out of the folder.
         MemoryError: The columns need more memory than is free.
     """
     imported("pyarrow.dataset")
-    folder = Path(path)
+    folder = checked_local_path("path", path)
     is_terminated = checked_choice("done", done, ("terminated", "truncated")) == "terminated"
     names = [".".join(key) for key in _checked_keys(observations)]
     given = None if reward is None else checked_number("reward", reward)

@@ -22,7 +22,7 @@ from typing import Any, ParamSpec, TypeVar, get_args, get_type_hints
 ABOVE_ZERO = math.ulp(0.0)  # the least float above 0
 BELOW_ONE = math.nextafter(1.0, 0.0)  # the largest float below 1
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:+/")  # also of a pathlib.Path, which drops a slash; no drive such as C:/
-LOCAL_ONLY = "a path of this machine: copy the file from there, or upload it afterwards"
+LOCAL_ONLY = "a path of this machine; copy files from and to a URL yourself"
 LOCAL_OR_URL = "a folder, or a URL as text: a pathlib.Path drops one of its slashes"
 LARGEST_COUNT = 2**63 - 1  # the largest number that an int64 index can be
 LARGEST = math.nextafter(math.inf, 0.0)  # the largest float that is finite

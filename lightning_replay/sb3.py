@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence, Sized
 from typing import Any
 
 import numpy as np
@@ -142,8 +142,10 @@ class RecipeBuffer(ReplayBuffer):
         """
         self._return_errors()
         count = self.n_envs
-        if isinstance(infos, Mapping) or (len(infos) != count and not self._is_loaded):
-            given = f"a {type(infos).__name__} of {len(infos)} entries"
+        if not isinstance(infos, Sequence | np.ndarray) or (len(infos) != count and not self._is_loaded):
+            given = f"a {type(infos).__name__}"
+            if isinstance(infos, Sized):
+                given += f" of {len(infos)} entries"
             raise ValueError(
                 f"infos is {given}, and the buffer is of {count} environments; give a list of the info of each, as "
                 f"[{{}}] * {count} where they have none. Nothing was stored"

@@ -25,7 +25,7 @@ from ray.rllib.algorithms.tqc import TQCConfig
 from ray.rllib.connectors.connector_v2 import ConnectorV2
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
-from lightning_replay.options import check_kind, checked_number, did_you_mean
+from lightning_replay.options import check_kind, checked_local_path, checked_number, did_you_mean
 from rllib_ext.apex import ApexDQNConfig
 from rllib_ext.api import LEVEL_OPTIONS, REPLAY_OPTIONS, configure, replay_config
 from rllib_ext.buffer.building import built
@@ -89,7 +89,7 @@ def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
 
     Raises:
         FileNotFoundError: no such file; the message lists those that come with the library.
-        ValueError: no valid YAML, an unknown algorithm, key or argument, or values that are refused.
+        ValueError: a URL, no valid YAML, an unknown algorithm, key or argument, or values that are refused.
     """
     return configured(read_sections(path, overrides))
 
@@ -135,7 +135,7 @@ def updates_per_env_step(config: AlgorithmConfig) -> float:
 
 def read_sections(path: str | Path, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Returns the keys of a file with their values; arguments and errors as :func:`load_config`."""
-    path = Path(path)
+    path = checked_local_path("path", path)
     if not path.is_file():
         from lightning_replay.options import config_directory, config_files
 

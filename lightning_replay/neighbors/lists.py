@@ -300,7 +300,8 @@ class NeighborLists:
         if saved != mine or state["rows"]["limit"] > self.capacity:
             raise ValueError(
                 f"the saved lists have num_neighbors, num_spare, cached = {saved} and reach slot "
-                f"{state['rows']['limit']}; these have {mine} and capacity {self.capacity}. Build them as those were."
+                f"{state['rows']['limit']}; these have {mine} and capacity {self.capacity}. "
+                "Nothing was loaded; build them with the options of the saved ones"
             )
         self.clear()
         if state["rows"]["limit"]:

@@ -187,7 +187,12 @@ def build(
         return _resolve(content, name, trust, _is_listed)
     cls: Any = _resolve(content, name, trust, _is_recorded) if kind == "class" else None
     if not _is_recorded(cls):  # an unrecorded class must not be called because a file names it
-        raise _not_rebuildable(name, content, content if kind == "class" else description.get("defined"))
+        raise NotRebuildableError(
+            f"the option {name} was {content}, which can be rebuilt neither from plain values nor from an import path. "
+            "Build the replay buffer yourself with the same options and call replay.load(path). load_replay rebuilds "
+            "this library's parts, classes with the decorator lightning_replay.saving.spec.recorded, and functions, "
+            "defined at the top level of a module that can be imported"
+        )
     given, record = dict(description["arguments"]), cls._record
     given |= {key: (chosen or {}).get(key) for key in record.chosen_when_loaded if key in given}
     env = given.get("env")
@@ -207,18 +212,6 @@ def _is_recorded(value: Any) -> bool:
 
 def _is_listed(value: Any) -> bool:
     return inspect.isfunction(value) and value.__qualname__ in FUNCTIONS
-
-
-def _not_rebuildable(name: str, what: str, defined: Any = None) -> NotRebuildableError:
-    package = str(defined or "").partition(":")[0].partition(".")[0]
-    if package in ("", "__main__", "builtins", "functools", *_HOSTS):  # of which no other is to be trusted
-        package = "my_package"
-    return NotRebuildableError(
-        f"the option {name} was {what}, which can be rebuilt neither from plain values nor from an import path. "
-        "Build the replay buffer yourself with the same options and call replay.load(path). load_replay rebuilds this "
-        "library's parts, classes with the decorator lightning_replay.saving.spec.recorded, and functions, defined "
-        f"at the top level of a module that can be imported: save one of these, and load with trust=[{package!r}]."
-    )
 
 
 def is_public(value: Any) -> bool:
@@ -291,16 +284,16 @@ def _check_environment(env: str, name: str, trust: Sequence[str]) -> None:
         if identifier in (known, known.rpartition("-v")[0]):  # without a version it stands for the newest one
             entry: Any = found.entry_point
             builder = entry.partition(":")[0] if isinstance(entry, str) else str(getattr(entry, "__module__", None))
-            _check_trusted(builder, name, env, (*trust, *ENVIRONMENTS))
+            _check_trusted(builder, name, env, trust, ENVIRONMENTS)
 
 
-def _check_trusted(module: str, name: str, path: str, trusted: Sequence[str]) -> None:
-    if any(module == package or module.startswith(f"{package}.") for package in trusted):
+def _check_trusted(module: str, name: str, path: str, trust: Sequence[str], known: Sequence[str] = ()) -> None:
+    if any(module == package or module.startswith(f"{package}.") for package in (*trust, *known)):
         return
     package = module.partition(".")[0]
     raise NotRebuildableError(
         f"the option {name} is {path}, and the module {module} is not imported because a file names it: a forged file "
         "could run code. If you know who wrote the file, load with "
-        f"trust=[{module if package in _HOSTS else package!r}]; or build the replay buffer yourself with the same "
-        "options and call replay.load(path)."
+        f"trust={[*trust, module if package in _HOSTS else package]}; or build the replay buffer yourself with the "
+        "same options and call replay.load(path)."
     )

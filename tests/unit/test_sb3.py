@@ -365,11 +365,11 @@ def test_a_step_is_of_each_environment(name: str, shapes: list[tuple[int, ...]])
         buffer.add(**given())
 
 
-@pytest.mark.parametrize("infos", [{}, {"final_info": [{}] * 3}, [], [{}], [{}] * 4], ids=str)
+@pytest.mark.parametrize("infos", [{}, {"final_info": [{}] * 3}, [], [{}], [{}] * 4, None], ids=str)
 def test_infos_are_of_each_environment(infos: Any) -> None:
     buffer = RecipeBuffer(30, PLANE, LEVER, "cpu", n_envs=3, recipe="uniform")
     with pytest.raises(
-        ValueError, match=r"infos is a .* entries, .* of 3 environments; give a list of the info of each"
+        ValueError, match=r"infos is a .*, and the buffer is of 3 environments; give a list of the info of each"
     ):
         buffer.add(**given(infos=infos))
     assert len(buffer.replay) == 0

@@ -137,7 +137,7 @@ def test_what_is_trusted_is_a_list_of_packages(tmp_path) -> None:
     with pytest.raises(TypeError, match=r"trust is 'tests'; it must be a list of packages, as trust=\['tests'\]"):
         load_replay(tmp_path, trust="tests")
     for others in ([], ["test"], ["tests.event_steps.more"], ["tests.unit"]):
-        with pytest.raises(NotRebuildableError, match=r"tests.event_steps is not imported.*trust=\['tests'\]"):
+        with pytest.raises(NotRebuildableError, match=r"tests.event_steps is not imported.*trust=\[.*'tests'\]"):
             load_replay(tmp_path, trust=others)
     for trusted in (["tests"], ["tests.event_steps"], ("other", "tests")):
         assert load_replay(tmp_path, trust=trusted).tables.names == ["default", "one"]

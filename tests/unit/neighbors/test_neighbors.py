@@ -188,7 +188,7 @@ def test_empty_lists_save_load_and_clear() -> None:
 def test_a_state_of_other_options_is_refused() -> None:
     state = filled(torch.randn(10, 2), 3).state_dict()
     for other in (NeighborLists(10, 4), NeighborLists(9, 3), NeighborLists(10, 3, refresh_interval=1)):
-        with pytest.raises(ValueError, match="Build them"):
+        with pytest.raises(ValueError, match="Nothing was loaded; build them"):
             other.load_state_dict(state)
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import runpy
@@ -10,13 +11,14 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import gymnasium
 import pytest
 import torch
 from torchrl.data import LazyTensorStorage
 from torchrl.data.replay_buffers import RandomSampler
 from torchrl.envs import Transform
 
-from lightning_replay import PackedStorage, Replay, load_replay, save_replay
+from lightning_replay import PackedStorage, Replay, load_replay, recipes, save_replay
 from lightning_replay.saving.spec import NotRebuildableError, recorded
 from tests.transitions import numbered_steps
 
@@ -119,9 +121,9 @@ def test_a_part_of_ones_own_is_saved_and_the_error_leads_to_a_load(name, module,
         f"was a {name},",
         "replay.load(path)",
         "classes with the decorator lightning_replay.saving.spec.recorded",
-        "load with trust=['plain_parts']",
     ):
         assert advice in str(error.value)
+    assert "trust" not in str(error.value)
     again = Replay(**options_of(plain, name))
     again.load(tmp_path / "first")
     assert torch.equal(again.sample()["observation"], replay.sample()["observation"])
@@ -161,22 +163,46 @@ def part_of_the_script(folder: Path) -> object:
 
 
 @pytest.mark.parametrize(
-    ("part", "package"),
+    "part",
     [
-        ({"sampler": RandomSampler()}, "my_package"),
-        ({"storage": LazyTensorStorage(50)}, "my_package"),
-        ({"transform": lambda batch: batch}, "tests"),
-        ({"transform": FunctionOf(lambda batch: batch)}, "tests"),
-        ({"sampler": part_of_the_script}, "my_package"),
+        {"sampler": RandomSampler()},
+        {"storage": LazyTensorStorage(50)},
+        {"transform": lambda batch: batch},
+        {"transform": functools.partial(lambda batch: batch)},
+        {"transform": FunctionOf(lambda batch: batch)},
+        {"sampler": part_of_the_script},
     ],
-    ids=["sampler of TorchRL", "storage of TorchRL", "function", "function in a part", "class of the script"],
+    ids=[
+        "sampler of TorchRL",
+        "storage of TorchRL",
+        "function",
+        "partial",
+        "function in a part",
+        "class of the script",
+    ],
 )
-def test_what_cannot_be_rebuilt_is_said_with_what_can(part, package: str, tmp_path: Path) -> None:
+def test_what_cannot_be_rebuilt_is_said_with_what_can_and_without_trust(part, tmp_path: Path) -> None:
     part = {name: one(tmp_path) if one is part_of_the_script else one for name, one in part.items()}
     save_replay(filled(**{"storage": PackedStorage(50), "batch_size": 4} | part), tmp_path / "save")
-    advice = rf"functions, defined at the top level of a module .* trust=\['{package}'\]"
+    advice = r"and call replay.load\(path\). .* functions, defined at the top level of a module that can be imported$"
     with pytest.raises(NotRebuildableError, match=advice):
         load_replay(tmp_path / "save", trust=["tests", "__main__"])
+
+
+def test_the_error_lists_the_modules_given_with_the_one_that_is_missing(module, request, tmp_path: Path) -> None:
+    """An environment's id can name one module, which registers a class of another."""
+    module("from lightning_replay.envs.bit_flipping import BitFlipping\nclass Own(BitFlipping): pass\n", "own_classes")
+    module("import gymnasium, own_classes\ngymnasium.register('OwnBits-v0', own_classes.Own)\n", "own_ids")
+    request.addfinalizer(lambda: gymnasium.registry.pop("OwnBits-v0"))
+    save_replay(recipes.hindsight(50, 4, env="own_ids:OwnBits-v0"), tmp_path / "save")
+    for given, advised in (
+        ([], r"\['own_ids'\]"),
+        (["own_ids"], r"\['own_ids', 'own_classes'\]"),
+        (("own_classes",), r"\['own_classes', 'own_ids'\]"),
+    ):
+        with pytest.raises(NotRebuildableError, match=rf"load with trust={advised}; or build"):
+            load_replay(tmp_path / "save", trust=given)
+    load_replay(tmp_path / "save", trust=["own_classes", "own_ids"])
 
 
 def test_what_cannot_or_was_not_saved_is_named(module, tmp_path: Path) -> None:
