@@ -295,6 +295,7 @@ class WriterHooks(PartHooks):
 
     needs_feedback: bool = False  #: Whether ``update_priority`` of the buffer changes what is kept.
     signals: tuple[str, ...] = ()  #: Further names that ``Replay.update_priority`` accepts for this writer.
+    compares_rows: bool = False  #: Whether a row follows another only if it starts with the observation of its end.
     may_refuse: bool = False  #: Whether rows may be left out although the storage is not full.
 
     def insert(self, data: TensorDictBase) -> Insertion:

@@ -153,7 +153,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
     awaits_new_episodes: bool  #: Whether the episodes that ran in loaded files end before the next rows are stored.
     # Refuses the first rows, TensorDict [N], of a side of a MixedReplay, where they do not fit the other side's.
     _check_first: Callable[[TensorDictBase], None] | None = None
-    _beginnings: Any = None  # Beginnings, once the parts are attached
+    _beginnings: Beginnings
     # Draws for samplers that have no generator: those of TorchRL. ``None`` if the sampler is one of this library.
     _torchrl_generator: torch.Generator | None = None
 
@@ -189,6 +189,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         seed = checked_seed(seed)
         episodes = EpisodeTracker(n_steps, discount, check_continuity)  # which checks all three
         self._episodes, self._checks_continuity = episodes if n_steps > 1 else None, check_continuity
+        self._beginnings = Beginnings(compares=False, is_silent=not check_continuity)
         self._forms_returns = n_steps > 1  # otherwise episodes are followed for transforms alone
         self._feedback = Feedback()
         self.awaits_new_episodes = False
@@ -307,7 +308,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             ended = with_real_ends(as_rows(rows))
             if ended is None:
                 raise
-            self._beginnings.has_reported = True  # the ends of batches are no ends of episodes
+            self._beginnings.is_silent = True  # the ends of batches are no ends of episodes
         return self._enter(ended, takes_priorities)
 
     def _prepare_and_store(self, rows: TensorDictBase, takes_priorities: bool) -> Tensor:
@@ -372,9 +373,10 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
 
     def _begin_episodes(self) -> None:
         # Rows that come from now on are of other environments than those before.
-        parts: list[Any] = [self._sampler_hooks, self._writer_hooks, *self._delaying()]
+        parts: list[Any] = [self._sampler_hooks, *self._delaying()]
         follows = self._cuts_slices or (self._checks_continuity and self._episodes is not None)
-        self._beginnings = Beginnings(follows or any(part.check_continuity for part in parts), self._beginnings)
+        compares = (follows, self._writer_hooks.compares_rows, *(part.check_continuity for part in parts))
+        self._beginnings = Beginnings(any(compares), self._beginnings.is_silent)
 
     def _keep_beginnings(self, beginnings: Beginnings, index: Tensor) -> Tensor:
         self._beginnings = beginnings

@@ -30,23 +30,24 @@ class Beginnings:
 
     * Rows are refused if 64 of them follow another row of their trajectory and none continues it. Each return over
       several steps would be the reward of one step, and each pair or sequence a single row.
-    * Of the first 64 ends, those are reported whose last observation is the one that another episode begins with, if
-      they are the majority and at least eight. Observations that are also found within episodes do not count: in an
-      environment with few states they recur by chance.
+    * Of the first 64 ends that are not terminated, those are reported whose last observation is the one that another
+      episode begins with, if they are the majority and at least eight. Targets at terminated ends use no next
+      observation. Observations that are also found within episodes do not count: in an environment with few states
+      they recur by chance.
 
     Observations are compared as by :class:`~lightning_replay.episodes.links.Continuity`. :meth:`after` changes nothing
     and returns another object, which is kept once the rows are stored.
 
     Args:
         compares: whether a part joins rows only if they continue each other.
-        before: beginnings in other environments, whose report is not repeated.
+        is_silent: whether ends are not reported, because they have been or because the buffer does not compare rows.
     """
 
-    def __init__(self, compares: bool, before: Beginnings | None = None) -> None:
+    def __init__(self, compares: bool, is_silent: bool) -> None:
         self._compares = compares  # until a row continues another
         self._num_compared = 0  # rows, none of which continues another
         self._last: dict[int, int] = {}  # what running episodes ended with so far
-        self.has_reported: bool = before is not None and before.has_reported
+        self.is_silent: bool = is_silent
         self._num_ends = 0
         self._waiting: set[int] = set()  # last observations with which no row has begun
         self._calls_left = 0  # in which they wait
@@ -60,36 +61,39 @@ class Beginnings:
         Raises:
             ValueError: 64 rows, none of which continues another.
         """
-        is_judged = self.has_reported or (self._num_ends == _MOST_ENDS and not self._waiting)
+        is_judged = self.is_silent or (self._num_ends == _MOST_ENDS and not self._waiting)
         if is_judged and not self._compares:
             return self
         given = dict(zip(columns, values, strict=True))
         done = given.get(_DONE)
         if done is None or done.shape[1:] not in ((), (1,)) or not str(done.dtype).endswith("bool"):
             return self  # which is refused elsewhere, where it matters
-        if not (self._compares or self._waiting or bool(done.any())):
+        terminated = given.get(("next", "terminated"))
+        cut = done if terminated is None or terminated.shape != done.shape else done > terminated
+        if not (self._compares or self._waiting or bool(cut.any())):
             return self
         further = copy.copy(self)
-        further._read({key: value[:_MOST_READ] for key, value in given.items()})
+        further._read({key: value[:_MOST_READ] for key, value in given.items()}, cut[:_MOST_READ].reshape(-1).tolist())
         return further
 
     def warn(self) -> None:
         """Reports ends once; call it when all parts have the rows."""
         is_majority = 2 * len(self._repeated) > self._num_ends and len(self._repeated) >= _LEAST_REPEATED
-        if is_majority and not self.has_reported:
-            self.has_reported = True
+        if is_majority and not self.is_silent:
+            self.is_silent = True
             warnings.warn(
-                f"{len(self._repeated)} of {self._num_ends} episodes end with the observation that another episode "
-                "begins with. Targets at these ends use the value of the other episode. Simulators that reset in the "
-                "step that ends an episode return the new observation. So do environments that write each observation "
-                "into the same array. Store the observation before the reset as ('next', 'observation') of the last "
-                "row, for example infos['final_obs']. If your loop stores resets as rows (AutoresetMode.NEXT_STEP), "
-                "leave these rows out. lightning_replay.collecting.VectorSteps does both. If your environment goes on "
-                "without a reset, the rows are right",
+                f"{len(self._repeated)} of {self._num_ends} truncated episodes end with the observation that another "
+                "episode begins with. If your environment goes on there without a reset, the rows are right: build the "
+                "buffer with check_continuity=False, or ignore this warning by warnings.filterwarnings. Otherwise, "
+                "targets at these ends use the value of the other episode. Simulators that reset in the step that ends "
+                "an episode return the new observation. So do environments that write each observation into the same "
+                "array. Store the observation before the reset as ('next', 'observation') of the last row, for example "
+                "infos['final_obs']. If your loop stores resets as rows (AutoresetMode.NEXT_STEP), leave these rows "
+                "out. lightning_replay.collecting.VectorSteps does both",
                 stacklevel=2,
             )
 
-    def _read(self, columns: Mapping[Key, Column]) -> None:
+    def _read(self, columns: Mapping[Key, Column], cut: list[bool]) -> None:
         keys = observation_keys({key: (one.dtype, one.shape[1:]) for key, one in columns.items()})
         if not keys:
             return
@@ -105,7 +109,7 @@ class Beginnings:
         begun = {own for own, name in zip(owns, names, strict=False) if name not in going_on}
         # States within episodes: those that a row led to, or of the last row the one before.
         states = {own if is_end else last for own, last, is_end in zip(owns, lasts, ended, strict=True)}
-        self._judge(begun, states, [*itertools.compress(lasts, ended)])
+        self._judge(begun, states, [*itertools.compress(lasts, cut)])
 
     def _compare(self, owns: list[int], lasts: list[int], ended: list[bool], names: list[int]) -> None:
         self._last = dict(self._last)
@@ -121,7 +125,8 @@ class Beginnings:
                     "that returns, pairs and sequences would be of single steps. Nothing was stored. If observations "
                     "change between two steps, by noise or by statistics that move on, build the buffer with "
                     "check_continuity=False. If rows of several environments share a number or have none, give each "
-                    "row the number of its running episode in the column 'trajectory', int64 [N]"
+                    "row the number of its running episode in the column 'trajectory', int64 [N]. If rows are "
+                    "shuffled, store them in the order of their steps"
                 )
             if not is_end:
                 self._last[name] = last

@@ -138,7 +138,8 @@ class ShardedReplay(TrainingReplay):
         self._draws_since_update = 0
         self._router: RowRouter | None = None
         self._unanswered: _Sent | None = None  # the rows of a call that has timed out
-        self._beginnings = Beginnings(compares=False)  # shards have only some of the episodes
+        # Shards have only some of the episodes.
+        self._beginnings = Beginnings(False, is_silent=not self._options.of_recipe.get("check_continuity", True))
         self._check = TransitionCheck(self._options.of_recipe.get("check_finite", True))
 
     @functools.cached_property

@@ -173,21 +173,25 @@ class RelabelGoals(ReplayTransform):
         return [rows.get(column)[..., place] for column, place in parts]
 
     def _compare_ends(self, rows: TensorDictBase) -> None:
-        # Rows whose own goals end their episodes, where nothing tells which other goals do.
+        # Rows whose own goals end their episodes, if no function tells so.
         ends = rows.get(("next", "terminated"), None)
-        is_known = self._knows_ends or self._functions[1] is not None
-        if is_known or ends is None or ends.numel() != len(rows) or not bool(ends.any()):
+        if self._knows_ends or ends is None or ends.numel() != len(rows) or not bool(ends.any()):
             return
         achieved, desired = self._goals(rows)
         at_goal, reward = (_computed("reward", self._functions[0], achieved, goal) for goal in (achieved, desired))
-        ended = ends.cpu().flatten()[reward == at_goal]
+        is_at_goal = reward == at_goal
+        ended = ends.cpu().flatten()[is_at_goal]
         self._knows_ends = len(ended) > 0
-        if self._knows_ends and bool(ended.all()):
+        if not self._knows_ends or not bool(ended.all()):
+            return
+        terminated = self._functions[1]
+        if terminated is None or not bool(_computed("terminated", terminated, achieved, desired)[is_at_goal].any()):
             warnings.warn(
-                f"all {len(ended)} transitions at their goals end their episodes, and RelabelGoals has no function "
-                "that tells whether another goal does. Relabeled transitions at their goals go on, and their targets "
-                "use a value that no episode has. Give terminated=, a function (achieved, desired, info) of arrays "
-                "[N, ...] that returns flags [N], or an env with compute_terminated; see docs/goals.md",
+                f"all {len(ended)} transitions at their goals end their episodes, but RelabelGoals has no function "
+                "that returns True for them. Relabeled transitions at their goals go on, and their targets use a value "
+                "that no episode has. Give terminated=, a function (achieved, desired, info) of arrays [N, ...] that "
+                "returns flags [N], or an env with compute_terminated. If you gave one, it returns False for all of "
+                "these transitions, so correct it, or give the env that the transitions are of; see docs/goals.md",
                 stacklevel=2,
             )
 

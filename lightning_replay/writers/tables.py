@@ -166,6 +166,11 @@ class EventTableWriter(TableWriter):
         self._longest = longest
         self._counts_state_actions = checked_flag("count_state_actions", count_state_actions)
         self.check_continuity: bool = checked_flag("check_continuity", check_continuity)
+        conditions = [event.condition for table in event_tables for event in table.events]
+        # Nothing follows a row if no history has two steps and no condition has a memory, without which it is fresh.
+        self.compares_rows = self.check_continuity and (
+            longest > 1 or any(isinstance(one, Condition) and one.fresh() is not one for one in conditions)
+        )
         self._start()
 
     def _start(self) -> None:
@@ -252,7 +257,7 @@ class EventTableWriter(TableWriter):
             check_trajectory(trajectory, *columns[trajectory])
         self._done_at = places["next", "done"]
         self._trajectory_at = None if trajectory is None else places[trajectory]
-        observed = observation_keys(columns) if self.check_continuity else []
+        observed = observation_keys(columns) if self.compares_rows else []
         self._observed_at = [(places[key], places["next", *key]) for key in observed]
         shapes = [columns[key][1] for key in observed]
         self._are_vectors = bool(shapes) and all(len(one) == 1 and one[0] <= MOST_NUMBERS for one in shapes)

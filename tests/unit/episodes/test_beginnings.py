@@ -14,6 +14,7 @@ import gymnasium
 import lightning as L
 import numpy as np
 import pytest
+import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from stable_baselines3 import DQN as StableDQN
@@ -27,6 +28,7 @@ from lightning_replay import PackedStorage, Replay, load_replay, recipes
 from lightning_replay.agents import DQN
 from lightning_replay.collecting import VectorSteps
 from lightning_replay.episodes.returns import NStepTransitions
+from lightning_replay.events import EventTable, first_in_episode, reward_at_least
 from lightning_replay.lit import ReplayDataModule
 from lightning_replay.sb3 import RecipeBuffer
 from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
@@ -35,7 +37,7 @@ from tests.transitions import numbered_steps
 from tests.unit.sharded.local_replay import built as built_shards
 from tests.unit.sharded.local_replay import started_here
 
-REPEATED = r"of \d+ episodes end with the observation that another episode begins with"
+REPEATED = r"of \d+ truncated episodes end with the observation that another episode begins with"
 NONE_CONNECTS = "none of 64 rows starts with the observation that the row before ended with"
 SAME_STEP, NEXT_STEP = AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP
 
@@ -45,6 +47,8 @@ class Simulator(gymnasium.Env[Any, Any]):
 
     observation_space = gymnasium.spaces.Box(-99, 99, (2,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
+
+    terminates = False
 
     def __init__(self, is_faulty: bool = True, length: int = 5, seed: int = 0, states: int = 10**9) -> None:
         self.is_faulty, self.length, self.states = is_faulty, length, states
@@ -71,7 +75,7 @@ class Simulator(gymnasium.Env[Any, Any]):
         if ends and self.is_faulty:
             self.begin()
             self.is_new = True
-        return self.state.copy(), 1.0, ends, False, {}
+        return self.state.copy(), 1.0, ends and self.terminates, ends and not self.terminates, {}
 
 
 def vector(num_envs: int, mode: AutoresetMode = SAME_STEP, **options: Any) -> SyncVectorEnv:
@@ -193,8 +197,8 @@ def episodes_of_rllib(replay: Any, **options: Any) -> None:
         episode = SingleAgentEpisode()
         episode.add_env_reset(env.reset()[0])
         while not episode.is_done:
-            observation, reward, ends, _, _ = env.step(0)
-            episode.add_env_step(observation, 0, reward, terminated=ends)
+            observation, reward, _, ends, _ = env.step(0)
+            episode.add_env_step(observation, 0, reward, truncated=ends)
         buffer.add(episode.to_numpy())
 
 
@@ -283,6 +287,67 @@ def test_a_collector_that_marks_the_last_row_of_each_batch_goes_on() -> None:
         pass
     collector.shutdown()
     assert int(replay[:]["next", "done"].sum()) == 40
+
+
+def going_on(flag: str, numbered: bool) -> TensorDict:
+    """One environment that is never reset; every fifth step is marked as an end."""
+    rows = numbered_steps(0, 200, trajectory=0)
+    ends = (torch.arange(200) % 5 == 4).reshape(rows["next", "truncated"].shape)
+    rows["next", flag], rows["next", "done"] = ends, ends.clone()
+    if numbered:
+        rows["trajectory"] = torch.arange(200) // 5
+    else:
+        del rows["trajectory"]
+    return rows
+
+
+@pytest.mark.parametrize("numbered", [True, False])
+def test_an_environment_that_goes_on_is_reported_only_if_targets_use_its_ends(numbered: bool) -> None:
+    with pytest.warns(
+        UserWarning, match=rf"{REPEATED}\. If your environment goes on .* are right: .*check_continuity=F"
+    ):
+        uniform(n_steps=3).extend(going_on("truncated", numbered))
+    warnings.filterwarnings("error", f".*{REPEATED}")
+    uniform(n_steps=3).extend(going_on("terminated", numbered))
+    for n_steps in (1, 3):
+        uniform(n_steps=n_steps, check_continuity=False).extend(going_on("truncated", numbered))
+
+
+def test_lives_whose_loss_is_terminated_are_not_reported() -> None:
+    class Lives(Simulator):
+        terminates = True
+
+    envs, replay = VectorSteps(SyncVectorEnv([partial(Lives, seed=n) for n in range(2)])), uniform()
+    warnings.filterwarnings("error", ".*begins with")
+    envs.reset(seed=0)
+    for _ in range(200):
+        envs.step(np.zeros(2, np.int64))
+        envs.store(replay)
+
+
+def test_shards_that_compare_no_rows_report_no_ends(shared_ray: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    started_here(monkeypatch)
+    warnings.filterwarnings("error", ".*begins with")
+    steps_of_a_vector(built_shards("uniform", 2, capacity=1_000, check_continuity=False))
+
+
+@pytest.mark.parametrize(("condition", "history_length"), [("stored", 1), ("remembered", 1), ("stored", 2)])
+def test_shuffled_rows_are_refused_by_event_tables_only_if_something_follows_them(condition, history_length) -> None:
+    reward = reward_at_least(50.0)
+    if condition == "remembered":
+        reward = first_in_episode(reward)
+    table = EventTable("goal", condition=reward, history_length=history_length, capacity=99, min_size=1)
+    replay = recipes.event_tables(1_000, 4, tables=[table], seed=0)
+    order = torch.randperm(200, generator=torch.Generator().manual_seed(0))
+    rows = numbered_steps(0, 200, trajectory=0)[order]
+    if condition == "stored" and history_length == 1:
+        with warnings.catch_warnings(action="error"):
+            replay.extend(rows)
+        assert replay.stats()["tables"]["goal"]["size"] == 99
+    else:
+        rows = noisy(0, 200)[order]
+        with pytest.raises(ValueError, match=rf"{NONE_CONNECTS}.*shuffled, store them in the order of their steps"):
+            replay.extend(rows)
 
 
 def test_a_few_ends_are_not_reported() -> None:

@@ -290,7 +290,7 @@ def test_stored_rewards_that_the_function_does_not_give_are_named_once() -> None
     assert len(replay) == 6
 
 
-ENDS = "transitions at their goals end their episodes, and RelabelGoals has no function"
+ENDS = "transitions at their goals end their episodes, but RelabelGoals has no function"
 
 
 def own_goals(first: int, count: int, *, is_reached: bool, ends: bool = True) -> TensorDict:
@@ -310,7 +310,7 @@ def test_goals_that_end_episodes_are_warned_of_where_nothing_tells_which_others_
     if not is_first:
         replay.extend(own_goals(0, 3, is_reached=False))
         replay.sample()
-    with pytest.warns(UserWarning, match=rf"{ENDS} .*terminated=, .*compute_terminated; see docs/goals.md") as heard:
+    with pytest.warns(UserWarning, match=rf"{ENDS} .*terminated=, .*compute_terminated.*see docs/goals.md") as heard:
         replay.extend(own_goals(10, 3, is_reached=True))
         assert len(heard) == is_first
         for _ in range(2):
@@ -318,8 +318,29 @@ def test_goals_that_end_episodes_are_warned_of_where_nothing_tells_which_others_
     assert len(heard) == 1
 
 
+def never(achieved: np.ndarray, desired: np.ndarray, info: dict) -> np.ndarray:
+    return np.zeros(len(achieved), np.bool_)
+
+
+class EndsAtItsGoal(BitFlipping):
+    """Its function for the flags contradicts its rows."""
+
+    def compute_terminated(self, achieved_goal: np.ndarray, desired_goal: np.ndarray, info: dict) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("options", [{"terminated": never}, {"env": EndsAtItsGoal}])
+def test_a_function_that_contradicts_the_flags_of_stored_goals_is_warned_of(options: dict) -> None:
+    replay = hindsight(reward=reached, **options)
+    with pytest.warns(UserWarning, match=rf"all 1 {ENDS} that returns True .*it returns False for all") as heard:
+        replay.extend(own_goals(10, 3, is_reached=True))
+        replay.sample()
+    assert len(heard) == 1
+
+
 def test_goals_that_end_no_episode_and_known_ends_are_not_warned_of() -> None:
-    for options, ends in (({}, False), ({"terminated": reached}, True), ({"share": 0.0}, True)):
+    known: list[tuple[dict, bool]] = [({}, False), ({"terminated": reached}, True), ({"terminated": never}, False)]
+    for options, ends in [*known, ({"share": 0.0}, True)]:
         replay = hindsight(reward=reached, **options)
         replay.extend(own_goals(0, 3, is_reached=True, ends=ends))
         replay.extend(own_goals(10, 3, is_reached=False))
