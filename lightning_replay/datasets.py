@@ -334,7 +334,8 @@ def _table(files: list[Path], names: list[str], width: int) -> Any:
     stored: collections.Counter[str] = collections.Counter()
     described = 0
     for file in files:
-        footer = imported("pyarrow.parquet").read_metadata(file)
+        with file.open("rb") as content:
+            footer = imported("pyarrow.parquet").read_metadata(content)
         described += width * footer.num_rows
         for place in range(footer.num_columns):
             column = footer.schema.column(place)
