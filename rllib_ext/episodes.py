@@ -212,7 +212,7 @@ class FragmentTracker:
         self.steps: int = 0
         self.gaps: int = 0
         self.duplicates: int = 0
-        self.trajectories = 0
+        self.trajectories: int = 0
         self._known: OrderedDict[str, tuple[int, int]] = OrderedDict()  # trajectory and next step, by episode
 
     def place(self, episode_id: str, first_step: int, length: int) -> tuple[int, int]:

@@ -168,7 +168,7 @@ class EventTableWriter(TableWriter):
         self.check_continuity: bool = checked_flag("check_continuity", check_continuity)
         conditions = [event.condition for table in event_tables for event in table.events]
         # Nothing follows a row if no history has two steps and no condition has a memory, without which it is fresh.
-        self.compares_rows = self.check_continuity and (
+        self.compares_rows: bool = self.check_continuity and (
             longest > 1 or any(isinstance(one, Condition) and one.fresh() is not one for one in conditions)
         )
         self._start()
