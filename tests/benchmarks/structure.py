@@ -62,12 +62,50 @@ FAST_WAYS = (
     re.compile(r"\bis_exactly\("),
 )
 ENDS_OF_EPISODES = re.compile(
-    r"def (_?(?:end_episodes|end_all_episodes|truncate|cut|break_episodes|_mark_ends|flush))\b"
+    r"def (end_episodes|end_all_episodes|truncate|cut|break_episodes|_mark_ends|flush)\b"
     r"|def (forget\w*|abandon|make_room)\b"
 )
-LEADING_WORDS = frozenset(  # noqa: SIM905  One word a string would take a page.
-    "of in at on to for from with without by as into over under before after since until within beside besides through"
-    " during which that whose whom where when than among above below about against per like except".split()
+LEADING_WORDS = frozenset(
+    [
+        "of",
+        "in",
+        "at",
+        "on",
+        "to",
+        "for",
+        "from",
+        "with",
+        "without",
+        "by",
+        "as",
+        "into",
+        "over",
+        "under",
+        "before",
+        "after",
+        "since",
+        "until",
+        "within",
+        "beside",
+        "besides",
+        "through",
+        "during",
+        "which",
+        "that",
+        "whose",
+        "whom",
+        "where",
+        "when",
+        "than",
+        "among",
+        "above",
+        "below",
+        "about",
+        "against",
+        "per",
+        "like",
+        "except",
+    ]
 )
 CORE = (
     "import sys\n"
@@ -367,7 +405,7 @@ MEASURES = {
     "private names of hosts outside their files": Measure(host_names_outside_compat, int, "43", "0"),
     "arguments of type Any": Measure(any_in_signatures, int, "451", "300"),
     "spellings of an exact class": Measure(fast_ways, int, "4", "1"),
-    "verbs that end an episode": Measure(ends_of_episodes, int, "18", "2"),
+    "verbs that end an episode": Measure(ends_of_episodes, int, "11", "2"),
     "classes with hand-written state": Measure(hand_written_states, int, "81", "55"),
     "modules off the map of CONTRIBUTING.md": Measure(modules_off_the_map, int, "167", "0"),
 }
