@@ -33,7 +33,7 @@ from lightning_replay.dataset_files import (
 )
 from lightning_replay.episodes.links import TRAJECTORY_KEYS
 from lightning_replay.episodes.running import slots_by_age, stored_trajectories
-from lightning_replay.memory import check_free
+from lightning_replay.free_memory import check_free
 from lightning_replay.options import (
     check_kind,
     checked_choice,
@@ -42,7 +42,7 @@ from lightning_replay.options import (
     checked_number,
     checked_optional_count,
 )
-from lightning_replay.parts import declared_writer
+from lightning_replay.parts import as_replay_writer
 from lightning_replay.replay import Replay
 from lightning_replay.saving.files import check_regular
 from lightning_replay.storage.columns import normalized
@@ -441,7 +441,7 @@ def _torchrl_rows(source: Storage | ReplayBuffer | TensorDictBase, keys: list[tu
         held = source.storage if isinstance(source, ReplayBuffer) else source
         in_order = None
         if isinstance(source, ReplayBuffer) and held.ndim == 1:
-            in_order = slots_by_age(held, declared_writer(source.writer))
+            in_order = slots_by_age(held, as_replay_writer(source.writer))
         slots = occupancy_of(held).slots() if held.ndim == 1 else slice(None)
         held = held[slots if in_order is None else in_order]
     rows = _some(torch.stack(held) if isinstance(held, list) else held)

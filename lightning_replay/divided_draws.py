@@ -11,10 +11,10 @@ import torch
 from torchrl.data.replay_buffers import Sampler
 
 from lightning_replay.options import BELOW_ONE, check_kind, checked_count, checked_seed
-from lightning_replay.parts import DrawPart, GroupTotals, PartDraw, ReplaySampler, declared_sampler, first_of
-from lightning_replay.state import DeclaredState
+from lightning_replay.parts import GroupTotals, ReplaySampler, ShardDraw, ShardRequest, as_replay_sampler, unwrap
+from lightning_replay.state import Stateful
 
-__all__ = ["Divider", "Division", "DrawPart", "GroupTotals", "PartDraw", "check_divisible"]
+__all__ = ["Divider", "Division", "GroupTotals", "ShardDraw", "ShardRequest", "check_divisible"]
 
 _SEED_OF_POINTS = 982_451_653  # a prime, so that points are independent of a sampler's own draws by the same seed
 
@@ -29,17 +29,17 @@ class Division:
         shares: float64 ``[G]``, how likely a row of the batch is of each group.
     """
 
-    parts: list[DrawPart]
+    parts: list[ShardRequest]
     totals: list[GroupTotals | None]
     shares: np.ndarray
 
 
-class Divider(DeclaredState):
+class Divider(Stateful):
     """Divides draws over S replays ("shards") such that each row has the probability it has in one replay of all rows.
 
     Keep the last known :class:`~lightning_replay.parts.GroupTotals` of each shard. :meth:`divide` draws points in
-    the sum of their masses and returns those of each shard, whose :meth:`Replay.sample_part
-    <lightning_replay.Replay.sample_part>` draws its rows; :meth:`weigh` makes the weights of the replies. Rows that a
+    the sum of their masses and returns those of each shard, whose :meth:`Replay.sample_shard
+    <lightning_replay.Replay.sample_shard>` draws its rows; :meth:`weigh` makes the weights of the replies. Rows that a
     shard got or lost in between change how likely its other rows are, and the weights take that into account: row i of
     shard s is drawn with q_i = (M_s / M) p_i / M'_s, where M_s and M are the masses when the draw was divided and M'_s
     that at the draw. Without such changes rows and weights are those of one replay; weights to rounding.
@@ -62,7 +62,7 @@ class Divider(DeclaredState):
         >>> slots = [shard.extend(TensorDict({"observation": torch.zeros(5, 3)}, [5])) for shard in shards]
         >>> divider = Divider(recipes.prioritized(8, 4).sampler, seed=0)
         >>> division = divider.divide(4, [shard.group_totals() for shard in shards])
-        >>> drawn = [shard.sample_part(part) for shard, part in zip(shards, division.parts)]
+        >>> drawn = [shard.sample_shard(part) for shard, part in zip(shards, division.parts)]
         >>> divider.weigh(division, [reply for _, reply in drawn])
         {'priority_weight': array([1., 1., 1., 1.], dtype=float32)}
     """
@@ -72,7 +72,7 @@ class Divider(DeclaredState):
     def __init__(self, sampler: Sampler, seed: int | None = None) -> None:
         check_kind("sampler", sampler, Sampler, "a sampler, such as PrioritizedSampler(capacity=1)")
         self.sampler = sampler
-        self._hooks = declared_sampler(sampler)
+        self._hooks = as_replay_sampler(sampler)
         check_divisible(sampler)
         seed = checked_seed(seed)
         self._seed_generator(None if seed is None else (seed + _SEED_OF_POINTS) % 2**63)
@@ -114,12 +114,12 @@ class Divider(DeclaredState):
         shard, points = _located(mass, group, uniform.cpu().numpy())
         owns = [shard == number for number in range(len(totals))]
         parts = [
-            DrawPart(group[own], points[own], shares, fraction, total.rows)
+            ShardRequest(group[own], points[own], shares, fraction, total.rows)
             for own, fraction in zip(owns, fractions, strict=True)
         ]
         return Division(parts, [*totals], shares)
 
-    def weigh(self, division: Division, replies: Sequence[PartDraw | None]) -> dict[str, np.ndarray]:
+    def weigh(self, division: Division, replies: Sequence[ShardDraw | None]) -> dict[str, np.ndarray]:
         """Returns the columns of a batch that depend on all shards, such as ``priority_weight``; counts one draw.
 
         Args:
@@ -144,7 +144,7 @@ class Divider(DeclaredState):
         latest = [(part.fractions, one) for part, one in zip(division.parts, now, strict=True) if one is not None]
         total = GroupTotals.summed([one for _, one in latest])
         corrections = [one.correction for _, one in answered if one.correction is not None]
-        batch = DrawPart(
+        batch = ShardRequest(
             np.concatenate([part.groups for part, _ in answered]),
             np.concatenate([part.points for part, _ in answered]),
             division.shares,
@@ -152,7 +152,7 @@ class Divider(DeclaredState):
             total.rows,
         )
         least = np.min([_least(one, fractions) for fractions, one in latest], axis=0)
-        drawn = PartDraw(
+        drawn = ShardDraw(
             np.concatenate([part.fractions[part.groups] * one.probability for part, one in answered]),
             replace(total, mass=np.ones(len(least)), smallest=least),
             np.concatenate(corrections) if corrections else None,
@@ -171,15 +171,15 @@ class Divider(DeclaredState):
 
 def check_divisible(sampler: Sampler) -> None:
     """Refuses a sampler whose draws cannot be divided, or which pairs the rows of one, by raising ``TypeError``."""
-    for one in dict.fromkeys((sampler, first_of(sampler))):
+    for one in dict.fromkeys((sampler, unwrap(sampler))):
         # A class that overrides sample alone would have its parts drawn as its base class draws.
-        drawing = next(base for base in type(one).__mro__ if {"sample", "sample_part"} & vars(base).keys())
-        if not isinstance(one, ReplaySampler) or "sample_part" not in vars(drawing):
+        drawing = next(base for base in type(one).__mro__ if {"sample", "sample_shard"} & vars(base).keys())
+        if not isinstance(one, ReplaySampler) or "sample_shard" not in vars(drawing):
             raise TypeError(
                 f"draws of {type(one).__name__} cannot be divided over several replays; use a sampler of "
                 "rows or pairs of lightning_replay.samplers, or define group_totals(storage) and "
-                "sample_part(storage, part) in a lightning_replay.parts.ReplaySampler of your own, or keep all rows in "
-                "one replay"
+                "sample_shard(storage, part) in your subclass of lightning_replay.parts.ReplaySampler, or keep all "
+                "rows in one replay"
             )
 
 

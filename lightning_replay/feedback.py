@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TD errors on their way back: validated, matched with the rows that they belong to, late ones dropped and counted.
+"""TD errors on their way back: validated, matched with the rows that they belong to, stale ones dropped and counted.
 
-:func:`given_feedback` reads what a user gives, and :func:`judged` decides on it: which rows still hold what was drawn,
-and how large their errors are. A sampler only sets priorities. :func:`set_in_one_pass` does all of it for a batch as it
-was drawn, and leaves whatever it would refuse to :func:`judged`.
+:func:`parse_td_errors` reads what a user gives, and :func:`match_td_errors` finds the rows that still
+hold what was drawn, and the magnitudes of their errors. A sampler only sets priorities. :func:`update_matching` does
+all of it for a batch as it was drawn, and leaves whatever it would refuse to :func:`match_td_errors`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
 from lightning_replay.options import did_you_mean
-from lightning_replay.state import DeclaredState
+from lightning_replay.state import Stateful
 from lightning_replay.storage.occupancy import FirstSlots
 from lightning_replay.storage.packed import PackedStorage, occupancy_of
 
@@ -25,7 +25,7 @@ from lightning_replay.storage.packed import PackedStorage, occupancy_of
 Judged = tuple[Tensor, Tensor, int]
 
 
-def given_feedback(index: Any, td_error: Any, generation: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
+def parse_td_errors(index: Any, td_error: Any, generation: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Returns index, TD errors and generation as tensors, of a batch or of what was given beside it."""
     index, generation = of_batch(index, generation)
     index = row_numbers("index", index, "the batch that was drawn, or its 'index', int64 [B] or [B, 2]")
@@ -55,7 +55,7 @@ def of_batch(index: Any, generation: Any) -> tuple[Any, Any]:
     return index, batch.get("generation", None) if generation is None else generation
 
 
-def set_in_one_pass(
+def update_matching(
     index: Any,
     td_error: Any,
     generation: Any,
@@ -63,8 +63,8 @@ def set_in_one_pass(
     set_held: Callable[[Any, Any, Any, Any, int], int | None],
 ) -> int | None:
     # Sets the priorities of a batch as it was drawn while generations are compared: a quarter of the time
-    # of judged and set_priorities. Returns the number of late rows; None, nothing changed, for feedback in another form
-    # and where a value is refused: judged finds it, and raises.
+    # of match_td_errors and set_priorities. Returns the number of stale rows. Returns None, with nothing changed, for
+    # feedback in another form and for a value that match_td_errors refuses.
     index, generation = of_batch(index, generation)
     if not (
         isinstance(storage, PackedStorage) and type(storage.occupancy) is FirstSlots
@@ -80,13 +80,13 @@ def set_in_one_pass(
     return set_held(slots, error.reshape(-1), given, stored, len(storage))
 
 
-def judged(index: Any, td_error: Any, generation: Any, storage: Storage) -> Judged:
-    """Returns which rows still hold what was drawn, the magnitudes of their TD errors, and the number of late rows.
+def match_td_errors(index: Any, td_error: Any, generation: Any, storage: Storage) -> Judged:
+    """Returns which rows still hold what was drawn, the magnitudes of their TD errors, and the number of stale rows.
 
     Generations are those of the batch by default; without any the index is trusted.
     """
     packed = storage if isinstance(storage, PackedStorage) else None
-    index, td_error, generation = given_feedback(index, td_error, generation)
+    index, td_error, generation = parse_td_errors(index, td_error, generation)
     index = index.cpu()
     if index.dtype != torch.int64 or index.ndim not in (1, 2):
         raise ValueError(
@@ -94,7 +94,7 @@ def judged(index: Any, td_error: Any, generation: Any, storage: Storage) -> Judg
         )
     if td_error is None:
         errors = torch.zeros(index.shape[0], dtype=torch.float32, device="cpu")
-    else:  # all are checked, of late rows too: a diverging loss shows at once
+    else:  # all are checked, of stale rows too: a diverging loss shows at once
         errors = magnitudes(td_error, index.shape[0], "No priority was changed")
     # Without generations an index is trusted; only slots without a row are dropped.
     if packed is None or generation is None:
@@ -110,41 +110,41 @@ def judged(index: Any, td_error: Any, generation: Any, storage: Storage) -> Judg
             f"generation must be the batch's own, of shape {list(slots.shape)}; got {list(generation.shape)}. "
             "No priority was changed"
         )
-    # Not by the length: slots emptied since are late like those written since.
+    # Not by the length: slots emptied since are stale like those written since.
     # The slot may hold another row by now, to which this error does not belong.
-    late = packed.generation_of(slots) != generation
-    is_late = bool(late.any())
+    stale = packed.generation_of(slots) != generation
+    is_stale = bool(stale.any())
     if highest >= len(packed):
-        _check_slots(slots[~late], len(packed))
-    held = packed.occupancy.drawable(slots.masked_fill(late, 0) if is_late else slots)
+        _check_slots(slots[~stale], len(packed))
+    held = packed.occupancy.drawable(slots.masked_fill(stale, 0) if is_stale else slots)
     if held is None:
-        return _without(index, errors, late) if is_late else (index, errors, 0)
-    return _without(index, errors, late | ~held)
+        return _without(index, errors, stale) if is_stale else (index, errors, 0)
+    return _without(index, errors, stale | ~held)
 
 
-def _without(index: Tensor, magnitude: Tensor, late: Tensor) -> Judged:
+def _without(index: Tensor, magnitude: Tensor, stale: Tensor) -> Judged:
     # Samplers skip -1.
-    rows = late if late.ndim == 1 else late[:, 0]
-    if late.ndim < index.ndim:
-        late = late.unsqueeze(1).expand_as(index)
-    return torch.where(late, -1, index), magnitude, int(rows.sum())
+    rows = stale if stale.ndim == 1 else stale[:, 0]
+    if stale.ndim < index.ndim:
+        stale = stale.unsqueeze(1).expand_as(index)
+    return torch.where(stale, -1, index), magnitude, int(rows.sum())
 
 
-class Feedback(DeclaredState):
-    """Counts of a buffer: draws since the last feedback, TD errors received, and those that came late."""
+class Feedback(Stateful):
+    """Counts of a buffer: draws since the last feedback, TD errors received, and those that came stale."""
 
-    saved_attributes: tuple[str, ...] = ("received", "_late", "draws_since_update")
+    saved_attributes: tuple[str, ...] = ("received", "_stale", "draws_since_update")
 
     def __init__(self) -> None:
         self.draws_since_update: int = 0
         self.last_index: Tensor | None = None
         self.received: int = 0
-        self._late = 0
+        self._stale = 0
 
-    def count(self, received: int, late: int) -> None:
+    def count(self, received: int, stale: int) -> None:
         self.draws_since_update = 0
         self.received += received
-        self._late += late
+        self._stale += stale
 
     def forget(self) -> None:
         """Discards the last batch, whose rows are gone; the counts stay."""
@@ -153,7 +153,10 @@ class Feedback(DeclaredState):
 
     def stats(self, age_of: Callable[[Tensor], Tensor | None]) -> dict[str, Any]:
         """Returns counts, and ages of the rows of the last batch in transitions written since."""
-        stats: dict[str, Any] = {"priorities_updated": self.received - self._late, "late_updates_dropped": self._late}
+        stats: dict[str, Any] = {
+            "priorities_updated": self.received - self._stale,
+            "stale_updates_dropped": self._stale,
+        }
         ages = None if self.last_index is None else age_of(self.last_index.cpu())
         if ages is not None:
             stats |= {"drawn_age_mean": float(ages.float().mean()), "drawn_age_max": float(ages.max())}

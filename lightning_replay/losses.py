@@ -10,7 +10,7 @@ from torch.nn.functional import kl_div
 from lightning_replay.options import ABOVE_ZERO, checked_number
 
 
-def pal_loss(td_error: Tensor, priority_exponent: float = 0.4, smallest_priority: float = 1.0) -> Tensor:
+def pal_loss(td_error: Tensor, priority_exponent: float = 0.4, min_priority: float = 1.0) -> Tensor:
     """Returns the prioritized approximation loss (PAL) of rows that were drawn uniformly, ``[B]``; take its mean.
 
     The expected gradient is that of the Huber loss with threshold m under draws by loss-adjusted priorities,
@@ -21,14 +21,14 @@ def pal_loss(td_error: Tensor, priority_exponent: float = 0.4, smallest_priority
     Args:
         td_error: δ, ``[B]``, with its graph.
         priority_exponent: α.
-        smallest_priority: m, above 0.
+        min_priority: m, above 0.
 
     Example:
         >>> pal_loss(torch.tensor([0.5, 1.0]), priority_exponent=1.0)
         tensor([0.1250, 0.5000])
     """
     exponent = checked_number("priority_exponent", priority_exponent, 0.0)
-    least = checked_number("smallest_priority", smallest_priority, ABOVE_ZERO)
+    least = checked_number("min_priority", min_priority, ABOVE_ZERO)
     size = td_error.abs()
     # Above the threshold alone, as the gradient of a root has no value at 0.
     steep = least * size.clamp(min=least) ** (1.0 + exponent) / (1.0 + exponent)

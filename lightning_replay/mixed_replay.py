@@ -18,12 +18,12 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from lightning_replay import forking
-from lightning_replay.feedback import given_feedback, row_numbers, td_error_of
+from lightning_replay.feedback import parse_td_errors, row_numbers, td_error_of
 from lightning_replay.options import check_kind, checked_count
 from lightning_replay.replay import Replay, given_batch_size
-from lightning_replay.saving.spec import recorded
+from lightning_replay.saving.spec import rebuildable
 from lightning_replay.schedules import Constant, Schedule, checked_schedule
-from lightning_replay.state import Seeded, uniform
+from lightning_replay.state import SeededStateful, uniform
 from lightning_replay.training_replay import TrainingReplay
 
 OFFLINE_INDEX = 1 << 40  #: What the ``index`` of offline rows has added.
@@ -41,8 +41,8 @@ def _of_both(name: str, joined: Callable[[Any, Any], Any]) -> Any:
     return property(lambda mixed: joined(*of_each(mixed)))
 
 
-@recorded
-class MixedReplay(Seeded, TrainingReplay):
+@rebuildable
+class MixedReplay(SeededStateful, TrainingReplay):
     """Draws a part of each batch from ``offline``, the rest from ``online``; new rows are stored in ``online`` alone.
 
     "Symmetric sampling" of RLPD (Ball et al. 2023, section 4.1, https://arxiv.org/abs/2302.02948) with ``share=0.5``.
@@ -165,9 +165,9 @@ class MixedReplay(Seeded, TrainingReplay):
         self._begin_life()
 
     @contextmanager
-    def unchanged(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """Keeps other threads from writing, drawing and updating while the body runs."""
-        with self._lock, self.online.unchanged(), self.offline.unchanged():
+        with self._lock, self.online.locked(), self.offline.locked():
             yield
 
     def __getitem__(self, index: Any) -> Any:
@@ -297,7 +297,7 @@ class MixedReplay(Seeded, TrainingReplay):
     ) -> None:
         """Returns TD errors and signals to their rows, as :meth:`~lightning_replay.Replay.update_priority`."""
         td_error = td_error_of(td_error, signals, self.online.signals + self.offline.signals)
-        index, td_error, generation = given_feedback(index, td_error, generation)
+        index, td_error, generation = parse_td_errors(index, td_error, generation)
         first, of_rows = index if index.ndim == 1 else index[:, 0], {"td_error": td_error, "generation": generation}
         of_rows |= {name: row_numbers(name, value, "a tensor [B, ...]") for name, value in signals.items()}
         for name, value in of_rows.items():
@@ -346,9 +346,9 @@ class MixedReplay(Seeded, TrainingReplay):
             self.offline.seed(seed ^ 1 << 31)  # equal samplers would draw alike
             self.reseed(seed)
 
-    def draw_stamp(self) -> bytes:
+    def generator_fingerprint(self) -> bytes:
         own = self._generator.get_state().numpy().tobytes()
-        return own + self.online.draw_stamp() + self.offline.draw_stamp()
+        return own + self.online.generator_fingerprint() + self.offline.generator_fingerprint()
 
     def stats(self) -> dict[str, Any]:
         """Returns the statistics of both sides, under ``online`` and ``offline``, and the present ``share``."""
@@ -387,13 +387,13 @@ class MixedReplay(Seeded, TrainingReplay):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns a copy of all that decides the next draws, of both sides at one moment."""
-        with self.unchanged():
+        with self.locked():
             return super().state_dict()
 
     @contextmanager
     def frozen_state(self) -> Iterator[dict[str, Any]]:
         with ExitStack() as until_read:
-            with self.unchanged():
+            with self.locked():
                 state: dict[str, Any] = {
                     **{name: until_read.enter_context(side.frozen_state()) for name, side in self._sides.items()},
                     "clocks": dict(self._clocks),
@@ -408,7 +408,7 @@ class MixedReplay(Seeded, TrainingReplay):
         clocks = state_dict.get("clocks")
         if not isinstance(clocks, Mapping) or clocks.keys() != self._clocks.keys():
             raise ValueError(f"the state has the clocks {clocks!r}; give what state_dict() of a mixed replay returned")
-        with self.unchanged():
+        with self.locked():
             before = self.state_dict()
             try:
                 super().load_state_dict(state_dict)

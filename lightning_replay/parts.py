@@ -27,10 +27,10 @@ from torch.nn import Module
 from torchrl.data.replay_buffers import PrioritizedSampler, RoundRobinWriter, Sampler, Storage, Writer
 from torchrl.envs import Transform
 
-from lightning_replay.compiled import BreaksGraphs
+from lightning_replay.jit import BreaksGraphs
 from lightning_replay.saving import load_state, write_state
-from lightning_replay.saving.spec import recorded
-from lightning_replay.state import Seeded
+from lightning_replay.saving.spec import rebuildable
+from lightning_replay.state import SeededStateful
 
 __all__ = [
     "BufferHooks",
@@ -38,9 +38,9 @@ __all__ = [
     "ReplaySampler",
     "ReplayTransform",
     "ReplayWriter",
-    "Seeded",
+    "SeededStateful",
     "WriterHooks",
-    "recorded",
+    "rebuildable",
 ]
 
 
@@ -55,14 +55,14 @@ class GroupTotals:
         mass: float64 ``[G]``, the sum of what rows are drawn in proportion to; their number where all are alike.
         rows: int64 ``[G]``, the number of rows.
         smallest: float64 ``[G]``, the smallest positive term of ``mass``; infinity where there is none.
-        largest_priority: the largest priority given so far, before any exponent; not positive where there was none.
+        max_priority: the largest priority given so far, before any exponent; not positive where there was none.
     """
 
     names: list[str]
     mass: np.ndarray
     rows: np.ndarray
     smallest: np.ndarray
-    largest_priority: float = -1.0
+    max_priority: float = -1.0
 
     @classmethod
     def alike(cls, rows: int | np.ndarray, names: Sequence[str] = ("rows",)) -> GroupTotals:
@@ -74,7 +74,7 @@ class GroupTotals:
 
         Example:
             >>> GroupTotals.alike(3)
-            GroupTotals(names=['rows'], mass=array([3.]), rows=array([3]), smallest=array([1.]), largest_priority=-1.0)
+            GroupTotals(names=['rows'], mass=array([3.]), rows=array([3]), smallest=array([1.]), max_priority=-1.0)
         """
         count = np.array(rows, dtype=np.int64, ndmin=1)  # a copy
         return cls([*names], count.astype(np.float64), count, np.where(count > 0, 1.0, np.inf))
@@ -87,12 +87,12 @@ class GroupTotals:
             np.sum([one.mass for one in totals], axis=0),
             np.sum([one.rows for one in totals], axis=0),
             np.min([one.smallest for one in totals], axis=0),
-            max(one.largest_priority for one in totals),
+            max(one.max_priority for one in totals),
         )
 
 
 @dataclass(frozen=True, eq=False)
-class DrawPart:
+class ShardRequest:
     """The rows of a batch that one replay draws; made by :class:`~lightning_replay.divided_draws.Divider`.
 
     Attributes:
@@ -115,8 +115,8 @@ class DrawPart:
 
 
 @dataclass(frozen=True, eq=False)
-class PartDraw:
-    """What a replay returns beside the rows of a :class:`DrawPart`, in the same order.
+class ShardDraw:
+    """What a replay returns beside the rows of a :class:`ShardRequest`, in the same order.
 
     Attributes:
         probability: float64 ``[n]``, of each row in a draw from its group in this replay.
@@ -160,7 +160,7 @@ class BufferHooks:
         """Ends the running episodes of these trajectories: their next rows follow no stored row."""
 
 
-class PartHooks(Seeded, BreaksGraphs):
+class PartHooks(SeededStateful, BreaksGraphs):
     """What samplers and writers have in common."""
 
     check_continuity: Any = False  #: Whether a row follows another only if it starts with the observation of its end.
@@ -196,7 +196,7 @@ class ReplaySampler(PartHooks, Sampler):
     sequence_length: int | None = None  #: Steps of each sequence that it draws; ``None`` where it draws rows or pairs.
     burn_in: int = 0  #: Steps at the start of each sequence that only warm up a recurrent state.
     num_slots: int | None = None  #: Most slots of the storage; ``None`` where it fits every storage.
-    first: Sampler | None = None  #: Of one that adds to the draws of another, that other one.
+    base_sampler: Sampler | None = None  #: The wrapped sampler; ``None`` for a sampler that draws rows itself.
     rows_drawn: Sequence[int] | np.ndarray = ()  #: Rows drawn so far from each table, ``[T]``; empty before any.
     _draws_from_tables: bool = False  # whether rows are drawn from the tables that a writer keeps
     _reads_columns: bool = False  # whether it reads columns of stored rows, which a storage of tensors has
@@ -233,9 +233,9 @@ class ReplaySampler(PartHooks, Sampler):
         return index, td_error, generation
 
     # Sets priorities by the arrays of a batch on the CPU: slots, errors, generations given, generations stored and the
-    # length of the storage. Returns how many rows are late, or None, nothing changed, where another way must do it.
+    # length of the storage. Returns how many rows are stale, or None, nothing changed, where another way must do it.
     # Saves two thirds of an update of 256 rows; called where the sampler's own class defines it.
-    _set_held: Any = None
+    _update_matching: Any = None
 
     def update_priority(self, index: Any, priority: Any, *, storage: Any = None) -> None:
         """TorchRL's name of :meth:`set_priorities`, which its buffers call; ignored without priorities."""
@@ -246,14 +246,14 @@ class ReplaySampler(PartHooks, Sampler):
         """Returns the priorities of rows before any exponent, float32 ``[n]``; ``None`` where there are none."""
         return None
 
-    def raise_largest_priority(self, priority: float) -> None:
+    def raise_max_priority(self, priority: float) -> None:
         """Raises the largest priority so far, which new rows get, to that of other replays."""
 
     def group_totals(self, storage: Any) -> GroupTotals:
         """Returns what the stored rows add up to, by group; see :mod:`lightning_replay.divided_draws`."""
-        raise NotImplementedError(f"{type(self).__name__} defines no group_totals(storage); define it with sample_part")
+        raise NotImplementedError(f"{type(self).__name__} lacks group_totals(storage); define it with sample_shard")
 
-    def sample_part(self, storage: Any, part: DrawPart) -> tuple[Tensor, dict[str, Any], PartDraw]:
+    def sample_shard(self, storage: Any, part: ShardRequest) -> tuple[Tensor, dict[str, Any], ShardDraw]:
         """Draws the rows at the points of a draw that is divided over several replays.
 
         Returns:
@@ -273,7 +273,7 @@ class ReplaySampler(PartHooks, Sampler):
         rows[0] = batch_size
         return rows, rows / batch_size
 
-    def weigh(self, part: DrawPart, drawn: PartDraw) -> dict[str, np.ndarray]:
+    def weigh(self, part: ShardRequest, drawn: ShardDraw) -> dict[str, np.ndarray]:
         """Returns the columns ``[B]`` of a batch that depend on all replays, such as ``priority_weight``; none here.
 
         Counts a draw where a schedule follows the draws. Called on a sampler without rows.
@@ -331,7 +331,7 @@ class WriterHooks(PartHooks):
         return {}
 
 
-class ReplayTransform(Seeded, Transform):
+class ReplayTransform(SeededStateful, Transform):
     """Changes batches, by TorchRL's ``forward``, and rows before they are stored, by TorchRL's ``_inv_call``.
 
     A batch has the further columns of its sampler, ``index`` and ``generation`` before it is changed. A transform that
@@ -342,8 +342,8 @@ class ReplayTransform(Seeded, Transform):
 
     state_dict: Any = Module.state_dict  # which holds the extra state
     load_state_dict: Any = Module.load_state_dict
-    get_extra_state: Any = Seeded._read_attributes
-    set_extra_state: Any = Seeded._restore_attributes
+    get_extra_state: Any = SeededStateful._read_attributes
+    set_extra_state: Any = SeededStateful._restore_attributes
     shaping_discount: float | None = None  #: γ of potentials by which it changes rewards, where it does.
     takes_sequences: bool = True  #: Whether it leaves steps of a sequence in their order, each as it is.
     # Returns what forward makes of the pairs of rows in the slots [B, 2] of a PackedStorage; called where the
@@ -467,17 +467,17 @@ class _TorchRLWriter(WriterHooks):
         return (self._writer._cursor - 1 - index) % self._writer._storage.max_size
 
 
-def declared_sampler(sampler: Sampler) -> ReplaySampler:
+def as_replay_sampler(sampler: Sampler) -> ReplaySampler:
     """Returns a :class:`ReplaySampler` itself, and an adapter for another sampler."""
     return sampler if isinstance(sampler, ReplaySampler) else _TorchRLSampler(sampler)
 
 
-def first_of(sampler: Any) -> Any:
+def unwrap(sampler: Any) -> Any:
     """Returns the sampler that draws the first rows of pairs, and a sampler of rows itself."""
-    first = declared_sampler(sampler).first
+    first = as_replay_sampler(sampler).base_sampler
     return sampler if first is None else first
 
 
-def declared_writer(writer: Writer) -> WriterHooks:
+def as_replay_writer(writer: Writer) -> WriterHooks:
     """Returns a :class:`ReplayWriter` itself, and an adapter for another writer."""
     return writer if isinstance(writer, WriterHooks) else _TorchRLWriter(writer)

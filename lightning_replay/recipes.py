@@ -287,7 +287,7 @@ def neighborhood_mixup(
     """
     sampler = NeighborhoodMixupSampler(
         num_neighbors=num_neighbors,
-        first=prioritized_or_uniform(capacity, priority_exponent, importance_exponent),
+        base_sampler=prioritized_or_uniform(capacity, priority_exponent, importance_exponent),
         refresh_interval=refresh_interval,
         backend=backend,
         discrete=discrete,
@@ -374,7 +374,7 @@ def prioritized(
     importance_exponent: float | Schedule = 0.4,
     priority_offset: float = 1e-6,
     normalize_over_batch: bool = False,
-    smallest_priority: float = 0.0,
+    min_priority: float = 0.0,
     **options: Unpack[FrameOptions],
 ) -> Replay:
     """Draws rows of large TD errors more often (Schaul et al. 2016, https://arxiv.org/abs/1511.05952).
@@ -386,7 +386,7 @@ def prioritized(
         importance_exponent: β of the correction; a number or a schedule.
         priority_offset: ε, added to every priority.
         normalize_over_batch: divide weights by the batch's largest instead of the memory's.
-        smallest_priority: smaller priorities are raised to it; 1, with ``priority_exponent=0.4`` and
+        min_priority: smaller priorities are raised to it; 1, with ``priority_exponent=0.4`` and
             ``importance_exponent=0``, for loss-adjusted prioritization (LAP, https://arxiv.org/abs/2007.06049).
     """
     # Also where priority_exponent is 0: it may be set later, and TD errors are kept until then.
@@ -396,7 +396,7 @@ def prioritized(
         importance_exponent,
         priority_offset,
         normalize_over_batch,
-        smallest_priority=smallest_priority,
+        min_priority=min_priority,
     )
     return assemble(Replay, capacity, batch_size, options, sampler)
 
@@ -648,7 +648,7 @@ def event_tables(
         )
     if sequence_length is not None or checked_count("burn_in", burn_in, 0, of="steps"):
         length, checks = checked_count("sequence_length", sequence_length), options.get("check_continuity", True)
-        sampler = SequenceSampler(length, burn_in=burn_in, first=sampler, check_continuity=checks)
+        sampler = SequenceSampler(length, burn_in=burn_in, base_sampler=sampler, check_continuity=checks)
     lengths = [max(event.history_length for event in table.events) for table in tables]
     # Rows lie in runs of an event's history; those of the running episodes may enter any table.
     rows = [capacity, *(table.capacity for table in tables), max_trajectories * max(lengths)]

@@ -29,11 +29,11 @@ from lightning_replay.episodes.running import held_slots, newest_running, slots_
 from lightning_replay.feedback import (
     Feedback,
     Judged,
-    given_feedback,
-    judged,
     magnitudes,
-    set_in_one_pass,
+    match_td_errors,
+    parse_td_errors,
     td_error_of,
+    update_matching,
 )
 from lightning_replay.options import (
     check_kind,
@@ -44,25 +44,25 @@ from lightning_replay.options import (
 )
 from lightning_replay.parts import (
     BufferHooks,
-    DrawPart,
     GroupTotals,
     Insertion,
-    PartDraw,
     ReplaySampler,
     ReplayTransform,
     ReplayWriter,
+    ShardDraw,
+    ShardRequest,
     WriterHooks,
-    declared_sampler,
-    declared_writer,
-    first_of,
+    as_replay_sampler,
+    as_replay_writer,
+    unwrap,
 )
-from lightning_replay.samplers.slices import SliceCheck, check_slice_writer
+from lightning_replay.samplers.slice_check import SliceCheck, check_slice_writer
 from lightning_replay.samplers.tables import without_tables
 from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.saves import frozen_state, read_replay, read_state, restore_state, save_replay
-from lightning_replay.saving.spec import recorded
+from lightning_replay.saving.spec import rebuildable
 from lightning_replay.saving.states import refusing_other_states
-from lightning_replay.state import Seeded, seeded_generator
+from lightning_replay.state import SeededStateful, seeded_generator
 from lightning_replay.storage.columns import (
     Column,
     ContradictingFlags,
@@ -87,7 +87,7 @@ _ENDS = (("next", "truncated"), ("next", "done"))
 SIGNALS = ("action_values", "action", "surprise")
 
 
-@recorded
+@rebuildable
 class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
     """A writer, a sampler and a transform over one storage: every replay method is a choice of the three.
 
@@ -483,7 +483,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             info["generation"] = data.get("generation")
         return (data, info) if return_info else data
 
-    def sample_part(self, part: DrawPart) -> tuple[TensorDictBase, PartDraw]:
+    def sample_shard(self, part: ShardRequest) -> tuple[TensorDictBase, ShardDraw]:
         """Draws the rows of a batch that is divided over several replays; see :mod:`lightning_replay.divided_draws`.
 
         Args:
@@ -500,7 +500,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         """
         if self._refusal is not None:
             self._check_usable()
-        check_kind("part", part, DrawPart, "what Divider.divide returned for this replay")
+        check_kind("part", part, ShardRequest, "what Divider.divide returned for this replay")
         if not len(part):
             raise ValueError("the part has no rows; call group_totals() alone of a replay of which none are drawn")
         check_divisible(self._sampler)
@@ -510,7 +510,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
 
         def draw() -> tuple[Tensor, dict[str, Any]]:
             nonlocal reply
-            index, info, reply = self._sampler_hooks.sample_part(self._storage, part)
+            index, info, reply = self._sampler_hooks.sample_shard(self._storage, part)
             return index, info
 
         data, info = self._sample(len(part), draw)
@@ -521,7 +521,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
     def _sample(
         self, batch_size: int, draw: Callable[[], tuple[Tensor, dict[str, Any]]] | None = None
     ) -> tuple[TensorDictBase, dict[str, Any]]:
-        # By ``draw`` where the sampler is to draw a part of a batch, see sample_part.
+        # By ``draw`` where the sampler is to draw a part of a batch, see sample_shard.
         if torch.is_inference_mode_enabled():
             with torch.inference_mode(False):
                 return self._sample(batch_size, draw)
@@ -648,7 +648,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         # Nobody uses the TD errors of a uniform buffer: they are read, so that an error in a loop shows, and dropped.
         needs_feedback, is_prioritized = writer.needs_feedback, sampler.uses_priorities
         if needs_feedback or not is_prioritized:
-            index, td_error, generation = given_feedback(index, td_error, generation)
+            index, td_error, generation = parse_td_errors(index, td_error, generation)
             if not needs_feedback:
                 self._feedback.draws_since_update = 0
                 return
@@ -659,17 +659,17 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
                 self._check_usable()
             # A sampler on the CPU compares generations in the same pass in which it sets priorities. Not where the
             # writer needs the slots of the rows that are left, too.
-            if self._set_held is not None and not needs_feedback:
-                num_late = set_in_one_pass(index, td_error, generation, self._storage, self._set_held)
-                if num_late is not None:
-                    self._feedback.count(len(index), num_late)
+            if self._update_matching is not None and not needs_feedback:
+                num_stale = update_matching(index, td_error, generation, self._storage, self._update_matching)
+                if num_stale is not None:
+                    self._feedback.count(len(index), num_stale)
                     return
-            feedback, (slots, magnitudes, late) = self.read_feedback(index, td_error, generation, **signals)
+            feedback, (slots, magnitudes, stale) = self.read_feedback(index, td_error, generation, **signals)
             if is_prioritized:
                 sampler.set_priorities(slots, magnitudes, self._storage)
             if needs_feedback:
                 writer.update_priority(slots, feedback, both=sampler.update_partners)
-            self._feedback.count(len(slots), late)
+            self._feedback.count(len(slots), stale)
 
     def read_feedback(self, index: Any, td_error: Any, generation: Any, **signals: Any) -> tuple[Any, Judged]:
         # What writer and sampler get. Both are checked before anything is changed: a refusal leaves all as it is.
@@ -682,10 +682,10 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             )
         feedback = writer.read_feedback(len(index), td_error, signals) if writer.needs_feedback else None
         if self.sequence_length is not None and sampler.uses_priorities:
-            given = given_feedback(index, td_error, generation)
+            given = parse_td_errors(index, td_error, generation)
             parts: Any = [None if one is None else one.cpu() for one in given]
             index, td_error, generation = sampler.feedback_of_rows(*parts)
-        return feedback, judged(index, td_error, generation, self._storage)
+        return feedback, match_td_errors(index, td_error, generation, self._storage)
 
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
         """Returns the TD errors in ``data[priority_key]`` to the rows of ``data["index"]``."""
@@ -694,7 +694,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
 
     def empty(self, empty_write_count: bool = True) -> None:
         """Removes every transition, the prefetched ones too; the slots' generations continue."""
-        with self.unchanged():
+        with self.locked():
             if self._packed is not None:
                 self._packed.check_writable()
             # Batches drawn ahead are of rows that leave now.
@@ -868,7 +868,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         wait(ahead)
 
     @contextmanager
-    def unchanged(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """Keeps other threads from writing, drawing, updating and drawing ahead while the body runs."""
         with self._futures_lock, self._changing():
             yield
@@ -887,9 +887,11 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             yield
 
     def _attach_parts(self) -> None:
-        self._sampler_hooks, self._writer_hooks = declared_sampler(self._sampler), declared_writer(self._writer)
+        self._sampler_hooks, self._writer_hooks = as_replay_sampler(self._sampler), as_replay_writer(self._writer)
         # A subclass may set priorities in another way than its base.
-        self._set_held = self._sampler_hooks._set_held if "_set_held" in vars(type(self._sampler)) else None
+        self._update_matching = (
+            self._sampler_hooks._update_matching if "_update_matching" in vars(type(self._sampler)) else None
+        )
         # A subclass that overrides insert stores rows by it, whatever its base does with columns.
         writer: Any = self._writer_hooks
         storing = next(one for one in type(writer).__mro__ if {"insert", "_insert_columns"} & vars(one).keys())
@@ -911,7 +913,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
 
     def _share_generator(self) -> None:
         # TorchRL's samplers draw from torch's global generator if they have no other. Some draw by the storage's.
-        of_torchrl = [one for one in (self._sampler, first_of(self._sampler)) if not isinstance(one, ReplaySampler)]
+        of_torchrl = [one for one in (self._sampler, unwrap(self._sampler)) if not isinstance(one, ReplaySampler)]
         if not of_torchrl:
             self._torchrl_generator = None
             return
@@ -1046,7 +1048,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         return self._storage.max_size
 
     def __len__(self) -> int:
-        return len(self._storage) if self._packed is None else self._packed.num_held
+        return len(self._storage) if self._packed is None else self._packed.num_stored
 
     @property
     def nbytes(self) -> int:
@@ -1104,7 +1106,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         if isinstance(self._writer, RetentionWriter):
             self._writer.initial_surprise = measure
 
-    def draw_stamp(self) -> bytes:
+    def generator_fingerprint(self) -> bytes:
         """Returns the state of the sampler's generator, which is equal while nothing is drawn."""
         generator = self._torchrl_generator or self._sampler_hooks._generator
         return b"" if generator is None else generator.get_state().numpy().tobytes()
@@ -1185,11 +1187,11 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             check_divisible(self._sampler)
             return self._sampler_hooks.group_totals(self._storage)
 
-    def raise_largest_priority(self, priority: float) -> None:
+    def raise_max_priority(self, priority: float) -> None:
         """Raises the largest priority so far, before any exponent, which new rows get, to that of other replays."""
         priority = checked_number("priority", priority, 0.0)
         with self._changing():
-            self._sampler_hooks.raise_largest_priority(priority)
+            self._sampler_hooks.raise_max_priority(priority)
 
     def seed(self, seed: int) -> None:
         """Restarts the draws of sampler, transforms and writer from ``seed``."""
@@ -1198,7 +1200,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             if self._torchrl_generator is not None:
                 self._torchrl_generator.manual_seed(seed)
             for offset, part in enumerate([self._sampler_hooks, *self._transforms, self._writer_hooks]):
-                if isinstance(part, Seeded):
+                if isinstance(part, SeededStateful):
                     part.reseed(seed + offset)
 
     def state_dict(self) -> dict[str, Any]:
@@ -1252,8 +1254,8 @@ def without_columns(reader: str, storage: Storage) -> TypeError:
 
 def check_parts(storage: Storage, sampler: Sampler, writer: Writer, n_steps: int) -> None:
     # Some of these parts would fail only once rows are stored or drawn.
-    hooks, name, capacity = declared_sampler(sampler), type(first_of(sampler)).__name__, storage.max_size
-    for part in (sampler, first_of(sampler), writer):
+    hooks, name, capacity = as_replay_sampler(sampler), type(unwrap(sampler)).__name__, storage.max_size
+    for part in (sampler, unwrap(sampler), writer):
         if isinstance(part, ReplaySampler | ReplayWriter):
             part._check_state()
     if hooks.num_slots is not None and hooks.num_slots < capacity:

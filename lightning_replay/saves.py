@@ -15,7 +15,7 @@ from torch import Tensor
 from torchrl.data import StoreStorage
 
 from lightning_replay.options import check_kind, checked_local_path
-from lightning_replay.parts import first_of
+from lightning_replay.parts import unwrap
 from lightning_replay.saving.chunks import CHUNK_SUFFIX, Fingerprint
 from lightning_replay.saving.directory import data_of, local_folder, read_manifest, read_save, replaced_save
 from lightning_replay.saving.files import DamagedFileError
@@ -31,7 +31,7 @@ from lightning_replay.saving.states import (
     replay_manifest,
     write_data,
 )
-from lightning_replay.state import Seeded
+from lightning_replay.state import SeededStateful
 from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.tables.tables import Tables
 from lightning_replay.training_replay import TrainingReplay
@@ -51,7 +51,7 @@ def present_state(replay: Any) -> Iterator[dict[str, Any]]:
 
     Rows may be views: what is to stay after the body must be copied.
     """
-    with replay.unchanged():
+    with replay.locked():
         yield _state_of(replay) | {"storage": replay._storage.state_dict()}
 
 
@@ -76,7 +76,7 @@ def frozen_state(replay: Any) -> Iterator[dict[str, Any]]:
             yield state
         return
     with ExitStack() as until_read:
-        with replay.unchanged():
+        with replay.locked():
             state = _state_of(replay) | {"storage": until_read.enter_context(storage.frozen_state())}
         yield state
 
@@ -112,7 +112,7 @@ def restore_state(replay: Any, state: dict[str, Any]) -> None:
     batches: list[Future[Any]] = [Future() for _ in state["prefetched"]]
     for future, batch in zip(batches, state["prefetched"], strict=True):
         future.set_result((TensorDict(batch["data"], batch["batch_size"]), dict(batch["info"])))
-    with replay.unchanged():
+    with replay.locked():
         _restore_all(replay, state)
         for future in replay._prefetch_queue:
             future.cancel()
@@ -177,7 +177,7 @@ def _restore_all(replay: Any, state: dict[str, Any]) -> None:
 def _parts_of(replay: Any) -> dict[str, Any]:
     # These must be equal where the state is loaded.
     sampler = [type(replay._sampler).__name__]
-    base = first_of(replay._sampler)
+    base = unwrap(replay._sampler)
     tables = replay._storage.occupancy if isinstance(replay._storage, PackedStorage) else None
     parts = {
         "capacity": replay._storage.max_size,
@@ -194,7 +194,7 @@ def _parts_of(replay: Any) -> dict[str, Any]:
     if replay._episodes is not None:
         parts["check_continuity"] = replay._episodes.check_continuity
     for part in (replay._sampler, replay._writer, *replay._transform.transforms):
-        for name in part.stored_options if isinstance(part, Seeded) else ():
+        for name in part.stored_options if isinstance(part, SeededStateful) else ():
             value = comparable(describe(getattr(part, name)))
             parts[f"{name.lstrip('_')} of {type(part).__name__}"] = value
     if isinstance(tables, Tables):  # in the order of their numbers

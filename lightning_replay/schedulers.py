@@ -21,8 +21,8 @@ from lightning_replay.options import (
     checked_number,
     checked_share,
 )
-from lightning_replay.saving.spec import recorded
-from lightning_replay.state import DeclaredState
+from lightning_replay.saving.spec import rebuildable
+from lightning_replay.state import Stateful
 
 __all__ = [
     "EasyToHard",
@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 
-class Scheduler(DeclaredState, ABC):
+class Scheduler(Stateful, ABC):
     """Chooses the task each training batch is drawn from, and the task each actor plays.
 
     The buffer calls :meth:`start` once with the names of its tasks, then :meth:`probabilities` and :meth:`drawn` for
@@ -138,7 +138,7 @@ class Scheduler(DeclaredState, ABC):
         check_option("task", task, Integral, f"a whole number from 0 to {last}, of {list(self.tasks)}", 0, last)
 
 
-@recorded
+@rebuildable
 class UniformTasks(Scheduler):
     """Draws every ready task with the same probability, whatever its progress. Section 4.2.1 of the paper.
 
@@ -191,7 +191,7 @@ def among_ready(preferences: np.ndarray, ready: np.ndarray) -> np.ndarray:
     return masked / max(np.add.reduce(masked), np.finfo(np.float64).tiny)
 
 
-@recorded
+@rebuildable
 class Exp3(Scheduler):
     """Draws task i with probability ``(1 - exploration) * w[i] / sum(w) + exploration / N``.
 
@@ -281,7 +281,7 @@ class Exp3(Scheduler):
         return self.exploration * profit / (probability * len(self.tasks))
 
 
-@recorded
+@rebuildable
 class Exp3S(Exp3):
     """:class:`Exp3` in which every update also gives each task the share ``e * weight_sharing / N`` of all weights.
 
@@ -319,7 +319,7 @@ class Exp3S(Exp3):
         self.log_weights -= self.log_weights.max()
 
 
-class ReturnProgress(DeclaredState, ABC):
+class ReturnProgress(Stateful, ABC):
     """Turns the returns of episodes into progress signals in [0, 1], separately for each task.
 
     Call :meth:`episode` at the end of every episode and pass its result, unless ``None``, to the buffer's
@@ -379,7 +379,7 @@ class ReturnProgress(DeclaredState, ABC):
         """Computes the signal of a task from its newest returns, oldest first; clipped to [0, 1] afterwards."""
 
 
-@recorded
+@rebuildable
 class MeanReturn(ReturnProgress):
     """Mean of the newest returns of a task: ``(mean - low) / (high - low)``, clipped to [0, 1].
 
@@ -399,7 +399,7 @@ class MeanReturn(ReturnProgress):
         return (math.fsum(returns) / len(returns) - self.low) / (self.high - self.low)
 
 
-@recorded
+@rebuildable
 class ReturnChange(ReturnProgress):
     """Change of the returns of a task: ``|newer mean - older mean| / (high - low)``, clipped to [0, 1].
 
@@ -441,7 +441,7 @@ class _StagedScheduler(Scheduler):
         return self._in_turn(self._played(), num_actors)
 
 
-@recorded
+@rebuildable
 class OneTask(_StagedScheduler):
     """No curriculum: every actor plays one task. The paper's baseline DB.
 
@@ -465,7 +465,7 @@ class OneTask(_StagedScheduler):
         return [self.index_of(self.task)]
 
 
-@recorded
+@rebuildable
 class EasyToHard(_StagedScheduler):
     """All actors play the task of the current stage; the next stage begins when it is played well enough.
 
@@ -513,7 +513,7 @@ class EasyToHard(_StagedScheduler):
         return [self.index_of(self.order[self.stage])]
 
 
-@recorded
+@rebuildable
 class ReverseCurriculum(EasyToHard):
     """Spreads the actors over all tasks up to the current stage, otherwise like :class:`EasyToHard`.
 

@@ -16,7 +16,7 @@ from lightning_replay.options import (
     plain_number,
     range_of,
 )
-from lightning_replay.saving.spec import recorded
+from lightning_replay.saving.spec import rebuildable
 
 CLOCKS = ("draws", "updates", "env_steps")
 
@@ -35,7 +35,7 @@ class Schedule(ABC):
         """Returns the value at this reading of the clock."""
 
 
-@recorded
+@rebuildable
 class Constant(Schedule):
     """The same value at every reading.
 
@@ -57,7 +57,7 @@ class Constant(Schedule):
         return f"Constant({self.value})"
 
 
-@recorded
+@rebuildable
 class Linear(Schedule):
     """A straight line from ``start`` to ``end`` over ``duration``, then ``end``.
 

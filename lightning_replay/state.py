@@ -27,7 +27,7 @@ def uniform(generator: torch.Generator) -> float:
     return int(torch.randint(_STEPS, (), generator=generator, device="cpu")) / _STEPS
 
 
-class Seeded:
+class SeededStateful:
     """A generator of its own and the attributes that it names, so that a saved buffer continues with the same draws.
 
     The base class of all parts. Call :meth:`_seed_generator` in the constructor of one that draws. TorchRL's
@@ -91,9 +91,11 @@ class Seeded:
     def _check_state(self) -> None:
         # Where TorchRL's class has no state either, draws would silently start anew from a save.
         of_torchrl = getattr(super(), "state_dict", None)
-        if type(self).state_dict is not Seeded.state_dict or not getattr(of_torchrl, "__isabstractmethod__", False):
+        if type(self).state_dict is not SeededStateful.state_dict or not getattr(
+            of_torchrl, "__isabstractmethod__", False
+        ):
             return
-        if not any("saved_attributes" in vars(base) for base in type(self).__mro__ if base is not Seeded):
+        if not any("saved_attributes" in vars(base) for base in type(self).__mro__ if base is not SeededStateful):
             raise TypeError(
                 f"{type(self).__name__} declares no state: set saved_attributes to the names of the attributes that "
                 "decide what is drawn or kept, or to () if none does; or define state_dict and load_state_dict"
@@ -140,7 +142,7 @@ class Seeded:
             setattr(self, name, value)
 
 
-class DeclaredState(Seeded):
+class Stateful(SeededStateful):
     """An object, no part of a buffer, whose state is what it declares."""
 
 

@@ -9,15 +9,15 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 
-from lightning_replay.parts import declared_sampler, first_of
+from lightning_replay.parts import as_replay_sampler, unwrap
 from lightning_replay.replay import Replay
 from lightning_replay.samplers.tables import ScheduledSampler, tables_of
-from lightning_replay.saving.spec import recorded
+from lightning_replay.saving.spec import rebuildable
 from lightning_replay.schedulers import checked_probabilities
 from lightning_replay.tables.tables import Tables
 
 
-@recorded
+@rebuildable
 class TableReplay(Replay):
     """A :class:`~lightning_replay.replay.Replay` whose writer keeps tables; takes the same arguments.
 
@@ -57,7 +57,7 @@ class TableReplay(Replay):
         """
         stats = super().stats()
         tables = self.tables
-        drawn: Any = declared_sampler(first_of(self._sampler)).rows_drawn
+        drawn: Any = as_replay_sampler(unwrap(self._sampler)).rows_drawn
         if len(drawn) != len(tables):  # before the first draw
             drawn = np.zeros(len(tables))
         events = stats.pop("event_shares", {})  # which the writer counts over all steps
@@ -77,12 +77,12 @@ class TableReplay(Replay):
         return stats
 
 
-@recorded
+@rebuildable
 class CurriculumReplay(TableReplay):
     """A buffer with a table for each task and a scheduler that chooses the task of each batch.
 
     Takes the arguments of :class:`~lightning_replay.replay.Replay`; its sampler is a
-    :class:`~lightning_replay.samplers.tables.ScheduledSampler`, alone or as ``first`` of a sampler of pairs.
+    :class:`~lightning_replay.samplers.tables.ScheduledSampler`, alone or as ``base_sampler`` of a sampler of pairs.
     """
 
     @property
@@ -121,7 +121,7 @@ class CurriculumReplay(TableReplay):
 
     @property
     def _curriculum(self) -> ScheduledSampler:
-        sampler = first_of(self._sampler)
+        sampler = unwrap(self._sampler)
         if not isinstance(sampler, ScheduledSampler):
             raise TypeError(f"the sampler is a {type(sampler).__name__}; a curriculum needs a ScheduledSampler")
         return sampler

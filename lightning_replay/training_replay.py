@@ -6,7 +6,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Any
 
-from lightning_replay.compiled import BreaksGraphs
+from lightning_replay.jit import BreaksGraphs
 
 
 class TrainingReplay(BreaksGraphs):
@@ -50,7 +50,7 @@ class TrainingReplay(BreaksGraphs):
     end_episodes: Any
     advance: Any
     seed: Any
-    draw_stamp: Any  #: Returns a value that is equal while nothing is drawn.
+    generator_fingerprint: Any  #: Returns a value that is equal while nothing is drawn.
     stats: Any
     save: Any
     load: Any

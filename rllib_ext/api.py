@@ -20,7 +20,7 @@ from rllib_ext.buffer.images import choose_module
 from rllib_ext.cql import CQL, ReplayCQL, check_cql
 from rllib_ext.hooks import add_results, install_levels, install_replay, set_hooks, sync_recreated
 from rllib_ext.learner.remote_blocks import flags_connector
-from rllib_ext.levels import evaluation, playing
+from rllib_ext.levels import evaluation, level_assignment
 from rllib_ext.levels.checks import check_discount, check_evaluated, checked_levels
 from rllib_ext.rllib_compat import Hook, num_actors
 from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
@@ -310,9 +310,9 @@ def prepare_levels(
             flush=flush,
             held_out=held_out if in_tune else None,
         ),
-        "on_environment_created": Hook(playing.wrap_environments),
-        "on_episode_created": Hook(playing.begin_episode, held_out=held_out),
-        "on_sample_end": Hook(playing.end_round),
+        "on_environment_created": Hook(level_assignment.wrap_environments),
+        "on_episode_created": Hook(level_assignment.begin_episode, held_out=held_out),
+        "on_sample_end": Hook(level_assignment.end_round),
         "on_env_runners_recreated": Hook(sync_recreated),
         "on_evaluate_start": Hook(evaluation.check_evaluation, held_out=held_out),
     }

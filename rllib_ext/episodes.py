@@ -171,7 +171,7 @@ def _recording_ends(add_env_step: Callable[..., None]) -> Callable[..., None]:
     # flags stay as they are; the record is in the custom data of the agent's episode.
 
     @functools.wraps(add_env_step)
-    def recorded(
+    def rebuildable(
         self: MultiAgentEpisode, *step: Any, terminateds: Any = None, truncateds: Any = None, **rest: Any
     ) -> None:
         add_env_step(self, *step, terminateds=terminateds, truncateds=truncateds, **rest)
@@ -183,7 +183,7 @@ def _recording_ends(add_env_step: Callable[..., None]) -> Callable[..., None]:
                 terminated = died.get(agent) or (died.get("__all__") and not stopped.get(agent))
                 episode.custom_data.setdefault(_TERMINATED, bool(terminated))
 
-    return recorded
+    return rebuildable
 
 
 # EnvRunners import this module with the class of the buffer in their config.

@@ -119,7 +119,7 @@ def install_levels(
 
     from rllib_ext.checkpoints import CheckpointedAlgorithm
     from rllib_ext.levels.checks import checked_levels
-    from rllib_ext.levels.playing import attach_player
+    from rllib_ext.levels.level_assignment import attach_player
     from rllib_ext.levels.scoring import add_scoring, train_without_scored
     from rllib_ext.levels.server import LEVELS, RemoteLevels
 
@@ -168,7 +168,7 @@ def sync_recreated(*, algorithm: Any, env_runner_indices: Sequence[int], is_eval
     if buffer is not None and buffer.assignment is not None:
         buffer.assignment.send()
         return
-    from rllib_ext.levels.playing import attach_player
+    from rllib_ext.levels.level_assignment import attach_player
     from rllib_ext.levels.server import LEVELS
 
     levels = LEVELS.of(algorithm)

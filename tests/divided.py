@@ -70,7 +70,7 @@ class Shards:
     def drawn(self, batch_size: int, totals: Sequence[GroupTotals | None]) -> tuple[Division, list[Any]]:
         division = self.divider.divide(batch_size, totals)
         asked = zip(self.replays, division.parts, strict=True)
-        return division, [replay.sample_part(part) if len(part) else None for replay, part in asked]
+        return division, [replay.sample_shard(part) if len(part) else None for replay, part in asked]
 
     def weighed(self, division: Division, drawn: list[Any]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Completes what :meth:`drawn` returned."""

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from lightning_replay import recipes
 from lightning_replay.events import EventTable
-from lightning_replay.saving.spec import recorded
+from lightning_replay.saving.spec import rebuildable
 from lightning_replay.table_replay import TableReplay
 
 
-@recorded
+@rebuildable
 class IsTrue:
     """The event of this name, as the steps of :func:`event_steps` carry it."""
 

@@ -48,7 +48,7 @@ def buffers() -> dict[str, Callable[[], Any]]:
             batch_size=8,
             seed=0,
         ),
-        "own parts, combined": lambda: _over(CombinedSampler(first=PrioritizedSampler(64))),
+        "own parts, combined": lambda: _over(CombinedSampler(base_sampler=PrioritizedSampler(64))),
         "own parts, reshuffled": lambda: _over(ReshuffledSampler()),
         "own parts, reliability": lambda: _over(ReliabilityAdjustedSampler(64)),
         "mixed": lambda: _mixed("prioritized"),

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lightning_replay.options import BELOW_ONE, check_kind, checked_number
 from lightning_replay.schedules import Schedule, checked_schedule
-from lightning_replay.state import DeclaredState
+from lightning_replay.state import Stateful
 
 _ZERO = 1e-7  # share of the longest gradient below which a combination counts as zero
 
@@ -67,7 +67,7 @@ def conflict_averse_gradient(gradients: Tensor, c: float, rescale: Callable[[flo
     return (average + combined * (c * length / weighted_length)) * rescale(c)
 
 
-class ConflictAverseStep(DeclaredState):
+class ConflictAverseStep(Stateful):
     """Sets ``.grad`` to the conflict-averse gradient of the parts of a batch, for any optimiser.
 
     Call :meth:`backward` in place of ``loss.backward()``. It costs one backward pass for each part and overwrites

@@ -28,7 +28,7 @@ class ActingAgent(Protocol):
     device: torch.device
 
     def act(self, observation: Any, explore: bool) -> Any:
-        """Returns actions for observations, see :class:`~lightning_replay.lit.playing.ActionReader`.
+        """Returns actions for observations, see :class:`~lightning_replay.lit.rollouts.ActionReader`.
 
         These are a tensor ``[N, ...]``, or of Dict and Tuple spaces a TensorDict ``[N]`` of the entries.
         """

@@ -3,7 +3,7 @@
 
 import numpy as np
 
-from lightning_replay.compiled import compiled
+from lightning_replay.jit import compiled
 
 
 @compiled

@@ -64,7 +64,7 @@ def equal_rows(one: Any, other: Any) -> Any:
     return (one.view(np.uint8) == other.view(np.uint8)).all(1)
 
 
-class Tally:
+class DiscontinuityCount:
     """Counts rows that do not continue the row before, for one warning where they are the majority."""
 
     def __init__(self) -> None:
@@ -105,7 +105,7 @@ class Continuity:
         self._source = source
         self._packed: Tensor | None = None  # the rows of a packed storage that the pairs are views of
         self._pairs: list[tuple[Any, Any]] = []
-        self._tally = Tally()
+        self._tally = DiscontinuityCount()
 
     def of_slots(self, before: np.ndarray, after: np.ndarray) -> np.ndarray:
         """Returns whether the rows in the slots ``after`` continue those in ``before``, int64 ``[n]`` each; bool."""

@@ -15,7 +15,7 @@ from lightning_replay.episodes.links import Continuity, EpisodeLinks, trajectory
 from lightning_replay.episodes.running import FollowedEpisodes, require_columns
 from lightning_replay.options import checked_count, checked_flag, checked_share
 from lightning_replay.parts import ReplayTransform
-from lightning_replay.saving.spec import recorded
+from lightning_replay.saving.spec import rebuildable
 from lightning_replay.storage.packed import read_columns
 
 _MOST_RUNNING = 1_024  # episodes whose steps wait, or twice the rows of a call
@@ -121,7 +121,7 @@ class EpisodeTracker(FollowedEpisodes):
         super().load_state_dict(state_dict)
 
 
-@recorded
+@rebuildable
 class NStepTransitions(ReplayTransform):
     """Stores ``(s_t, a_t, sum of discount**i * r_{t+i} for i < n, s_{t+n})`` instead of single steps.
 

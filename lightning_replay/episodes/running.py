@@ -16,8 +16,8 @@ from torchrl.data.replay_buffers import Storage
 from lightning_replay.episodes.links import (
     TRAJECTORY_KEYS,
     Continuity,
+    DiscontinuityCount,
     EpisodeLinks,
-    Tally,
     consecutive,
     equal_rows,
     trajectory_name,
@@ -138,7 +138,7 @@ class FollowedEpisodes:
             self.links.load_state_dict(state_dict["links"])
 
 
-class Breaks(NamedTuple):
+class Discontinuities(NamedTuple):
     """Where new rows ``[N]`` start with another observation than the row before ended with."""
 
     done: np.ndarray  #: bool ``[N]``, whether an episode ends with each row; also where it breaks off.
@@ -152,21 +152,21 @@ class Breaks(NamedTuple):
             yield slice(first, bounds[place + 1][0] if place + 1 < len(bounds) else len(self.done)), name
 
 
-class RunningObservations:
+class LastObservations:
     """The observations that running episodes ended with so far, with which their next rows must start, bit for bit."""
 
     def __init__(self) -> None:
         self._last: dict[int, bytes] = {}
-        self.tally: Tally = Tally()  #: Of rows that do not continue the row before.
+        self.tally: DiscontinuityCount = DiscontinuityCount()  #: Of rows that do not continue the row before.
 
-    def breaks(self, pairs: Sequence[ObservationPair], episodes: EpisodeGroups) -> Breaks | None:
+    def breaks(self, pairs: Sequence[ObservationPair], episodes: EpisodeGroups) -> Discontinuities | None:
         """Returns where new rows do not continue the rows before them; ``None`` where all do, as without ``pairs``."""
         if not pairs:
             return None
         if len(episodes.done) == 1:  # in half the time
             name, observation = int(episodes.trajectory[0]), b"".join([own.tobytes() for own, _ in pairs])
             continues = self._last.get(name, observation) == observation
-            return None if continues else Breaks(episodes.done, [name], [(0, name)])
+            return None if continues else Discontinuities(episodes.done, [name], [(0, name)])
         begins: list[tuple[int, int]] = []
         # Across batches: the first row of each episode against what the episode ended with.
         named, heads = episodes.trajectory.tolist(), episodes.order[episodes.start[:-1]]
@@ -191,7 +191,7 @@ class RunningObservations:
                 names = np.empty(len(done), dtype=np.int64)
                 names[episodes.order] = np.repeat(episodes.trajectory, np.diff(episodes.start))
                 begins += [(row, int(names[row])) for row in after[broken].tolist()]
-        return Breaks(done, starts, sorted(begins)) if begins else None
+        return Discontinuities(done, starts, sorted(begins)) if begins else None
 
     def follow(self, pairs: Sequence[ObservationPair], episodes: EpisodeGroups, num_broken: int) -> None:
         """Keeps the observations that rows ended with, once they are stored; ``num_broken`` do not continue others."""

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_replay.compiled import compiled
 from lightning_replay.events.conditions import (
     AnyOf,
     ConditionLike,
@@ -22,6 +21,7 @@ from lightning_replay.events.conditions import (
     RewardBelow,
     TerminalWithReward,
 )
+from lightning_replay.jit import compiled
 from lightning_replay.options import checked_key
 from lightning_replay.storage.columns import as_array
 from lightning_replay.storage.rows import Key

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lightning_replay.episodes.links import trajectory_of
 from lightning_replay.options import checked_bound, checked_count, checked_entries, checked_key, checked_number
-from lightning_replay.saving.spec import recorded
+from lightning_replay.saving.spec import rebuildable
 
 _DONE = ("next", "done")
 
@@ -220,7 +220,7 @@ class Combination(Condition):
             load_state_of(condition, saved)
 
 
-@recorded
+@rebuildable
 class EveryOf(Combination):
     """True where all of the conditions are; see :func:`lightning_replay.events.every_of`."""
 
@@ -228,7 +228,7 @@ class EveryOf(Combination):
         return self.answers(steps).all(0)
 
 
-@recorded
+@rebuildable
 class AnyOf(Combination):
     """True where at least one of the conditions is; see :func:`lightning_replay.events.any_of`."""
 
@@ -310,7 +310,7 @@ class EpisodeCondition(Condition):
         load_state_of(self.condition, state["condition"])
 
 
-@recorded
+@rebuildable
 class FirstInEpisode(EpisodeCondition):
     """True where ``condition`` is for the first time in the episode.
 
@@ -324,7 +324,7 @@ class FirstInEpisode(EpisodeCondition):
         return held and remembered == 0, int(held or remembered == 1)
 
 
-@recorded
+@rebuildable
 class Sustained(EpisodeCondition):
     """True where ``condition`` has held for exactly ``steps`` consecutive steps of an episode: once in each run.
 
@@ -351,7 +351,7 @@ class Sustained(EpisodeCondition):
         return length == self.steps, length
 
 
-@recorded
+@rebuildable
 class Reestablished(Sustained):
     """True where ``condition`` has held for ``steps`` consecutive steps after it had failed: once for each failure.
 
@@ -378,7 +378,7 @@ class Reestablished(Sustained):
 Bound = float | Sequence[float | None] | None
 
 
-@recorded
+@rebuildable
 class RewardAtLeast(Condition):
     """True where the reward of a step is ``threshold`` or more.
 
@@ -396,7 +396,7 @@ class RewardAtLeast(Condition):
         return one_number(steps, ("next", "reward")) >= self.threshold
 
 
-@recorded
+@rebuildable
 class RewardBelow(Condition):
     """True where the reward of a step is less than ``threshold``."""
 
@@ -407,7 +407,7 @@ class RewardBelow(Condition):
         return one_number(steps, ("next", "reward")) < self.threshold
 
 
-@recorded
+@rebuildable
 class TerminalWithReward(Condition):
     """True where a step terminated its episode with a reward of ``at_least`` or more; truncation does not count."""
 
@@ -419,7 +419,7 @@ class TerminalWithReward(Condition):
         return terminated & (one_number(steps, ("next", "reward")) >= self.at_least)
 
 
-@recorded
+@rebuildable
 class InfoKey(Condition):
     """True where the information column ``("next", key)`` is ``at_least`` or more; one number or bool for each step.
 
@@ -439,7 +439,7 @@ class InfoKey(Condition):
         return _seen_of(unravel_key(("next", self.key)), read)
 
 
-@recorded
+@rebuildable
 class KeyInRegion(Condition):
     """True where every component of a column lies between its bounds, the bounds included.
 

@@ -19,12 +19,12 @@ from lightning_replay.options import (
     checked_number,
     checked_share,
 )
-from lightning_replay.saving.spec import recorded
+from lightning_replay.saving.spec import rebuildable
 
 HISTORY_LENGTH = 200
 
 
-@recorded
+@rebuildable
 @dataclass(frozen=True)
 class Event:
     """An event of an episode, and how many of the steps that led up to it are kept.
@@ -46,7 +46,7 @@ class Event:
         checked_count("history_length", self.history_length, of="steps, the event's own included,")
 
 
-@recorded
+@rebuildable
 class EventTable:
     """A named table of the steps that led up to an event, so that rare events are kept and replayed more often.
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from lightning_replay.inspection.plotting import make_figure, save_figure
 from lightning_replay.loading import load_replay
 from lightning_replay.options import check_kind, check_option, checked_choice, checked_count
-from lightning_replay.parts import declared_writer
+from lightning_replay.parts import as_replay_writer
 from lightning_replay.replay import Replay
 from lightning_replay.storage.frames import FrameStorage
 from lightning_replay.storage.packed import read_columns
@@ -47,7 +47,7 @@ class Inspection(NamedTuple):
 
 def ages(replay: Replay) -> Tensor:
     """Returns the number of transitions given after each stored row, refused ones too, int64 ``[N]``, oldest first."""
-    age = declared_writer(replay.writer).age_of(replay.oldest_first())
+    age = as_replay_writer(replay.writer).age_of(replay.oldest_first())
     assert age is not None, "oldest_first sorts by it"
     return age.cpu()
 

@@ -295,17 +295,17 @@ def _counters_of(state: Mapping[str, Any], given: int | None) -> dict[str, int]:
     if "received" in feedback:
         counters |= {
             "TD errors returned": int(feedback["received"]),
-            "TD errors dropped, too late": int(feedback["late"]),
+            "stale TD errors dropped": int(feedback["stale"]),
         }
     return counters
 
 
 def _samplers(state: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Yields the state of the sampler, and of the one that it draws its first rows from."""
-    sampler: Any = state["sampler"]  # samplers of pairs keep the state of another under "first"
+    sampler: Any = state["sampler"]  # samplers of pairs keep the state of another under "base_sampler"
     while isinstance(sampler, Mapping):
         yield sampler
-        sampler = sampler.get("first")
+        sampler = sampler.get("base_sampler")
 
 
 def _tables_of(state: Mapping[str, Any], arguments: Mapping[str, Any]) -> list[Table]:
@@ -386,7 +386,7 @@ def _draws_from_tables(sampler: Mapping[str, Any], slots: np.ndarray, tables: li
 
 
 def _default_priority(sampler: Mapping[str, Any]) -> float:
-    largest = float(sampler["largest_priority"])
+    largest = float(sampler["max_priority"])
     return largest if largest > 0 else 1.0  # below 0 while no row has one
 
 

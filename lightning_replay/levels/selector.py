@@ -18,14 +18,14 @@ from lightning_replay.levels.level_ids import LEVEL_IDS, Actor, broken_off, chec
 from lightning_replay.levels.level_set import LevelSet
 from lightning_replay.options import checked_count, checked_flag
 from lightning_replay.saving import load_state, write_state
-from lightning_replay.state import Seeded
+from lightning_replay.state import SeededStateful
 
 __all__ = ["LevelSelector", "segments", "update_rollout"]
 
 _FORMAT = 1
 
 
-class LevelSelector(Seeded, ABC):
+class LevelSelector(SeededStateful, ABC):
     """Chooses the level each actor plays next; base class of the level selectors.
 
     Call :meth:`next_level` at the start of an episode and :meth:`update` with its steps. Steps may arrive after the

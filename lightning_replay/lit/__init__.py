@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from lightning_replay.lit.level_collection import ReturnNormalization
     from lightning_replay.lit.level_data import LevelDataModule
     from lightning_replay.lit.pictures import InspectBuffer, LearningCurve, LevelCurriculum, ScoreAgainstStaleness
-    from lightning_replay.lit.playing import level_returns, stochastic_policy
     from lightning_replay.lit.replay_data import ReplayDataModule
+    from lightning_replay.lit.rollouts import level_returns, stochastic_policy
 
 __all__ = [
     "Evaluate",

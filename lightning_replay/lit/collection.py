@@ -19,7 +19,7 @@ from gymnasium.vector import VectorEnv
 from lightning_replay.collecting import Columns, VectorSteps
 from lightning_replay.envs.building import checked_info_keys
 from lightning_replay.episodes.running import stored_trajectories
-from lightning_replay.lit.playing import Action, ActionReader, States, act_on, acting, random_actions, states_of
+from lightning_replay.lit.rollouts import Action, ActionReader, States, act_on, acting, random_actions, states_of
 from lightning_replay.options import checked_count, checked_number
 from lightning_replay.schedulers import ReturnProgress
 from lightning_replay.training_replay import TrainingReplay
@@ -388,7 +388,7 @@ def _numbers(key: str, values: Any, has_key: np.ndarray) -> np.ndarray:
     )
 
 
-class Pace:
+class UpdateSchedule:
     """``updates_due = floor((steps - warmup_steps) * updates_per_env_step)``, counted exactly for any ratio."""
 
     def __init__(self, env_steps: int, warmup_steps: int, updates_per_env_step: float) -> None:
@@ -431,7 +431,7 @@ class Pace:
             self._first_step, self._first_update = max(env_steps, first), updates
 
 
-class UpdatePace:
+class OfflineSchedule:
     """``updates`` on rows that are there, without environment steps."""
 
     env_steps = warmup_steps = 0
@@ -449,7 +449,7 @@ class UpdatePace:
         """Does nothing: ``updates`` counts those of a checkpoint too."""
 
 
-class RolloutPace:
+class RolloutSchedule:
     """Rollouts of ``num_envs * rollout_length`` steps; the last is shorter where they do not divide ``env_steps``."""
 
     def __init__(self, env_steps: int, num_envs: int, rollout_length: int) -> None:

@@ -28,8 +28,8 @@ from torch import Tensor
 from lightning_replay.agents.interfaces import TrainingData, UpdateBatches, idle_schedulers
 from lightning_replay.envs.building import check_env
 from lightning_replay.lit.checkpoint_files import CheckedCheckpointIO, ReplayCheckpointIO
-from lightning_replay.lit.collection import Collector, Pace, RolloutPace, UpdatePace, check_tasks
-from lightning_replay.lit.playing import make_environment
+from lightning_replay.lit.collection import Collector, OfflineSchedule, RolloutSchedule, UpdateSchedule, check_tasks
+from lightning_replay.lit.rollouts import make_environment
 from lightning_replay.options import check_kind, checked_flag
 
 _PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")  # with float32 weights
@@ -38,7 +38,7 @@ _PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")  # with float32 weights
 class EnvStepDataModule(L.LightningDataModule, TrainingData):
     """A data module with two clocks, ``env_steps_done`` and ``updates_done``, which stops the trainer at its end."""
 
-    pace: Pace | RolloutPace | UpdatePace
+    pace: UpdateSchedule | RolloutSchedule | OfflineSchedule
     collection: Collector
     observation_space: gymnasium.Space[Any] | None
     action_space: gymnasium.Space[Any] | None

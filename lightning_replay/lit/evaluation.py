@@ -21,7 +21,7 @@ from tqdm.auto import tqdm
 from lightning_replay.envs.building import MAX_EPISODE_STEPS
 from lightning_replay.lit.data import ActsAtUpdates, EnvStepDataModule, source_of
 from lightning_replay.lit.level_data import level_source_of
-from lightning_replay.lit.playing import episode_returns
+from lightning_replay.lit.rollouts import episode_returns
 from lightning_replay.options import checked_count, checked_number
 
 

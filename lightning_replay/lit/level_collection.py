@@ -17,12 +17,12 @@ from lightning_replay.levels import LevelSelector
 from lightning_replay.levels.environments import LevelVectorWrapper
 from lightning_replay.levels.scores import Discounting
 from lightning_replay.lit.collection import Collector, Episode
-from lightning_replay.lit.playing import act_with_value_on, acting, batch_of_one, values_of
+from lightning_replay.lit.rollouts import act_with_value_on, acting, batch_of_one, values_of
 from lightning_replay.options import ABOVE_ZERO, checked_number, checked_share
-from lightning_replay.state import DeclaredState
+from lightning_replay.state import Stateful
 
 
-class ReturnNormalization(DeclaredState, Discounting):
+class ReturnNormalization(Stateful, Discounting):
     """``r / sqrt(var(R) + 1e-8)``, R the discounted sum of rewards of each running episode, clipped to ``±clip``.
 
     The variance is over all R of all environments and steps so far. Prioritized Level Replay trains on such rewards

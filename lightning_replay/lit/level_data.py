@@ -17,10 +17,10 @@ from lightning_replay.levels import LevelSelector, update_rollout
 from lightning_replay.levels.environments import LevelWrapper, checked_probes, make_level_vector
 from lightning_replay.levels.level_ids import checked_held_out
 from lightning_replay.levels.scores import EpisodeScore
-from lightning_replay.lit.collection import RolloutPace
+from lightning_replay.lit.collection import RolloutSchedule
 from lightning_replay.lit.data import EnvStepDataModule, UpdateStream
 from lightning_replay.lit.level_collection import LevelCollection, ReturnNormalization
-from lightning_replay.lit.playing import level_returns, make_environment, stochastic_policy
+from lightning_replay.lit.rollouts import level_returns, make_environment, stochastic_policy
 from lightning_replay.options import check_kind, checked_flag, checked_optional_count, with_named_arguments
 
 
@@ -70,7 +70,7 @@ class LevelDataModule(EnvStepDataModule):
     """
 
     env: str | Callable[..., gymnasium.Env[Any, Any]]
-    pace: RolloutPace
+    pace: RolloutSchedule
     collection: LevelCollection
     updates_done: int
     updates_per_checkpoint = 10  # rollouts of thousands of steps, and checkpoints without a replay
@@ -100,7 +100,7 @@ class LevelDataModule(EnvStepDataModule):
         accepted = "a ReturnNormalization(discount=0.999), or None"
         check_kind("return_normalization", return_normalization, ReturnNormalization | None, accepted)
         checked_probes(check)
-        self.pace = RolloutPace(env_steps, num_envs, rollout_length)
+        self.pace = RolloutSchedule(env_steps, num_envs, rollout_length)
         self.rollout_rows: int = num_envs * rollout_length
         self.levels = levels
         self.rollouts_per_epoch: int | None = checked_optional_count("rollouts_per_epoch", rollouts_per_epoch)

@@ -34,8 +34,8 @@ from lightning_replay.lit.collection import Episode
 from lightning_replay.lit.data import ActsAtUpdates, EnvStepDataModule, source_of
 from lightning_replay.lit.evaluation import Evaluate, GeneralizationGap
 from lightning_replay.lit.level_data import LevelDataModule, level_source_of
-from lightning_replay.lit.playing import make_environment
 from lightning_replay.lit.replay_data import ReplayDataModule
+from lightning_replay.lit.rollouts import make_environment
 from lightning_replay.mixed_replay import MixedReplay
 from lightning_replay.options import check_kind, checked_count, checked_local_path, checked_optional_count
 from lightning_replay.replay import Replay

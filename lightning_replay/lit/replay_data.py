@@ -30,11 +30,11 @@ from lightning_replay.agents.interfaces import (
 )
 from lightning_replay.agents.spaces import spaces_of_sizes
 from lightning_replay.envs.building import checked_info_keys
+from lightning_replay.lit.check_stored_rows import STATE, Columns, row_differences
 from lightning_replay.lit.checkpoint_files import saved_replay
-from lightning_replay.lit.collection import Collection, Pace, TaskAssignment, UpdatePace
+from lightning_replay.lit.collection import Collection, OfflineSchedule, TaskAssignment, UpdateSchedule
 from lightning_replay.lit.data import ActsAtUpdates, EnvStepDataModule, UpdateStream
-from lightning_replay.lit.playing import States, episode_returns, make_environments
-from lightning_replay.lit.stored_rows import STATE, Columns, row_differences
+from lightning_replay.lit.rollouts import States, episode_returns, make_environments
 from lightning_replay.mixed_replay import MixedReplay
 from lightning_replay.options import check_kind, checked_count, checked_optional_count, with_named_arguments
 from lightning_replay.replay import Replay
@@ -101,7 +101,7 @@ class ReplayDataModule(EnvStepDataModule):
         100
     """
 
-    pace: Pace | UpdatePace
+    pace: UpdateSchedule | OfflineSchedule
     collection: Collection
     replay: TrainingReplay
     updates_done: int
@@ -139,7 +139,7 @@ class ReplayDataModule(EnvStepDataModule):
                 "num_envs=1, or draw with lightning_replay.samplers.SequenceSampler, as recipes.sequences does"
             )
         if updates is not None:
-            self.pace = UpdatePace(updates)
+            self.pace = OfflineSchedule(updates)
             collecting: dict[str, Any] = {
                 "env_steps": env_steps,
                 "warmup_steps": warmup_steps,
@@ -161,7 +161,7 @@ class ReplayDataModule(EnvStepDataModule):
                 "updates in place of the last two to train on the rows that the replay holds"
             )
         else:
-            self.pace = Pace(env_steps, warmup_steps, updates_per_env_step)
+            self.pace = UpdateSchedule(env_steps, warmup_steps, updates_per_env_step)
         self.replay: TrainingReplay = replay
         given = checked_optional_count("updates_per_training_step", updates_per_training_step)
         self.updates_per_training_step: int | None = given
@@ -355,7 +355,7 @@ class ReplayDataModule(EnvStepDataModule):
     def replay_stamp(self) -> Hashable:
         """Returns a value that is equal while the replay is neither written, drawn from nor updated."""
         replay = self.replay
-        return self.env_steps_done, self.updates_done, replay.awaits_priorities, replay.draw_stamp()
+        return self.env_steps_done, self.updates_done, replay.awaits_priorities, replay.generator_fingerprint()
 
     def state_dict(self) -> dict[str, Any]:
         """Clocks and generators, plain values only; the replay itself is saved beside the checkpoint file."""

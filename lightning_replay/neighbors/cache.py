@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_replay.compiled import compiled
+from lightning_replay.jit import compiled
 from lightning_replay.neighbors.search import PointTable, blocks_of
 
 _BLOCK = 4096  # lists worked on at once

@@ -15,7 +15,7 @@ from lightning_replay.neighbors.cache import NO_LIST, CompiledNeighborCache, Nei
 from lightning_replay.neighbors.rows import FeatureRows, Standardization
 from lightning_replay.neighbors.search import PointTable, blocks_of, direct_neighbors, search_by_name
 from lightning_replay.options import check_option, checked_count
-from lightning_replay.state import DeclaredState
+from lightning_replay.state import Stateful
 
 _BLOCK = 64  # queries of one product
 # Distances that each arriving row pays for the renewal of old lists after a restandardisation: a sixth of its own
@@ -329,7 +329,7 @@ def _choose(index: Tensor, neighbor: Tensor, uniform: Tensor) -> Tensor:
     return torch.where(choices > 0, partner, index)
 
 
-class SameActionLists(DeclaredState):
+class SameActionLists(Stateful):
     """Neighbour lists per discrete action, a :class:`NeighborLists` each: a partner always has the same action.
 
     The rows of each action have numbers of their own; the number of an overwritten row goes to the next row of that

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_replay.state import DeclaredState
+from lightning_replay.state import Stateful
 
 # A variance below this share of the mean square about the shift is the rounding error of a constant feature.
 _ROUNDING = 1e-10
 
 
-class Standardization(DeclaredState):
+class Standardization(Stateful):
     """Divides each of ``width`` features by its population standard deviation over the stored rows.
 
     Every write updates the sums (:meth:`replace`), in float64 and about a shift near the mean. ``mean`` and ``std``

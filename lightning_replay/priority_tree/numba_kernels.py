@@ -4,7 +4,7 @@
 import numpy as np
 from numba import njit
 
-from lightning_replay.compiled import compiled
+from lightning_replay.jit import compiled
 
 # Measured over 8, 16, 32 and 64 with 256 draws and updates: 16 float32 leaves fill one cache line of 64 bytes.
 SHIFT = 4
@@ -99,11 +99,11 @@ def refresh(index, leaves, sums, minima, starts, counts):  # type: ignore[no-unt
 def update(  # type: ignore[no-untyped-def]
     index, error, is_feedback, generation, stored, offset, exponent, limit, leaves, sums, minima, starts, counts
 ):
-    """Writes ``(|error| + offset) ** exponent``; returns the largest ``|error|`` and how many rows are late."""
+    """Writes ``(|error| + offset) ** exponent``; returns the largest ``|error|`` and how many rows are stale."""
     # Feedback is signed errors, of rows with generations. Otherwise the errors are priorities, and slots of -1 are
     # skipped. The largest is -1 when every row was skipped; it is -2, and nothing is written, when a row is refused.
     slots, value = np.empty(index.size, np.int64), np.empty(index.size, np.float32)
-    largest, late, refused = np.float32(-1.0), 0, False
+    largest, stale, refused = np.float32(-1.0), 0, False
     for position in range(index.size):
         slot, magnitude = index[position], error[position]
         if is_feedback:
@@ -111,7 +111,7 @@ def update(  # type: ignore[no-untyped-def]
             if slot < 0 or slot >= stored.size:
                 refused = True
             elif stored[slot] != generation[position]:
-                slot, late = -1, late + 1
+                slot, stale = -1, stale + 1
         value[position] = (magnitude + offset) ** exponent
         refused |= slot < -1 or slot >= limit
         refused |= not (magnitude >= 0 and magnitude < INFINITY and value[position] < INFINITY)
@@ -124,7 +124,7 @@ def update(  # type: ignore[no-untyped-def]
         if slots[position] >= 0:
             leaves[slots[position]] = value[position]
     refresh(slots, leaves, sums, minima, starts, counts)
-    return largest, late
+    return largest, stale
 
 
 @compiled

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_replay.memory import check_free
+from lightning_replay.free_memory import check_free
 from lightning_replay.options import checked_choice, checked_count
 from lightning_replay.priority_tree import numba_kernels as kernels
 from lightning_replay.priority_tree.numba_kernels import FAN_OUT
@@ -75,8 +75,8 @@ class NumbaTree:
         limit: int,
     ) -> tuple[float, int] | None:
         options = np.float32(offset), np.float32(exponent), limit
-        largest, late = kernels.update(index, error, True, generation, stored, *options, *self._arrays)
-        return None if largest == -2.0 else (largest, late)
+        largest, stale = kernels.update(index, error, True, generation, stored, *options, *self._arrays)
+        return None if largest == -2.0 else (largest, stale)
 
     def fill_checked(self, index: Tensor | int, value: float, limit: int) -> bool:
         if isinstance(index, int):
@@ -247,9 +247,9 @@ class PriorityTree:
     ) -> tuple[float, int] | None:
         """Writes ``(|error| + offset) ** exponent`` for signed errors, float32 ``[n]``, contiguous; with numba only.
 
-        Rows whose ``generation`` is not that ``stored`` for their slot are late, and skipped. Returns the largest
-        magnitude written, -1 when there was none, and the number of late rows; ``None``, with nothing written, when an
-        error is not finite or a row that is not late lies outside of ``limit``.
+        Rows whose ``generation`` is not that ``stored`` for their slot are stale, and skipped. Returns the largest
+        magnitude written, -1 when there was none, and the number of stale rows; ``None``, with nothing written, when an
+        error is not finite or a row that is not stale lies outside of ``limit``.
         """
         return self._backend.update(index, error, generation, stored, offset, exponent, limit)
 

@@ -15,8 +15,8 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from lightning_replay.compiled import compiled
-from lightning_replay.memory import check_free
+from lightning_replay.free_memory import check_free
+from lightning_replay.jit import compiled
 from lightning_replay.priority_tree import PriorityTree
 from lightning_replay.retention.rules import RetentionRule
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lightning_replay.options import ABOVE_ZERO, checked_number, checked_share
 from lightning_replay.retention.surprise import greedy_on_policyness, on_policyness, retention_priority
-from lightning_replay.saving.spec import recorded
+from lightning_replay.saving.spec import rebuildable
 from lightning_replay.schedules import Constant, Schedule, checked_schedule
 
 
@@ -125,7 +125,7 @@ class _WeighingAlone(_Weighing, RetentionRule):
         return on_policyness
 
 
-@recorded
+@rebuildable
 class SurpriseOnPolicyness(_Weighing, _Surprising):
     """The proposal: surprise times on-policyness, the lowest leaves, also where it is the candidate.
 
@@ -151,7 +151,7 @@ class SurpriseOnPolicyness(_Weighing, _Surprising):
         _Surprising.__init__(self, surprise_exponent, draw_discount)
 
 
-@recorded
+@rebuildable
 class SurpriseOnly(_Surprising):
     """The ablation without on-policyness: ``action_values`` are ignored.
 
@@ -165,7 +165,7 @@ class SurpriseOnly(_Surprising):
         return super().priority(surprise, torch.ones_like(surprise))
 
 
-@recorded
+@rebuildable
 class OnPolicynessOnly(_WeighingAlone):
     """The ablation without surprise: on-policyness alone.
 
@@ -174,7 +174,7 @@ class OnPolicynessOnly(_WeighingAlone):
     """
 
 
-@recorded
+@rebuildable
 class OldestLeaves(RetentionRule):
     """First in, first out: all priorities are alike, and of equal ones the oldest leaves. Ignores feedback."""
 
@@ -185,7 +185,7 @@ class OldestLeaves(RetentionRule):
         return torch.zeros(rows.shape[0], dtype=torch.float32, device="cpu")
 
 
-@recorded
+@rebuildable
 class SmallestReturnLeaves(RetentionRule):
     """The row of the smallest ``("next", "reward")`` leaves, over n steps the discounted sum. Ignores feedback."""
 
@@ -203,7 +203,7 @@ class SmallestReturnLeaves(RetentionRule):
         return reward.detach().reshape(-1).to(torch.float32)
 
 
-@recorded
+@rebuildable
 class StochasticSurprise(RetentionRule):
     """The victim is drawn in proportion to ``(1 / (abs(td_error) + offset)) ** exponent``; candidates always enter.
 
@@ -225,7 +225,7 @@ class StochasticSurprise(RetentionRule):
         return (priority.sqrt() + self.offset) ** -self.exponent
 
 
-@recorded
+@rebuildable
 class StochasticExploration(_WeighingAlone):
     """The victim is drawn in proportion to ``on_policyness ** exponent``: rare actions stay; candidates always enter.
 

@@ -10,30 +10,30 @@ from torch import Tensor
 from torchrl.data.replay_buffers import Sampler, Storage
 
 from lightning_replay.options import check_kind
-from lightning_replay.samplers.pairs import SamplerOver, of_first
+from lightning_replay.samplers.pairs import SamplerWrapper, delegate
 from lightning_replay.samplers.prioritized import PrioritizedSampler
 from lightning_replay.samplers.uniform import UniformSampler
-from lightning_replay.saving.spec import recorded
+from lightning_replay.saving.spec import rebuildable
 
 
-@recorded
-class CombinedSampler(SamplerOver):
-    """Draws all rows of a batch but the last by ``first``; the last is the newest row.
+@rebuildable
+class CombinedSampler(SamplerWrapper):
+    """Draws all rows of a batch but the last by ``base_sampler``; the last is the newest row.
 
     Combined experience replay, Zhang and Sutton 2017, https://arxiv.org/abs/1712.01275, which learns from new steps
     at once however large the replay is. Of rows stored together, as of several environments, the last one counts.
-    Where the newest row has left, and before a row is stored, ``first`` draws the whole batch.
+    Where the newest row has left, and before a row is stored, ``base_sampler`` draws the whole batch.
 
     Args:
-        first: a :class:`UniformSampler` or :class:`PrioritizedSampler`, or a subclass; uniform by default.
-        seed: of the default ``first``.
+        base_sampler: a :class:`UniformSampler` or :class:`PrioritizedSampler`, or a subclass; uniform by default.
+        seed: of the default ``base_sampler``.
 
     Sampled keys:
         index: int64 ``[B]``, last the newest row.
-        priority_weight: float32 ``[B]``, where ``first`` is prioritized, of the newest row too, as if drawn by it.
+        priority_weight: float32 ``[B]`` if ``base_sampler`` is prioritized; the newest row too.
 
     Raises:
-        TypeError: ``first`` draws pairs, or from tables, whose shares the newest row would change.
+        TypeError: ``base_sampler`` draws pairs, or from tables, whose shares the newest row would change.
 
     Example:
         >>> from lightning_replay import PackedStorage, Replay
@@ -45,14 +45,14 @@ class CombinedSampler(SamplerOver):
     """
 
     saved_attributes: tuple[str, ...] = ("_newest",)
-    _reads_columns: Any = of_first("_reads_columns")
+    _reads_columns: Any = delegate("_reads_columns")
 
-    def __init__(self, first: Sampler | None = None, seed: int | None = None) -> None:
-        super().__init__(first, UniformSampler, seed)
+    def __init__(self, base_sampler: Sampler | None = None, seed: int | None = None) -> None:
+        super().__init__(base_sampler, UniformSampler, seed)
         accepted = "a UniformSampler or PrioritizedSampler of rows; one of pairs or of tables has other batches"
-        check_kind("first", self.first, UniformSampler | PrioritizedSampler, accepted)
+        check_kind("base_sampler", self.base_sampler, UniformSampler | PrioritizedSampler, accepted)
         if self._draws_from_tables:
-            raise TypeError(f"first is {self.first!r}; it must be {accepted}")
+            raise TypeError(f"base_sampler is {self.base_sampler!r}; it must be {accepted}")
         self._newest = -1  # its slot
 
     def on_insert(self, index: Tensor, storage: Storage) -> None:
@@ -69,11 +69,11 @@ class CombinedSampler(SamplerOver):
         if self._newest >= len(storage):
             raise ValueError(f"the newest row of the state is in slot {self._newest}, which there is not; load another")
         if self._newest < 0:
-            return self.first.sample(storage, batch_size)
-        index, info = self.first.sample(storage, max(batch_size - 1, 1))  # a tree draws no empty batch
+            return self.base_sampler.sample(storage, batch_size)
+        index, info = self.base_sampler.sample(storage, max(batch_size - 1, 1))  # a tree draws no empty batch
         index = torch.cat((index[: batch_size - 1], index.new_full((1,), self._newest)))
-        if isinstance(self.first, PrioritizedSampler):
-            info["priority_weight"] = self.first.weights_of(index)
+        if isinstance(self.base_sampler, PrioritizedSampler):
+            info["priority_weight"] = self.base_sampler.weights_of(index)
         return index, info
 
     def _empty(self) -> None:

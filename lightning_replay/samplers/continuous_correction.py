@@ -12,10 +12,10 @@ from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
 from lightning_replay.options import BELOW_ONE, checked_count, checked_flag, checked_number
-from lightning_replay.parts import DrawPart, GroupTotals, PartDraw
+from lightning_replay.parts import GroupTotals, ShardDraw, ShardRequest
 from lightning_replay.samplers.tables import as_tensors, tables_of
 from lightning_replay.samplers.uniform import UniformSampler
-from lightning_replay.saving.spec import recorded
+from lightning_replay.saving.spec import rebuildable
 from lightning_replay.tables.tables import Tables
 
 
@@ -25,7 +25,7 @@ class _RowsByTable(NamedTuple):
     counts: np.ndarray  #: int64 ``[L]``, how many there are of each.
 
 
-@recorded
+@rebuildable
 class ContinuousCorrectionSampler(UniformSampler):
     """Draws each row that a table holds in proportion to ``1 + η`` if an event table holds it, to ``1 - η`` otherwise.
 
@@ -137,7 +137,7 @@ class ContinuousCorrectionSampler(UniformSampler):
         last = int(np.flatnonzero(totals.mass)[-1])
         return np.bincount(np.minimum(chosen, last), minlength=len(ends)), totals.mass / ends[-1]
 
-    def sample_part(self, storage: Storage, part: DrawPart) -> tuple[Tensor, dict[str, Any], PartDraw]:
+    def sample_shard(self, storage: Storage, part: ShardRequest) -> tuple[Tensor, dict[str, Any], ShardDraw]:
         tables = tables_of(storage, self)
         rows = self._by_table(tables)
         count = rows.counts[part.groups]
@@ -148,9 +148,9 @@ class ContinuousCorrectionSampler(UniformSampler):
         drawn = np.bincount(part.groups, minlength=len(tables))
         self.rows_drawn = drawn + (self.rows_drawn if len(self.rows_drawn) else 0)
         drawn_of = as_tensors(slots, {"table": part.groups.copy()})
-        return *drawn_of, PartDraw(1.0 / count, self.group_totals(storage))
+        return *drawn_of, ShardDraw(1.0 / count, self.group_totals(storage))
 
-    def weigh(self, part: DrawPart, drawn: PartDraw) -> dict[str, np.ndarray]:
+    def weigh(self, part: ShardRequest, drawn: ShardDraw) -> dict[str, np.ndarray]:
         share = part.shares[part.groups]
         probability, priority = share * drawn.probability, self._priorities(len(part.shares))
         # Of a row in no event table, were it drawn as often for its priority as the one that is drawn least.

@@ -15,20 +15,20 @@ from torchrl.data.replay_buffers import Sampler, Storage
 from lightning_replay.neighbors import NeighborLists, SameActionLists
 from lightning_replay.options import checked_choice, checked_keys
 from lightning_replay.samplers.pairs import PairSampler
-from lightning_replay.saving.spec import recorded
+from lightning_replay.saving.spec import rebuildable
 from lightning_replay.storage.packed import device_of, read_columns
 
 FEATURE_KEYS: tuple[NestedKey, ...] = ("observation", "action")
 
 
-@recorded
+@rebuildable
 class NeighborhoodMixupSampler(PairSampler):
     """Pairs each drawn row with one of its k nearest other rows, all k equally likely.
 
     Distances are Euclidean between standardised observations and actions; see
     :class:`~lightning_replay.neighbors.NeighborLists` for how the lists are kept. Put
     :class:`~lightning_replay.transforms.MixPairs` behind it. Neighborhood Mixup Experience Replay, Sander et al. 2022,
-    https://arxiv.org/abs/2205.09117; with a prioritized ``first`` its combination with prioritized replay.
+    https://arxiv.org/abs/2205.09117; with a prioritized ``base_sampler`` its combination with prioritized replay.
 
     Args:
         num_neighbors: k; 10 in the paper, 25 for Ant.
@@ -37,7 +37,7 @@ class NeighborhoodMixupSampler(PairSampler):
         discrete: ``"same_action"`` restricts neighbours to the same integer action; None refuses integer actions.
         feature_keys: columns that the distance is taken in, joined to one vector. Nested columns, such as Dict
             observations, include all columns under them. All are floating, the last one may be a discrete action.
-        first, update_partners, seed: as in :class:`PairSampler`, and so are the sampled keys.
+        base_sampler, update_partners, seed: as in :class:`PairSampler`, and so are the sampled keys.
 
     Raises:
         ValueError: integer, bool or image features, NaN or infinite features; before anything is stored by ``Replay``.
@@ -58,7 +58,7 @@ class NeighborhoodMixupSampler(PairSampler):
     def __init__(
         self,
         num_neighbors: int = 10,
-        first: Sampler | None = None,
+        base_sampler: Sampler | None = None,
         refresh_interval: int = 64,
         backend: str = "exact",
         discrete: str | None = None,
@@ -66,7 +66,7 @@ class NeighborhoodMixupSampler(PairSampler):
         feature_keys: Sequence[NestedKey] = FEATURE_KEYS,
         seed: int | None = None,
     ) -> None:
-        super().__init__(first=first, update_partners=update_partners, seed=seed)
+        super().__init__(base_sampler=base_sampler, update_partners=update_partners, seed=seed)
         self.num_neighbors = num_neighbors
         self.discrete: Any = checked_choice("discrete", discrete, (None, "same_action"))
         self._options: dict[str, Any] = {"refresh_interval": refresh_interval, "backend": backend}

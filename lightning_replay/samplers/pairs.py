@@ -17,51 +17,53 @@ from torchrl.data.replay_buffers import Sampler, Storage
 
 from lightning_replay.episodes.running import FollowedEpisodes
 from lightning_replay.options import check_kind, checked_flag
-from lightning_replay.parts import DrawPart, PartDraw, ReplaySampler, declared_sampler
+from lightning_replay.parts import ReplaySampler, ShardDraw, ShardRequest, as_replay_sampler
 from lightning_replay.samplers.prioritized import written_slots
 from lightning_replay.samplers.uniform import UniformSampler
-from lightning_replay.saving.spec import recorded
+from lightning_replay.saving.spec import rebuildable
 from lightning_replay.storage.columns import as_tensor
 from lightning_replay.storage.packed import occupancy_of, stored_before
 
 
-def of_first(name: str) -> Any:
-    return property(lambda sampler: getattr(declared_sampler(sampler.first), name))
+def delegate(name: str) -> Any:
+    return property(lambda sampler: getattr(as_replay_sampler(sampler.base_sampler), name))
 
 
-class SamplerOver(ReplaySampler, TorchRLPrioritizedSampler):
-    """Draws by another sampler, ``first``, which keeps the priorities, and adds to its draws.
+class SamplerWrapper(ReplaySampler, TorchRLPrioritizedSampler):
+    """Draws by another sampler, ``base_sampler``, which keeps the priorities, and adds to its draws.
 
     A subclass defines ``sample``, and :meth:`on_insert` where it keeps something of new rows. TorchRL's buffers pass TD
     errors to subclasses of TorchRL's ``PrioritizedSampler`` alone, hence the base class; its constructor is not called:
-    it builds priority trees, which ``first`` has.
+    it builds priority trees, which ``base_sampler`` has.
     """
 
-    first: Sampler
-    _shown: tuple[str, ...] = ()  # attributes that repr names beside first
+    base_sampler: Sampler
+    _shown: tuple[str, ...] = ()  # attributes that repr names beside base_sampler
 
-    # What depends on the priorities and the rows of first alone.
-    num_slots: Any = of_first("num_slots")
-    uses_priorities: Any = of_first("uses_priorities")
-    check_rows: Any = of_first("check_rows")
-    check_priority: Any = of_first("check_priority")
-    cut: Any = of_first("cut")
-    on_evict: Any = of_first("on_evict")
-    priority_of: Any = of_first("priority_of")
-    raise_largest_priority: Any = of_first("raise_largest_priority")
-    group_totals: Any = of_first("group_totals")
-    rows_of_groups: Any = of_first("rows_of_groups")
-    weigh: Any = of_first("weigh")
-    advance: Any = of_first("advance")
-    stats: Any = of_first("stats")
-    _draws_from_tables: Any = of_first("_draws_from_tables")
+    # What depends on the priorities and the rows of base_sampler only.
+    num_slots: Any = delegate("num_slots")
+    uses_priorities: Any = delegate("uses_priorities")
+    check_rows: Any = delegate("check_rows")
+    check_priority: Any = delegate("check_priority")
+    cut: Any = delegate("cut")
+    on_evict: Any = delegate("on_evict")
+    priority_of: Any = delegate("priority_of")
+    raise_max_priority: Any = delegate("raise_max_priority")
+    group_totals: Any = delegate("group_totals")
+    rows_of_groups: Any = delegate("rows_of_groups")
+    weigh: Any = delegate("weigh")
+    advance: Any = delegate("advance")
+    stats: Any = delegate("stats")
+    _draws_from_tables: Any = delegate("_draws_from_tables")
     _reads_columns: Any = True  # as most on_insert do
 
-    def __init__(self, first: Sampler | None, default: Callable[[int], Sampler], seed: int | None) -> None:
-        if first is not None:
-            check_kind("first", first, Sampler, "a sampler, such as PrioritizedSampler(capacity=...), or None")
+    def __init__(self, base_sampler: Sampler | None, default: Callable[[int], Sampler], seed: int | None) -> None:
+        if base_sampler is not None:
+            check_kind(
+                "base_sampler", base_sampler, Sampler, "a sampler, such as PrioritizedSampler(capacity=...), or None"
+            )
         self._seed_generator(seed)
-        self.first = default(self._derived_seed()) if first is None else first
+        self.base_sampler = default(self._derived_seed()) if base_sampler is None else base_sampler
         self.reduction = "max"
         self._is_attached = False
 
@@ -72,7 +74,7 @@ class SamplerOver(ReplaySampler, TorchRLPrioritizedSampler):
         """Calls :meth:`on_insert` for rows just written at ``index``, an int or int64 ``[n]`` in insertion order."""
         slots = written_slots(index, storage, type(self).__name__)
         assert storage is not None
-        self.first.mark_update(index, storage=storage)
+        self.base_sampler.mark_update(index, storage=storage)
         self._attach_storage(storage, slots)
         self.on_insert(slots, storage)
 
@@ -86,44 +88,44 @@ class SamplerOver(ReplaySampler, TorchRLPrioritizedSampler):
             self.on_insert(earlier, storage)
 
     def extend(self, index: Any) -> None:
-        self.first.extend(index)
+        self.base_sampler.extend(index)
 
     def add(self, index: Any) -> None:
-        self.first.add(index)
+        self.base_sampler.add(index)
 
     @property
     def default_priority(self) -> float:
-        return self.first.default_priority
+        return self.base_sampler.default_priority
 
     def set_priorities(self, slots: Tensor, magnitudes: Tensor, storage: Storage | None) -> None:
-        """Passes priorities ``[B]`` of rows ``[B]`` on to ``first``."""
-        self.first.update_priority(slots, magnitudes, storage=storage)
+        """Passes priorities ``[B]`` of rows ``[B]`` on to ``base_sampler``."""
+        self.base_sampler.update_priority(slots, magnitudes, storage=storage)
 
     def reseed(self, seed: int) -> None:
         super().reseed(seed)
-        if self.first._rng is not self._rng:
-            declared_sampler(self.first).reseed(self._derived_seed())
+        if self.base_sampler._rng is not self._rng:
+            as_replay_sampler(self.base_sampler).reseed(self._derived_seed())
 
     @property
     def nbytes(self) -> int:
-        return declared_sampler(self.first).nbytes
+        return as_replay_sampler(self.base_sampler).nbytes
 
     def state_dict(self) -> dict[str, Any]:
         return {
             **self._read_attributes(),
-            "shares_generator": self.first._rng is self._rng,
-            "first": self.first.state_dict(),
+            "shares_generator": self.base_sampler._rng is self._rng,
+            "base_sampler": self.base_sampler.state_dict(),
             "met_storage": self._is_attached,
             "learned": {},  # last what a subclass keeps of rows
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._restore_attributes(state_dict)
-        self.first.load_state_dict(state_dict["first"])
+        self.base_sampler.load_state_dict(state_dict["base_sampler"])
         self._is_attached = state_dict["met_storage"]
         if state_dict["shares_generator"]:
             # TorchRL's set_rng gave both one generator; two copies of its state would repeat each other's numbers.
-            self.first._rng = self._rng
+            self.base_sampler._rng = self._rng
 
     @property
     def _rng(self) -> torch.Generator:
@@ -133,44 +135,46 @@ class SamplerOver(ReplaySampler, TorchRLPrioritizedSampler):
     def _rng(self, generator: torch.Generator | None) -> None:
         if generator is not None:
             self._generator = generator
-            self.first._rng = generator
+            self.base_sampler._rng = generator
 
     def _derived_seed(self) -> int:
         return int(torch.randint(2**62, (), generator=self._generator, device=self._generator.device))
 
     def _empty(self) -> None:
-        self.first._empty()
+        self.base_sampler._empty()
         self._is_attached = False
 
     def __repr__(self) -> str:
         shown = "".join(f", {name}={getattr(self, name)}" for name in self._shown)
-        return f"{type(self).__name__}(first={self.first!r}{shown})"
+        return f"{type(self).__name__}(base_sampler={self.base_sampler!r}{shown})"
 
 
-class PairSampler(SamplerOver):
-    """Draws pairs of rows, an index ``[B, 2]``: ``first`` draws the first of each, :meth:`partners` the second.
+class PairSampler(SamplerWrapper):
+    """Draws pairs of rows, an index ``[B, 2]``: ``base_sampler`` draws the first of each, :meth:`partners` the second.
 
     Put :class:`~lightning_replay.transforms.MixPairs` behind it. A subclass defines :meth:`partners`, and
-    :meth:`on_insert` where it keeps something of new rows. TD errors go to ``first`` when that is prioritized and are
-    ignored otherwise. TorchRL's ``update_tensordict_priority`` passes only the first of each pair, which is an error
-    with ``update_partners``; call ``buffer.update_priority(batch["index"], td_error.abs())``.
+    :meth:`on_insert` if it keeps something of new rows. If ``base_sampler`` is prioritized, TD errors go to it;
+    otherwise they are ignored. TorchRL's ``update_tensordict_priority`` passes only the first of each pair, which is an
+    error with ``update_partners``; call ``buffer.update_priority(batch["index"], td_error.abs())``.
 
-    Over tables ``first`` is a sampler of tables; a partner that no table holds any more leaves its pair unmixed.
+    Over tables ``base_sampler`` is a sampler of tables; a partner that no table holds any more leaves its pair unmixed.
 
     Args:
-        first: draws the first of each pair, with its weights; uniform by default.
+        base_sampler: draws the first of each pair, with its weights; uniform by default.
         update_partners: give the TD error of a pair to both rows, not to the first alone.
-        seed: of the sampler's own generator, whose state is part of :meth:`state_dict`, and of the default ``first``.
+        seed: Seed for the sampler's generator, and for the default ``base_sampler``.
 
     Sampled keys:
         index: int64 ``[B, 2]``.
-        priority_weight: float32 ``[B]``, of the first of each pair, where ``first`` is prioritized.
+        priority_weight: float32 ``[B]``, of the first of each pair, where ``base_sampler`` is prioritized.
     """
 
     _shown = ("update_partners",)
 
-    def __init__(self, first: Sampler | None = None, update_partners: bool = False, seed: int | None = None) -> None:
-        super().__init__(first, UniformSampler, seed)
+    def __init__(
+        self, base_sampler: Sampler | None = None, update_partners: bool = False, seed: int | None = None
+    ) -> None:
+        super().__init__(base_sampler, UniformSampler, seed)
         self.update_partners: bool = checked_flag("update_partners", update_partners)
 
     @abstractmethod
@@ -178,13 +182,13 @@ class PairSampler(SamplerOver):
         """Returns the partner of each row, int64 ``[B]``; the row itself where there is none: it stays unmixed."""
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
-        """Draws ``batch_size`` pairs, int64 ``[B, 2]``, with the columns that ``first`` returns."""
-        first, info = self.first.sample(storage, batch_size)
+        """Draws ``batch_size`` pairs, int64 ``[B, 2]``, with the columns that ``base_sampler`` returns."""
+        first, info = self.base_sampler.sample(storage, batch_size)
         return self._paired(first, storage), info
 
-    def sample_part(self, storage: Storage, part: DrawPart) -> tuple[Tensor, dict[str, Any], PartDraw]:
-        """Draws the first of each pair at the points by ``first``; partners are found among the rows of this replay."""
-        first, info, reply = declared_sampler(self.first).sample_part(storage, part)
+    def sample_shard(self, storage: Storage, part: ShardRequest) -> tuple[Tensor, dict[str, Any], ShardDraw]:
+        """Draws the first of each pair at the points by ``base_sampler``, and its partner in this replay."""
+        first, info, reply = as_replay_sampler(self.base_sampler).sample_shard(storage, part)
         return self._paired(first, storage), info, reply
 
     def _paired(self, first: Tensor, storage: Storage) -> Tensor:
@@ -208,7 +212,7 @@ class PairSampler(SamplerOver):
         super().update_priority(index, priority, storage=storage)
 
     def set_priorities(self, slots: Tensor, magnitudes: Tensor, storage: Storage | None) -> None:
-        """Passes priorities ``[B]`` of pairs ``[B, 2]``, or rows ``[B]``, on to ``first``; those of firsts count."""
+        """Passes priorities ``[B]`` of pairs ``[B, 2]`` or rows ``[B]`` on; only the first of a pair gets one."""
         slots, magnitudes = as_tensor(slots), as_tensor(magnitudes)
         if slots.ndim == 2 and self.update_partners:
             # The last of duplicates wins: partners before firsts.
@@ -218,14 +222,14 @@ class PairSampler(SamplerOver):
         super().set_priorities(slots, magnitudes, storage)
 
 
-@recorded
+@rebuildable
 class RandomPairSampler(PairSampler):
     """Pairs each drawn row with any stored row, itself included, all equally likely.
 
     Naive mixup, the baseline of the NMER paper; Zhang et al. 2018, https://arxiv.org/abs/1710.09412.
 
     Args:
-        first, update_partners, seed: as in :class:`PairSampler`, and so are the sampled keys.
+        base_sampler, update_partners, seed: as in :class:`PairSampler`, and so are the sampled keys.
 
     Example:
         >>> from tensordict import TensorDict
@@ -290,7 +294,7 @@ class FollowsEpisodes(ReplaySampler):
         """Discards what a subclass keeps of stored rows; nothing by default."""
 
 
-@recorded
+@rebuildable
 class ContinuousTransitionSampler(FollowsEpisodes, PairSampler):
     """Pairs each drawn row with the next step of its episode; with itself where there is none.
 
@@ -303,7 +307,7 @@ class ContinuousTransitionSampler(FollowsEpisodes, PairSampler):
     Args:
         done_key: the flag of rows that ended their episode, terminated or truncated.
         check_continuity: whether observations are compared, see :class:`~lightning_replay.episodes.links.Continuity`.
-        first, update_partners, seed: as in :class:`PairSampler`, and so are the sampled keys.
+        base_sampler, update_partners, seed: as in :class:`PairSampler`, and so are the sampled keys.
 
     Raises:
         ValueError: rows without ``done_key``; before anything is stored by ``Replay``.
@@ -322,13 +326,13 @@ class ContinuousTransitionSampler(FollowsEpisodes, PairSampler):
 
     def __init__(
         self,
-        first: Sampler | None = None,
+        base_sampler: Sampler | None = None,
         update_partners: bool = False,
         done_key: NestedKey = ("next", "done"),
         check_continuity: bool = True,
         seed: int | None = None,
     ) -> None:
-        super().__init__(first=first, update_partners=update_partners, seed=seed)
+        super().__init__(base_sampler=base_sampler, update_partners=update_partners, seed=seed)
         self.followed: FollowedEpisodes = FollowedEpisodes(done_key, check_continuity)
 
     def partners(self, index: Tensor, storage: Storage) -> Tensor:

@@ -16,9 +16,9 @@ from torchrl.data.replay_buffers import Sampler, Storage
 
 from lightning_replay.feedback import flat_index, matching_priority, refusal
 from lightning_replay.options import checked_flag, checked_number
-from lightning_replay.parts import DrawPart, GroupTotals, PartDraw, ReplaySampler
+from lightning_replay.parts import GroupTotals, ReplaySampler, ShardDraw, ShardRequest
 from lightning_replay.priority_tree import PriorityTree
-from lightning_replay.saving.spec import describe, recorded
+from lightning_replay.saving.spec import describe, rebuildable
 from lightning_replay.schedules import Constant, Schedule, checked_schedule
 from lightning_replay.storage.columns import as_tensor
 from lightning_replay.storage.packed import empty_storage, occupancy_of
@@ -119,7 +119,7 @@ class PrioritizedBase(ReplaySampler, TorchRLPrioritizedSampler):
         if not bool(self._exponentiated(priority).isfinite().all()):
             raise refusal(torch.zeros(len(priority), dtype=torch.int64, device="cpu"), priority, len(priority), None)
 
-    def raise_largest_priority(self, priority: float) -> None:
+    def raise_max_priority(self, priority: float) -> None:
         if priority > self._largest:
             self._largest = priority
 
@@ -133,7 +133,7 @@ class PrioritizedBase(ReplaySampler, TorchRLPrioritizedSampler):
     def _shared_state(self) -> dict[str, Any]:
         schedule = self._importance_exponent
         return {
-            "largest_priority": self._largest,
+            "max_priority": self._largest,
             "priority_exponent": self.priority_exponent,
             "importance_exponent": schedule.value if isinstance(schedule, Constant) else None,
             "priority_offset": self.priority_offset,
@@ -148,7 +148,7 @@ class PrioritizedBase(ReplaySampler, TorchRLPrioritizedSampler):
             self.beta = state_dict["importance_exponent"]
         different = [name for name in self._built_with if self._differs(name, state_dict)]
         if different:
-            built, saved = self._built_with, {"smallest_priority": 0.0} | state_dict["built_with"]
+            built, saved = self._built_with, {"min_priority": 0.0} | state_dict["built_with"]
             values = ", ".join(f"{name} {_shown(built[name])} (saved: {_shown(saved[name])})" for name in different)
             logger.warning("the options with which the buffer is built count, not those of the save: %s", values)
         self._clocks = {clock: int(reading) for clock, reading in state_dict["clocks"].items()}
@@ -172,7 +172,7 @@ def written_slots(index: int | Tensor, storage: Storage | None, sampler: str) ->
     return index.reshape(-1)[-storage.max_size :].cpu()
 
 
-@recorded
+@rebuildable
 class PrioritizedSampler(PrioritizedBase):
     """Draws item i with probability proportional to ``(priority[i] + priority_offset) ** priority_exponent``.
 
@@ -188,7 +188,7 @@ class PrioritizedSampler(PrioritizedBase):
         importance_exponent: β of the correction ``priority_weight``; 1 removes all bias. A schedule follows its clock:
             the sampler counts its own draws, :meth:`advance` sets the other two.
         priority_offset: ε added to every priority, so that an item of error 0 can still be drawn.
-        smallest_priority: smaller ones are raised to it. With 1, ``priority_exponent=0.4``, ``importance_exponent=0``
+        min_priority: smaller ones are raised to it. With 1, ``priority_exponent=0.4``, ``importance_exponent=0``
             and a Huber loss these are the loss-adjusted priorities (LAP) of Fujimoto et al. 2020,
             https://arxiv.org/abs/2007.06049; :func:`lightning_replay.losses.pal_loss` is their loss for uniform draws.
         normalize_over_batch: divide the weights by the largest of the batch, not by the largest over the memory.
@@ -220,12 +220,12 @@ class PrioritizedSampler(PrioritizedBase):
         normalize_over_batch: bool = False,
         backend: str = "auto",
         seed: int | None = None,
-        smallest_priority: float = 0.0,
+        min_priority: float = 0.0,
     ) -> None:
         super().__init__(priority_exponent, importance_exponent, priority_offset, seed)
         self.normalize_over_batch: bool = checked_flag("normalize_over_batch", normalize_over_batch)
-        self.smallest_priority: float = checked_number("smallest_priority", smallest_priority, 0.0)
-        self._built_with["smallest_priority"] = self.smallest_priority
+        self.min_priority: float = checked_number("min_priority", min_priority, 0.0)
+        self._built_with["min_priority"] = self.min_priority
         self._tree = PriorityTree(capacity, backend=backend)
         self._largest = -1.0
         self._has_rows = False
@@ -263,7 +263,7 @@ class PrioritizedSampler(PrioritizedBase):
         generator = self._generator
         uniform = torch.rand(batch_size, dtype=torch.float64, generator=generator, device=generator.device)
         # The tree gives the importance weights, (p / smallest p) ** -beta, too: in one loop, 256 rows and weights in 27
-        # microseconds; by group_totals, sample_part and weigh in 73.
+        # microseconds; by group_totals, sample_shard and weigh in 73.
         index, weight = tree.draw(uniform.cpu(), over_batch=self.normalize_over_batch, exponent=-self.beta)
         self._clocks["draws"] += 1
         if storage.ndim > 1:
@@ -288,7 +288,7 @@ class PrioritizedSampler(PrioritizedBase):
         rows = np.array([occupancy_of(storage).count])
         return GroupTotals(["rows"], np.array([total]), rows, np.array([least]), self._largest)
 
-    def sample_part(self, storage: Storage, part: DrawPart) -> tuple[Tensor, dict[str, Any], PartDraw]:
+    def sample_shard(self, storage: Storage, part: ShardRequest) -> tuple[Tensor, dict[str, Any], ShardDraw]:
         totals, stored = self.group_totals(storage), len(storage)
         if stored == 0:
             raise empty_storage()
@@ -296,9 +296,9 @@ class PrioritizedSampler(PrioritizedBase):
             raise self._without_mass(stored)
         index, probability = self._tree.draw_at(part.points)
         self._clocks["draws"] += 1
-        return index, {}, PartDraw(probability, totals)
+        return index, {}, ShardDraw(probability, totals)
 
-    def weigh(self, part: DrawPart, drawn: PartDraw) -> dict[str, np.ndarray]:
+    def weigh(self, part: ShardRequest, drawn: ShardDraw) -> dict[str, np.ndarray]:
         smallest = drawn.probability.min() if self.normalize_over_batch else drawn.totals.smallest[0]
         weight = (drawn.probability / smallest) ** -self.beta
         self._clocks["draws"] += 1
@@ -312,32 +312,32 @@ class PrioritizedSampler(PrioritizedBase):
         if not len(slots):
             return
         limit = self.max_size if storage is None else min(self.max_size, len(storage))
-        if self.smallest_priority > 0:
+        if self.min_priority > 0:
             # Not of negative ones and NaN, which are refused.
-            magnitudes = magnitudes.clamp(min=self.smallest_priority).where(magnitudes >= 0, magnitudes)
+            magnitudes = magnitudes.clamp(min=self.min_priority).where(magnitudes >= 0, magnitudes)
         largest = self._tree.set_checked(
             slots, magnitudes, limit, offset=self.priority_offset, exponent=self._priority_exponent
         )
         if largest is None:
             raise refusal(slots, magnitudes, limit, None if storage is None else len(storage))
-        self.raise_largest_priority(float(largest))
+        self.raise_max_priority(float(largest))
         self._has_rows = True
 
-    def _set_held(self, slots: Any, errors: Any, generation: Any, stored: Any, length: int) -> int | None:
+    def _update_matching(self, slots: Any, errors: Any, generation: Any, stored: Any, length: int) -> int | None:
         """Sets priorities by signed errors where generations are those stored; returns how many are not."""
         # The torch back end has no pass that compares generations.
         if not self._has_rows or self._tree.backend != "numba":
             return None
-        if self.smallest_priority > 0:
-            errors = np.maximum(np.abs(errors), np.float32(self.smallest_priority))
+        if self.min_priority > 0:
+            errors = np.maximum(np.abs(errors), np.float32(self.min_priority))
         updated = self._tree.update(
             slots, errors, generation, stored, length, offset=self.priority_offset, exponent=self._priority_exponent
         )
         if updated is None:
             return None
-        largest, late = updated
-        self.raise_largest_priority(largest)
-        return late
+        largest, stale = updated
+        self.raise_max_priority(largest)
+        return stale
 
     def priority_of(self, index: Tensor) -> Tensor | None:
         """Returns the priorities of rows before any exponent, float32 ``[n]``; ``None`` where α is 0."""
@@ -359,7 +359,7 @@ class PrioritizedSampler(PrioritizedBase):
     @property
     def default_priority(self) -> float:
         """Returns the priority of new rows, before any exponent, the largest so far; 1 where none is positive."""
-        return self._largest if self._largest > 0 else max(1.0, self.smallest_priority)
+        return self._largest if self._largest > 0 else max(1.0, self.min_priority)
 
     @property
     def nbytes(self) -> int:
@@ -408,7 +408,7 @@ class PrioritizedSampler(PrioritizedBase):
         """
         exponent, offset = self._built_with["priority_exponent"], self._built_with["priority_offset"]
         self._tree.load_state_dict(state_dict["tree"])
-        self._largest = float(state_dict["largest_priority"])
+        self._largest = float(state_dict["max_priority"])
         self._has_rows = bool(state_dict["has_rows"])
         self._priority_exponent = float(state_dict["priority_exponent"])
         self.priority_offset: float = float(state_dict["priority_offset"])
@@ -417,8 +417,8 @@ class PrioritizedSampler(PrioritizedBase):
             self._set_offset(offset)
         if self._differs("priority_exponent", state_dict):
             self.priority_exponent = exponent
-        if self._differs("smallest_priority", state_dict):
-            least = (self.smallest_priority + self.priority_offset) ** self._priority_exponent
+        if self._differs("min_priority", state_dict):
+            least = (self.min_priority + self.priority_offset) ** self._priority_exponent
             self._replace_leaves(self._tree.leaves().clamp(min=least))
         self._load_shared_state(state_dict)
 

@@ -12,16 +12,16 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
-from lightning_replay.compiled import compiled
 from lightning_replay.episodes.running import FollowedEpisodes
+from lightning_replay.jit import compiled
 from lightning_replay.options import checked_count, checked_number
 from lightning_replay.samplers.pairs import FollowsEpisodes, check_capacities
 from lightning_replay.samplers.prioritized import PrioritizedSampler, written_slots
-from lightning_replay.saving.spec import recorded
+from lightning_replay.saving.spec import rebuildable
 from lightning_replay.schedules import Schedule
 
 
-@recorded
+@rebuildable
 class ReliabilityAdjustedSampler(FollowsEpisodes, PrioritizedSampler):
     """Draws row t in proportion to ``R_t ** reliability_exponent * (|δ_t| + priority_offset) ** priority_exponent``.
 

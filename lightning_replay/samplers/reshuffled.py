@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
-from lightning_replay.compiled import compiled
+from lightning_replay.jit import compiled
 from lightning_replay.samplers.pairs import check_capacities
 from lightning_replay.samplers.uniform import UniformSampler
-from lightning_replay.saving.spec import recorded
+from lightning_replay.saving.spec import rebuildable
 from lightning_replay.storage.columns import as_tensor
 from lightning_replay.storage.packed import empty_storage, occupancy_of
 
 
-@recorded
+@rebuildable
 class ReshuffledSampler(UniformSampler):
     """Draws each stored row once, in random order, before any is drawn again: an epoch, after which the next begins.
 
@@ -43,7 +43,7 @@ class ReshuffledSampler(UniformSampler):
         [0, 1, 2, 3, 4, 5]
     """
 
-    sample_part: Any = UniformSampler._next_part
+    sample_shard: Any = UniformSampler._next_part
     saved_attributes: tuple[str, ...] = ("_order", "_ends")
 
     def __init__(self, seed: int | None = None) -> None:

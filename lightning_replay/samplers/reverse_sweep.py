@@ -20,7 +20,7 @@ from lightning_replay.options import checked_share
 from lightning_replay.samplers.pairs import FollowsEpisodes, check_capacities
 from lightning_replay.samplers.prioritized import written_slots
 from lightning_replay.samplers.uniform import UniformSampler
-from lightning_replay.saving.spec import recorded
+from lightning_replay.saving.spec import rebuildable
 from lightning_replay.storage.packed import empty_storage, occupancy_of, readable_rows
 
 _ROWS_BEFORE_WARNING = 1_000  # of a goal that was never reached; as many as the storage keeps if these are more
@@ -66,7 +66,7 @@ class GoalEpisodes:
         return torch.tensor(self._pairs, dtype=torch.int64, device="cpu").reshape(-1, 2)
 
 
-@recorded
+@rebuildable
 class ReverseSweepSampler(FollowsEpisodes, UniformSampler):
     """Draws batches that run backwards along episodes that reached a goal, mixed with uniform batches.
 
@@ -101,7 +101,7 @@ class ReverseSweepSampler(FollowsEpisodes, UniformSampler):
         (tensor([3, 2, 1]), tensor([0, 3, 2]))
     """
 
-    sample_part: Any = UniformSampler._next_part
+    sample_shard: Any = UniformSampler._next_part
     stored_options: tuple[str, ...] = (*FollowsEpisodes.stored_options, "goal")
     _purpose = "sweeps along episodes"
     saved_attributes: tuple[str, ...] = ("_episode", "_next_episode", "_cursor")

@@ -16,9 +16,9 @@ from lightning_replay.episodes import kernels
 from lightning_replay.episodes.running import FollowedEpisodes
 from lightning_replay.options import checked_count, checked_share
 from lightning_replay.priority_tree import PriorityTree
-from lightning_replay.samplers.pairs import FollowsEpisodes, SamplerOver, check_capacities
+from lightning_replay.samplers.pairs import FollowsEpisodes, SamplerWrapper, check_capacities
 from lightning_replay.samplers.prioritized import PrioritizedSampler
-from lightning_replay.saving.spec import recorded
+from lightning_replay.saving.spec import rebuildable
 from lightning_replay.schedules import Schedule
 from lightning_replay.storage.packed import empty_storage, occupancy_of
 
@@ -70,8 +70,8 @@ class SequenceStarts(PrioritizedSampler):
         super().load_state_dict(state_dict)
 
 
-@recorded
-class SequenceSampler(FollowsEpisodes, SamplerOver):
+@rebuildable
+class SequenceSampler(FollowsEpisodes, SamplerWrapper):
     """Draws sequences of ``length`` consecutive steps of an episode, a batch ``[B, T]``.
 
     Sequences begin with the first step of an episode and every ``length - overlap`` steps after it. One can be drawn
@@ -93,15 +93,15 @@ class SequenceSampler(FollowsEpisodes, SamplerOver):
     of padding and burn-in. From the first ``burn_in`` steps nothing is learned: they bring the recurrent state up to
     date, which is stored with each step as an ordinary column. A draw costs the same whatever the capacity.
 
-    With ``first``, a sampler of rows such as :class:`~lightning_replay.samplers.tables.TableShares`, rows are drawn by
-    it, and with each the sequence in which it is the first one that is learned from, or a later one where the episode
-    ends within it. TD errors become priorities of single rows then, as far as ``first`` has any.
+    If ``base_sampler`` is given, such as :class:`~lightning_replay.samplers.tables.TableShares`, it draws rows, and
+    with each the sequence in which it is the first one that is learned from, or a later one if the episode ends
+    within it. TD errors become priorities of single rows then, as far as ``base_sampler`` has any.
 
     Args:
         length: T, steps of a sequence, the burn-in included.
         overlap: steps that neighbouring sequences of an episode share.
         burn_in: steps at the beginning from which nothing is learned.
-        first: a sampler of rows in place of the priorities of sequences.
+        base_sampler: a sampler of rows in place of the priorities of sequences.
         min_steps: fewest steps of a sequence; by default ``burn_in + 1``. ``length`` draws whole sequences alone.
         priority_exponent, importance_exponent, priority_offset, seed: as :class:`PrioritizedSampler`.
         max_share: η of the priority of a sequence.
@@ -139,7 +139,7 @@ class SequenceSampler(FollowsEpisodes, SamplerOver):
         length: int,
         overlap: int = 0,
         burn_in: int = 0,
-        first: Sampler | None = None,
+        base_sampler: Sampler | None = None,
         min_steps: int | None = None,
         priority_exponent: float = 0.0,
         importance_exponent: float | Schedule = 0.4,
@@ -158,14 +158,18 @@ class SequenceSampler(FollowsEpisodes, SamplerOver):
         least = burn_in + 1 if min_steps is None else checked_count("min_steps", min_steps, of="steps")
         if not burn_in < least <= length:
             raise ValueError(f"min_steps is {least}; it must be from burn_in + 1 = {burn_in + 1} to length = {length}")
-        if first is not None and (overlap or priority_exponent or min_steps is not None):
-            raise ValueError("first draws the rows; leave out first, or overlap, min_steps and priority_exponent")
+        if base_sampler is not None and (overlap or priority_exponent or min_steps is not None):
+            raise ValueError(
+                "base_sampler draws the rows; leave out base_sampler, or overlap, min_steps and priority_exponent"
+            )
         self.min_steps: int = least
         self.max_share: float = checked_share("max_share", max_share)
 
         exponents = (priority_exponent, importance_exponent, priority_offset)
-        super().__init__(first, lambda seed: SequenceStarts(1, *exponents, seed=seed), seed)
-        self._starts: SequenceStarts | None = self.first if isinstance(self.first, SequenceStarts) else None
+        super().__init__(base_sampler, lambda seed: SequenceStarts(1, *exponents, seed=seed), seed)
+        self._starts: SequenceStarts | None = (
+            self.base_sampler if isinstance(self.base_sampler, SequenceStarts) else None
+        )
         self.followed: FollowedEpisodes = FollowedEpisodes(done_key, check_continuity)
         self._forget()
 
@@ -174,14 +178,14 @@ class SequenceSampler(FollowsEpisodes, SamplerOver):
         self._longest_ended = 0  # steps of the longest episode that ended
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
-        """Draws ``batch_size`` sequences, int64 ``[B, T]``, with their mask and the columns that ``first`` returns."""
+        """Draws ``batch_size`` sequences, int64 ``[B, T]``, with their mask and the columns of ``base_sampler``."""
         if not len(storage):
             raise empty_storage()
         if not self._is_attached:
             self._attach_storage(storage, torch.zeros(0, dtype=torch.int64, device="cpu"))
         if self._starts is not None and self.awaits_rows(storage):
             raise self._nothing_to_draw(self._starts, len(storage))
-        index, info = self.first.sample(storage, batch_size)
+        index, info = self.base_sampler.sample(storage, batch_size)
         links, length = self.followed.links, self.sequence_length
         check_capacities(links.capacity, storage.max_size)  # of a loaded state: compiled loops check no bounds
         slots, steps = self._around(index, storage) if self._starts is None else links.chain(index, length)
@@ -303,6 +307,6 @@ class SequenceSampler(FollowsEpisodes, SamplerOver):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         links = state_dict["learned"]["links"]
         if self._starts is not None and links is not None:
-            leaves = state_dict["first"]["tree"]["leaves"]
+            leaves = state_dict["base_sampler"]["tree"]["leaves"]
             check_capacities(len(links["successor"]), len(leaves), len(state_dict["position"]))
         super().load_state_dict(state_dict)

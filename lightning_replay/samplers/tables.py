@@ -24,10 +24,10 @@ from lightning_replay.options import (
     checked_number,
     checked_share,
 )
-from lightning_replay.parts import DrawPart, GroupTotals, PartDraw
+from lightning_replay.parts import GroupTotals, ShardDraw, ShardRequest
 from lightning_replay.priority_tree import PriorityTree
 from lightning_replay.samplers.prioritized import PrioritizedBase
-from lightning_replay.saving.spec import recorded
+from lightning_replay.saving.spec import rebuildable
 from lightning_replay.schedulers import Scheduler, checked_probabilities
 from lightning_replay.schedules import Schedule
 from lightning_replay.storage.packed import PackedStorage
@@ -56,7 +56,7 @@ class SummedTables(NamedTuple):
     length: np.ndarray  # int64 [L], entries of each in all replays together
 
 
-class PartOfTables(Tables):
+class ShardOfTables(Tables):
     """Tables of one of several replays, whose lengths are those of all of them; all else is shared with ``tables``."""
 
     length: Any = None
@@ -168,7 +168,7 @@ class WithinTables(PrioritizedBase):
         mass, smallest = np.array([tree.bounds() for tree in self._trees], dtype=np.float64).T
         return GroupTotals([*tables.names], mass, tables.length, smallest, float(self._largest))
 
-    def sample_part(self, storage: Storage, part: DrawPart) -> tuple[Tensor, dict[str, Any], PartDraw]:
+    def sample_shard(self, storage: Storage, part: ShardRequest) -> tuple[Tensor, dict[str, Any], ShardDraw]:
         tables = tables_of(storage, self)
         totals, rows = self.group_totals(storage), np.bincount(part.groups, minlength=len(tables))
         self._check_mass(totals, rows)
@@ -178,9 +178,9 @@ class WithinTables(PrioritizedBase):
             drawn_among = np.full(len(tables), np.inf)
             np.divide(tables.length, part.fractions, out=drawn_among, where=part.fractions > 0)
         # A correction counts entries of all replays, although only slots of this one are at hand.
-        whole = PartOfTables(tables, part.rows, drawn_among)
+        whole = ShardOfTables(tables, part.rows, drawn_among)
         columns, correction = self.describe(whole, table, slots, part.shares)
-        return *as_tensors(slots, columns), PartDraw(probability, totals, correction)
+        return *as_tensors(slots, columns), ShardDraw(probability, totals, correction)
 
     def rows_of_groups(self, batch_size: int, totals: GroupTotals) -> tuple[np.ndarray, np.ndarray]:
         return self.rows_of_tables(SummedTables(totals.names, totals.rows), batch_size)
@@ -196,7 +196,7 @@ class WithinTables(PrioritizedBase):
         # The lengths of the tables are those of all replays where a draw is divided.
         return {}, None
 
-    def weigh(self, part: DrawPart, drawn: PartDraw) -> dict[str, np.ndarray]:
+    def weigh(self, part: ShardRequest, drawn: ShardDraw) -> dict[str, np.ndarray]:
         self._clocks["draws"] += 1
         ratios = self._ratios(drawn.totals, part.groups, drawn.probability) if self.uses_priorities else None
         return self.weights(part.groups, part.shares, ratios, drawn.correction)
@@ -262,7 +262,7 @@ class WithinTables(PrioritizedBase):
             return
         # Once by slot, and in the tree of every table that refers to it.
         self._priority[places] = given
-        self.raise_largest_priority(float(given.max()))
+        self.raise_max_priority(float(given.max()))
         for number, tree in enumerate(self._trees):
             place = tables.position[number, places]
             inside = place >= 0
@@ -310,7 +310,7 @@ class WithinTables(PrioritizedBase):
         # The trees are not saved: the next draw builds them from the tables.
         self._empty()
         self._priority = state_dict["priority"].numpy().copy()
-        self._largest = float(state_dict["largest_priority"])
+        self._largest = float(state_dict["max_priority"])
         if not self._differs("priority_exponent", state_dict):
             self.priority_exponent = float(state_dict["priority_exponent"])
         if "priority_offset" in state_dict and not self._differs("priority_offset", state_dict):
@@ -323,7 +323,7 @@ def as_tensors(slots: np.ndarray, columns: dict[str, np.ndarray]) -> tuple[Tenso
     return torch.from_numpy(slots), {name: torch.from_numpy(one) for name, one in columns.items()}
 
 
-@recorded
+@rebuildable
 class ScheduledSampler(WithinTables):
     """Draws a whole batch from the table of one task, which the scheduler chooses for every batch.
 
@@ -449,7 +449,7 @@ def _lemma(tables: Tables, shares: np.ndarray, slots: np.ndarray, weight: Callab
     return np.where(is_in_events, inside, 1.0 / (1.0 - share) if share < 1.0 else 1.0)  # with 1 no other is drawn
 
 
-@recorded
+@rebuildable
 class TableShares(WithinTables):
     """Draws ``batch_size * share`` rows from each table that holds enough, with replacement.
 

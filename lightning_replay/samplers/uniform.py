@@ -9,12 +9,12 @@ import numpy as np
 from torch import Tensor
 from torchrl.data.replay_buffers import RandomSampler, Storage
 
-from lightning_replay.parts import DrawPart, GroupTotals, PartDraw, ReplaySampler
-from lightning_replay.saving.spec import recorded
+from lightning_replay.parts import GroupTotals, ReplaySampler, ShardDraw, ShardRequest
+from lightning_replay.saving.spec import rebuildable
 from lightning_replay.storage.packed import empty_storage, occupancy_of
 
 
-@recorded
+@rebuildable
 class UniformSampler(ReplaySampler, RandomSampler):
     """Draws each stored row with the same probability, with replacement.
 
@@ -45,21 +45,21 @@ class UniformSampler(ReplaySampler, RandomSampler):
         occupancy = occupancy_of(storage)
         if not occupancy.count:
             raise empty_storage()
-        # 256 rows in 4 microseconds; by group_totals, points, sample_part and weigh they would take 50.
+        # 256 rows in 4 microseconds; by group_totals, points, sample_shard and weigh they would take 50.
         return occupancy.sample(batch_size, self._generator), {}
 
     def group_totals(self, storage: Storage) -> GroupTotals:
         return GroupTotals.alike(occupancy_of(storage).count)
 
-    def sample_part(self, storage: Storage, part: DrawPart) -> tuple[Tensor, dict[str, Any], PartDraw]:
+    def sample_shard(self, storage: Storage, part: ShardRequest) -> tuple[Tensor, dict[str, Any], ShardDraw]:
         occupancy = occupancy_of(storage)
         if occupancy.count == 0:
             raise empty_storage()
-        reply = PartDraw(np.full(len(part), 1.0 / occupancy.count), self.group_totals(storage))
+        reply = ShardDraw(np.full(len(part), 1.0 / occupancy.count), self.group_totals(storage))
         return occupancy.slots_at(part.points), {}, reply
 
-    def _next_part(self, storage: Storage, part: DrawPart) -> tuple[Tensor, dict[str, Any], PartDraw]:
+    def _next_part(self, storage: Storage, part: ShardRequest) -> tuple[Tensor, dict[str, Any], ShardDraw]:
         """Draws as many rows as the part has, the next of this replay; reads no points."""
         totals = self.group_totals(storage)
         index, info = self.sample(storage, len(part))
-        return index, info, PartDraw(np.full(len(part), 1.0 / totals.mass[0]), totals)
+        return index, info, ShardDraw(np.full(len(part), 1.0 / totals.mass[0]), totals)

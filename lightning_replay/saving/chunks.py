@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_replay.memory import allocate_rows, free_bytes
+from lightning_replay.free_memory import allocate_rows, free_bytes
 from lightning_replay.saving.files import DamagedFileError, check_regular, replace_file
 from lightning_replay.saving.snapshot import Snapshot, Snapshots
 from lightning_replay.saving.spec import DTYPES

@@ -47,13 +47,13 @@ class NotRebuildableError(RuntimeError):
 
 
 class Record(NamedTuple):
-    """Options of :func:`recorded`, kept on the class."""
+    """Options of :func:`rebuildable`, kept on the class."""
 
     set_again: tuple[str, ...]
     chosen_when_loaded: tuple[str, ...]
 
 
-def recorded(cls: C, *, set_again: tuple[str, ...] = (), chosen_when_loaded: tuple[str, ...] = ()) -> C:
+def rebuildable(cls: C, *, set_again: tuple[str, ...] = (), chosen_when_loaded: tuple[str, ...] = ()) -> C:
     """Class decorator: keeps the constructor's arguments as ``self.init_arguments``.
 
     :func:`build` rebuilds recorded classes alone, so a file cannot name another class to be called. Unknown arguments
@@ -158,7 +158,7 @@ def build(
 ) -> Any:
     """Builds the object that :func:`describe` described.
 
-    Without ``trust`` a description names recorded classes in :data:`PUBLIC`, :data:`FUNCTIONS`, and environments of
+    Without ``trust`` a description names rebuildable classes in :data:`PUBLIC`, :data:`FUNCTIONS`, and environments of
     :data:`ENVIRONMENTS`. Nothing else is imported, looked up, or called. A module in ``trust`` is imported, and its
     functions, recorded classes, and environments are accepted.
 
@@ -190,7 +190,7 @@ def build(
         raise NotRebuildableError(
             f"the option {name} was {content}, which can be rebuilt neither from plain values nor from an import path. "
             "Build the replay buffer yourself with the same options and call replay.load(path). load_replay rebuilds "
-            "this library's parts, classes with the decorator lightning_replay.saving.spec.recorded, and functions, "
+            "this library's parts, classes with the decorator lightning_replay.saving.spec.rebuildable, and functions, "
             "defined at the top level of a module that can be imported"
         )
     given, record = dict(description["arguments"]), cls._record

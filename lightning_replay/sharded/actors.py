@@ -20,7 +20,7 @@ from lightning_replay.saving.folders import Folder
 from lightning_replay.sharded.options import ShardOptions, placement_of
 
 if TYPE_CHECKING:
-    from lightning_replay.parts import GroupTotals, PartDraw
+    from lightning_replay.parts import GroupTotals, ShardDraw
 
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -450,13 +450,13 @@ class ShardReport:
         return sum(self.rows.values())
 
 
-class RemotePart(NamedTuple):
+class RemoteShardDraw(NamedTuple):
     """Rows that a shard has drawn: their identities, and a reference to the rows themselves."""
 
     reference: ray.ObjectRef[Any]  # of the rows, in a form of the actors' own
     slot: np.ndarray  # int64 [n] or [n, 2], where the rows are stored
     generation: np.ndarray
-    reply: PartDraw  # how likely they were
+    reply: ShardDraw  # how likely they were
     module_id: str | None = None  # where there are several agents
     stats: Mapping[str, Any] | None = None  # of the module's replay in this shard, in some of the answers
 

@@ -254,7 +254,7 @@ class Coordinator:
         self._requests.clear()
         self._shares.clear()
 
-    def draw_stamp(self) -> bytes:
+    def generator_fingerprint(self) -> bytes:
         return repr((self._num_draws, self.draws.divider(MODULE).state_dict()["generator"].sum().item())).encode()
 
     def stop(self) -> None:
@@ -310,10 +310,10 @@ def stats_of(shards: ShardActors, draws: DividedDraws) -> dict[str, Any]:
       it was started; of a ``ShardedReplay`` saves that were loaded count as well);
     * ``draws_in_flight``, which the shards have made ahead;
     * ``rows_lost`` with shards, and steps that these had been sent;
-    * ``td_errors_dropped`` because their shard was lost, ``late_updates_dropped`` because their row had left;
+    * ``td_errors_dropped`` because their shard was lost, ``stale_updates_dropped`` because their row had left;
     * ``fragments_lost`` with EnvRunners before a shard had fetched them.
 
-    Shards that are late or are being started are left out of ``bytes`` and ``late_updates_dropped``.
+    Shards that are late or are being started are left out of ``bytes`` and ``stale_updates_dropped``.
     """
     answers: list[dict[str, dict[str, Any]]] = []
     for shard in range(len(shards.handles)):
@@ -331,7 +331,7 @@ def stats_of(shards: ShardActors, draws: DividedDraws) -> dict[str, Any]:
         "draws_in_flight": len(draws.in_flight),
         "rows_lost": shards.lost.rows,
         "td_errors_dropped": shards.lost.td_errors,
-        "late_updates_dropped": sum(one["late_updates_dropped"] for one in replays),
+        "stale_updates_dropped": sum(one["stale_updates_dropped"] for one in replays),
         "fragments_lost": sum(report.fragments_lost for report in shards.reports),
         "bytes": sum(one["nbytes"] for one in replays),
     }

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from lightning_replay.sharded.actors import RemotePart, ShardActors, joined_errors
+from lightning_replay.sharded.actors import RemoteShardDraw, ShardActors, joined_errors
 from lightning_replay.sharded.rows import NUM_EPOCHS, Block, Columns, cut_blocks, fetched, numbers_of, row_ids_of
 
 if TYPE_CHECKING:
@@ -149,8 +149,8 @@ class DividedDraws:
         largest: dict[str, float] = {}
         for report in self._actors.reports:
             for name, total in report.totals.items():
-                largest[name] = max(largest.get(name, -1.0), total.largest_priority)
-        own = {name: total.largest_priority for name, total in self._actors.reports[shard].totals.items()}
+                largest[name] = max(largest.get(name, -1.0), total.max_priority)
+        own = {name: total.max_priority for name, total in self._actors.reports[shard].totals.items()}
         return {name: priority for name, priority in largest.items() if priority > own.get(name, 0.0)}
 
     def state_dict(self) -> Mapping[str, Any]:
@@ -178,7 +178,7 @@ class _InFlight(NamedTuple):
     divisions: dict[str, Division]  # by module
     epochs: np.ndarray  # of the shards when it was sent, int64 [S]
     answers: dict[int, ray.ObjectRef[Any]]  # by shard
-    parts: dict[int, dict[str, RemotePart]]  # those that have come, by shard
+    parts: dict[int, dict[str, RemoteShardDraw]]  # those that have come, by shard
     errors: list[Exception]  # that shards have raised
 
 
@@ -188,7 +188,9 @@ class DrawnRows(NamedTuple):
     blocks: list[Block]  # where they are, in order
     #: ``[n]`` or ``[n, 2]`` each: ``index`` and ``generation``, and what depends on all shards, as ``priority_weight``.
     columns: dict[str, np.ndarray]
-    parts: Mapping[int, RemotePart] = {}  # by shard, as they were drawn; none once the rows are dealt out to processes
+    parts: Mapping[
+        int, RemoteShardDraw
+    ] = {}  # by shard, as they were drawn; none once the rows are dealt out to processes
 
     def __len__(self) -> int:
         return len(self.columns["index"])

@@ -6,10 +6,10 @@ from __future__ import annotations
 from typing import Any
 
 from lightning_replay.options import ABOVE_ZERO, checked_count, checked_number
-from lightning_replay.state import DeclaredState
+from lightning_replay.state import Stateful
 
 
-class RateLimiter(DeclaredState):
+class RateLimiter(Stateful):
     """Permits draws and inserts so that ``samples_per_insert`` rows are drawn for each row inserted.
 
     The balance is ``samples_per_insert * inserted - sampled``: rows that are still to be drawn. Draws and inserts are

@@ -27,9 +27,9 @@ from torch import Tensor
 from lightning_replay import forking
 from lightning_replay.divided_draws import Divider
 from lightning_replay.episodes.beginnings import Beginnings
-from lightning_replay.feedback import given_feedback, td_error_of
+from lightning_replay.feedback import parse_td_errors, td_error_of
 from lightning_replay.options import ABOVE_ZERO, check_kind, checked_count, checked_local_path, checked_number
-from lightning_replay.parts import WriterHooks, declared_writer
+from lightning_replay.parts import WriterHooks, as_replay_writer
 from lightning_replay.replay import SIGNALS, Replay, wrong_shape
 from lightning_replay.saving.folders import Folder
 from lightning_replay.sharded.actors import START_TIMEOUT_S
@@ -363,7 +363,7 @@ class ShardedReplay(TrainingReplay):
                 or rows of another replay. Nothing is changed. What a shard refuses beyond this, the next call of this
                 object raises before it does anything.
         """
-        writer = declared_writer(self._template.writer)
+        writer = as_replay_writer(self._template.writer)
         feedback = checked_feedback(index, td_error, generation, signals, self._key, writer)
         self._draws_since_update = 0
         if self.takes_feedback:  # else it was only checked
@@ -397,8 +397,8 @@ class ShardedReplay(TrainingReplay):
     def seed(self, seed: int) -> None:
         self._connection.call("seed", checked_count("seed", seed, 0))
 
-    def draw_stamp(self) -> bytes:
-        return self._connection.call("draw_stamp")
+    def generator_fingerprint(self) -> bytes:
+        return self._connection.call("generator_fingerprint")
 
     def stats(self) -> dict[str, Any]:
         """Returns :func:`~lightning_replay.sharded.coordinator.stats_of`, and:
@@ -498,7 +498,7 @@ def checked_feedback(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, dict[str, np.ndarray]]:
     # Index, generation, TD errors [B] and signals by name.
     # Everything is refused here that can be: an error in a shard comes with a later call.
-    index, td_error, generation = given_feedback(index, td_error_of(td_error, signals, SIGNALS), generation)
+    index, td_error, generation = parse_td_errors(index, td_error_of(td_error, signals, SIGNALS), generation)
     if generation is None:
         raise TypeError("update_priority got no generation; give the batch, or generation=batch['generation']")
     if td_error is None:

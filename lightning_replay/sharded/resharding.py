@@ -11,7 +11,7 @@ from torch import Tensor
 from lightning_replay.episodes.links import TRAJECTORY_KEYS
 from lightning_replay.episodes.returns import NStepTransitions
 from lightning_replay.episodes.running import read_trajectory
-from lightning_replay.parts import declared_sampler, declared_writer
+from lightning_replay.parts import as_replay_sampler, as_replay_writer
 from lightning_replay.replay import Replay
 from lightning_replay.sharded.rows import Router
 from lightning_replay.storage.packed import PackedStorage
@@ -43,7 +43,7 @@ class ReshardedRows:
     def add(self, replay: Replay) -> None:
         """Adds the rows of a replay, which may be discarded then; refuses rows that only as many shards can keep."""
         delaying = [type(one).__name__ for one in replay.transform if isinstance(one, NStepTransitions)]
-        if delaying or declared_writer(replay.writer).may_refuse:
+        if delaying or as_replay_writer(replay.writer).may_refuse:
             what = "rows kept by importance"
             if delaying:
                 what = f"returns that {delaying[0]} formed before they were stored"
@@ -71,10 +71,10 @@ class ReshardedRows:
         rows.set(key, torch.from_numpy(names[inverse])[kept].reshape(len(kept) if column is None else column.shape))
         self._rows.append(rows)
         self._places.append(kept.numpy() / len(slots))
-        priority = declared_sampler(replay.sampler).priority_of(slots[kept])
+        priority = as_replay_sampler(replay.sampler).priority_of(slots[kept])
         if priority is not None:
             self._priorities.append(priority)
-            self._largest = max(self._largest, replay.group_totals().largest_priority)
+            self._largest = max(self._largest, replay.group_totals().max_priority)
 
     @property
     def next_trajectory(self) -> int:  # above those of all episodes, of other shards too
@@ -97,7 +97,7 @@ class ReshardedRows:
                 slots, stored, _ = replay.last_insertion
                 replay.sampler.update_priority(slots, priority[start : start + at_once][stored], storage=replay.storage)
         if self._largest >= 0:
-            replay.raise_largest_priority(self._largest)
+            replay.raise_max_priority(self._largest)
         return rows
 
 

@@ -13,11 +13,11 @@ import torch
 
 from lightning_replay import recipes
 from lightning_replay.episodes.running import stored_trajectories
-from lightning_replay.parts import DrawPart
+from lightning_replay.parts import ShardRequest
 from lightning_replay.replay import Replay
 from lightning_replay.saves import save_replay
 from lightning_replay.saving.folders import Folder
-from lightning_replay.sharded.actors import Answer, RemotePart, ShardReport
+from lightning_replay.sharded.actors import Answer, RemoteShardDraw, ShardReport
 from lightning_replay.sharded.options import options_of_shard, seed_of_shard
 from lightning_replay.sharded.resharding import ReshardedRows
 from lightning_replay.sharded.rows import Columns, columns_of, fetched, is_of_writer, layout_of
@@ -71,15 +71,15 @@ class ReplayShard:
             return self._answer(np.zeros(0, dtype=np.int64))
         # A new row gets the largest priority of all shards, as in one replay.
         for priority in largest.values():
-            self.held.raise_largest_priority(priority)
+            self.held.raise_max_priority(priority)
         try:
             slots = self.held.extend_columns(columns).cpu().numpy()
         except (TypeError, ValueError, RuntimeError) as error:
             return self._answer(error)
         return self._answer(slots)
 
-    def draw(self, parts: Mapping[str, DrawPart], clocks: Mapping[str, int], *request: Any) -> Answer:
-        """Draws this shard's rows of a batch, which wait in the object store; returns a ``RemotePart`` by module."""
+    def draw(self, parts: Mapping[str, ShardRequest], clocks: Mapping[str, int], *request: Any) -> Answer:
+        """Draws this shard's rows of a batch, which wait in the object store; returns one draw by module."""
         replays, drawn = self.replays, {}
         for name, part in parts.items():
             # A part is left out where all priorities have become 0 since the draw was divided.
@@ -159,12 +159,12 @@ class ReplayShard:
         # A batch size of 1, as the part that each draw gives this shard is of any size.
         return recipes.by_name(self._recipe)(**options_of_shard(self._options, num_shards, number) | {"batch_size": 1})
 
-    def _draw_part(self, name: str, part: DrawPart, clocks: Mapping[str, int], *request: Any) -> RemotePart:
+    def _draw_part(self, name: str, part: ShardRequest, clocks: Mapping[str, int], *request: Any) -> RemoteShardDraw:
         self.held.advance(**clocks)  # schedules follow the draws and rows of all shards
-        batch, reply = self.held.sample_part(part)
+        batch, reply = self.held.sample_shard(part)
         columns = columns_of(batch)
         slot, generation = columns.pop(("index",)), columns.pop(("generation",))
-        return RemotePart(ray.put(columns), slot, generation, reply)
+        return RemoteShardDraw(ray.put(columns), slot, generation, reply)
 
     def _write(self, local: Path, previous: Path | None, *fields: Any) -> Sequence[int]:
         return save_replay(self.held, local, previous=previous)

@@ -7,7 +7,7 @@ Frame 0 is no frame: a chain ends with it, and nothing counts it.
 import numpy as np
 from numba import njit
 
-from lightning_replay.compiled import compiled
+from lightning_replay.jit import compiled
 
 _BLOCK = 64  # words compared at once
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_replay.memory import allocate_rows
+from lightning_replay.free_memory import allocate_rows
 from lightning_replay.saving.snapshot import Snapshots
 from lightning_replay.storage import frame_kernels as loops
 
@@ -137,7 +137,7 @@ class FramePool:
 
     Frames are recognised by their bytes alone, across trajectories as well: a hash finds candidates, of which every
     byte is compared. Frame 0 is none; its bytes are 0. Memory for ``capacity`` frames of ``shape``, uint8, and
-    ``beside`` bytes for others must be free, see :func:`~lightning_replay.memory.allocate_rows`.
+    ``beside`` bytes for others must be free, see :func:`~lightning_replay.free_memory.allocate_rows`.
     """
 
     @torch.inference_mode(False)
@@ -169,7 +169,7 @@ class FramePool:
         self.num_free: int = capacity
 
     @property
-    def num_held(self) -> int:
+    def num_stored(self) -> int:
         """Frames that something refers to, all different."""
         return self.capacity - self.num_free
 

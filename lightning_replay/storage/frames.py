@@ -18,7 +18,7 @@ from torch import Tensor
 from lightning_replay.options import checked_count, checked_key, checked_keys
 from lightning_replay.parts import BufferHooks
 from lightning_replay.saving.snapshot import Snapshots
-from lightning_replay.saving.spec import DTYPES, recorded
+from lightning_replay.saving.spec import DTYPES, rebuildable
 from lightning_replay.storage.columns import GENERATION, NOT_STORED, Column
 from lightning_replay.storage.frame_pool import Found, FramePool
 from lightning_replay.storage.occupancy import FirstSlots, Occupancy, SlotSet, are_within
@@ -46,7 +46,7 @@ class _Images(NamedTuple):
     is_stacked: bool  # whether the column has an axis of frames, which single images may lack
 
 
-@recorded
+@rebuildable
 class FrameStorage(PackedStorage):
     """Keeps every frame of the stacks under ``image_key`` and ``("next", image_key)`` once, by counted references.
 
@@ -132,7 +132,7 @@ class FrameStorage(PackedStorage):
     @property
     def frames_held(self) -> int:
         """Frames that stored rows refer to, all different; of several columns those of the one that has the most."""
-        return max((images.pool.num_held for images in self._images or ()), default=0)
+        return max((images.pool.num_stored for images in self._images or ()), default=0)
 
     @property
     def frame_bytes(self) -> int:
@@ -142,8 +142,8 @@ class FrameStorage(PackedStorage):
     @property
     def occupancy(self) -> Occupancy:
         """The slots that hold a row, which are those not released, or those that a writer's tables refer to."""
-        if self.held_by is not None:
-            return self.held_by
+        if self.occupancy_owner is not None:
+            return self.occupancy_owner
         return FirstSlots(self._len) if self._live is None or self._live.count == self._len else self._live
 
     def build_options(self) -> dict[str, Any]:
@@ -155,7 +155,7 @@ class FrameStorage(PackedStorage):
     @property
     def rows_in_memory(self) -> int:
         """Rows held, at least 1; memory for frames is taken when they are stored."""
-        return max(self.num_held, 1)
+        return max(self.num_stored, 1)
 
     def stats(self) -> dict[str, Any]:
         """Returns frames held, their capacity, bytes of one, frames held per transition held, and bytes by column."""
@@ -164,7 +164,7 @@ class FrameStorage(PackedStorage):
             "frames_held": self.frames_held,
             "frame_capacity": self.frame_capacity,
             "frame_bytes": self.frame_bytes,
-            "frames_per_transition": self.frames_held / max(self.num_held, 1),
+            "frames_per_transition": self.frames_held / max(self.num_stored, 1),
             "image_bytes": {".".join(key): images.pool.bytes_of_frames for key, images in columns},
         }
 
@@ -189,14 +189,14 @@ class FrameStorage(PackedStorage):
         )
         if missing and not self._was_full:
             self._was_full = True
-            held, room = f"{self.num_held:,}", f"{self.frame_capacity:,}"
+            held, room = f"{self.num_stored:,}", f"{self.frame_capacity:,}"
             logger.info("the room for %s frames is full with %s of %d transitions", room, held, self.capacity)
         return missing
 
     def release(self, slots: Tensor | np.ndarray) -> None:
         """Evicts rows without overwriting them: their frames become free unless others refer to them.
 
-        Calls :meth:`~lightning_replay.parts.BufferHooks.on_evict` of the buffers; pending updates of the rows are late.
+        Calls :meth:`~lightning_replay.parts.BufferHooks.on_evict` of the buffers; their pending updates are stale.
 
         Args:
             slots: int64 ``[n]``, all different; empty ones are skipped.
@@ -210,7 +210,7 @@ class FrameStorage(PackedStorage):
             return
         with self.snapshots.lock:
             self.begin_write(index)
-            if self.held_by is None:  # tables count their rows themselves
+            if self.occupancy_owner is None:  # tables count their rows themselves
                 self._next_generation(index)
                 if self._live is None:
                     held = self._images[0].numbers[: self._len, 0].nonzero().flatten()

@@ -20,13 +20,13 @@ from torchrl.data import LazyTensorStorage
 from torchrl.data.replay_buffers import Storage
 
 from lightning_replay import forking
-from lightning_replay.memory import allocate_rows
+from lightning_replay.free_memory import allocate_rows
 from lightning_replay.options import checked_count
 from lightning_replay.parts import BufferHooks
 from lightning_replay.saving import load_state, write_state
 from lightning_replay.saving.files import check_writable
 from lightning_replay.saving.snapshot import Snapshots
-from lightning_replay.saving.spec import recorded
+from lightning_replay.saving.spec import rebuildable
 from lightning_replay.storage.columns import (
     GENERATION,
     INDEX,
@@ -45,7 +45,7 @@ from lightning_replay.storage.rows import WORD_BYTES, Key, RowLayout, leaves_of
 
 
 # memmap: a save from another machine does not decide where files are created
-@functools.partial(recorded, chosen_when_loaded=("memmap",))
+@functools.partial(rebuildable, chosen_when_loaded=("memmap",))
 class PackedStorage(LazyTensorStorage):
     """Keeps all columns of a transition, whatever their dtype, side by side in one aligned row.
 
@@ -54,7 +54,7 @@ class PackedStorage(LazyTensorStorage):
     with other keys, shapes or dtypes are refused and nothing is stored. Memory is taken then, and refused if less is
     free.
 
-    Every row also holds ``generation``, int64: how often its slot has been written or emptied, by which late priority
+    Every row also holds ``generation``, int64: how often its slot has been written or emptied, by which stale priority
     updates for reused slots are recognised. It continues to count through ``empty``, saving and loading; after a load
     into a used storage, new rows have larger generations than any row before.
 
@@ -118,7 +118,7 @@ class PackedStorage(LazyTensorStorage):
         self._last_cursor: int | None = None  # the slot written last
         # Where rows come from; None until the first ones since this storage was built or loaded.
         self._given_device: torch.device | None = None
-        self.held_by: Occupancy | None = None  # Which slots hold a row, where a writer into tables says so.
+        self.occupancy_owner: Occupancy | None = None  # Which slots hold a row, where a writer into tables says so.
         self._reached = 0  # one more than the highest slot ever written
         self._has_views = False  # whether rows may be written without notice, through views handed out
         self._least_generation = 0  # of rows written from now on, less 1: above all that were handed out before a load
@@ -203,10 +203,10 @@ class PackedStorage(LazyTensorStorage):
     @property
     def occupancy(self) -> Occupancy:
         """The slots that hold a row, which are those below the length, or those that a writer's tables refer to."""
-        return FirstSlots(self._len) if self.held_by is None else self.held_by
+        return FirstSlots(self._len) if self.occupancy_owner is None else self.occupancy_owner
 
     @property
-    def num_held(self) -> int:
+    def num_stored(self) -> int:
         """Rows that are stored; fewer than the length where some below it were released."""
         return self.occupancy.count
 
@@ -634,7 +634,7 @@ class PackedStorage(LazyTensorStorage):
         with self.snapshots.lock:
             if self._generation is not None and self._len:
                 self.begin_write(slice(0, self._len))
-                self._next_generation(slice(0, self._len))  # updates on their way to rows forgotten now are late
+                self._next_generation(slice(0, self._len))  # updates on their way to rows forgotten now are stale
             self._len = 0
             self._last_cursor = None
         self._bump_mutation_revision()

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from lightning_replay.compiled import compiled
+from lightning_replay.jit import compiled
 
 _UNNAMED = np.zeros(1, dtype=np.int64)  # the episode of rows without a trajectory
 

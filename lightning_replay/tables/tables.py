@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_replay.memory import check_free
+from lightning_replay.free_memory import check_free
 from lightning_replay.options import checked_count
 from lightning_replay.storage.occupancy import Occupancy, are_within
 from lightning_replay.tables import kernels

@@ -14,7 +14,7 @@ from torch.nn.functional import conv2d
 
 from lightning_replay.options import ABOVE_ZERO, checked_count, checked_key, checked_names, checked_number
 from lightning_replay.parts import ReplayTransform
-from lightning_replay.saving.spec import recorded
+from lightning_replay.saving.spec import rebuildable
 from lightning_replay.transforms.mixup import mixup_coefficients
 
 
@@ -62,7 +62,7 @@ AUGMENTATIONS: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
 }
 
 
-@recorded
+@rebuildable
 class UCBAugmentation(ReplayTransform):
     """Augments images by the augmentation with the largest ``mean(R) + c sqrt(log N / n)``.
 
@@ -137,7 +137,7 @@ class UCBAugmentation(ReplayTransform):
         return tensordict.set(("augmented", *self.image_key), self.augment(tensordict.get(self.image_key)))
 
 
-@recorded
+@rebuildable
 class MixMinibatch(ReplayTransform):
     """Mixes each row of a minibatch with another one, ``λ x + (1 - λ) x'``, λ ~ Beta(α, α), for losses such as PPO's.
 

@@ -21,7 +21,7 @@ from lightning_replay.episodes.returns import FORMED_KEYS, EpisodeTracker, boots
 from lightning_replay.options import check_kind, checked_choice, checked_key, checked_share
 from lightning_replay.parts import ReplayTransform
 from lightning_replay.samplers.pairs import PairSampler
-from lightning_replay.saving.spec import recorded
+from lightning_replay.saving.spec import rebuildable
 from lightning_replay.storage.packed import read_columns
 
 GOAL_STRATEGIES = ("future", "final", "episode")
@@ -32,7 +32,7 @@ DESIRED_GOAL = ("observation", "desired_goal")
 GoalFunction = Callable[[Any, Any, dict[str, Any]], Any]
 
 
-@recorded
+@rebuildable
 class RelabelGoals(ReplayTransform):
     """Replaces the desired goals of a share of each batch by goals achieved in the same episodes.
 

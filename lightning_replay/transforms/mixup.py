@@ -13,10 +13,10 @@ from tensordict import TensorDictBase
 from tensordict.utils import NestedKey, unravel_key
 from torch import Tensor
 
-from lightning_replay.compiled import compiled
+from lightning_replay.jit import compiled
 from lightning_replay.options import ABOVE_ZERO, checked_keys, checked_number
 from lightning_replay.parts import ReplayTransform
-from lightning_replay.saving.spec import recorded
+from lightning_replay.saving.spec import rebuildable
 from lightning_replay.schedules import Schedule, checked_schedule
 from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.storage.rows import WORD_BYTES, Key, RowLayout, assemble_unchecked, nest
@@ -215,7 +215,7 @@ def mixup_coefficients(concentration: float, count: int, generator: torch.Genera
     return torch.copysign(distance, cosine).add_(1).mul_(0.5).float()
 
 
-@recorded
+@rebuildable
 class MixPairs(ReplayTransform):
     """Mixes each pair of transitions into one: ``λ * first + (1 - λ) * second`` with λ ~ Beta(α, α), one λ per pair.
 
@@ -378,7 +378,7 @@ class MixPairs(ReplayTransform):
         return untouched
 
 
-@recorded
+@rebuildable
 class MixStates(ReplayTransform):
     """Moves each state towards its next state: ``observation <- λ * observation + (1 - λ) * next observation``.
 

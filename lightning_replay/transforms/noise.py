@@ -11,13 +11,13 @@ from tensordict.utils import NestedKey
 
 from lightning_replay.options import checked_choice, checked_keys, checked_number
 from lightning_replay.parts import ReplayTransform
-from lightning_replay.saving.spec import recorded
+from lightning_replay.saving.spec import rebuildable
 from lightning_replay.transforms.mixup import floating_columns
 
 NOISY_KEYS: tuple[str | tuple[str, ...], ...] = ("observation", "action", ("next", "observation"), ("next", "reward"))
 
 
-@recorded
+@rebuildable
 class GaussianNoise(ReplayTransform):
     """Disturbs every component of a batch by an independent draw from ``N(0, sigma**2)``: ``value + noise``.
 

@@ -24,12 +24,12 @@ from lightning_replay.options import (
     checked_share,
 )
 from lightning_replay.parts import ReplayTransform
-from lightning_replay.saving.spec import recorded
+from lightning_replay.saving.spec import rebuildable
 
 _MOST_SHOWN = 100  # numbers of an observation in a message
 
 
-@recorded
+@rebuildable
 class ManhattanDistance:
     """Potential ``-scale * sum(|observation - goal|)``: larger the nearer the goal.
 
@@ -59,7 +59,7 @@ class ManhattanDistance:
         return f"ManhattanDistance(goal={self._goal.tolist()}, scale={self.scale})"
 
 
-@recorded
+@rebuildable
 class OneAt:
     """Potential 1 inside a box, bounds included, and 0 outside: the gap of the SSET paper.
 
@@ -98,7 +98,7 @@ class OneAt:
         return f"OneAt(low={self._low.tolist()}, high={self._high.tolist()})"
 
 
-@recorded
+@rebuildable
 class PotentialShaping(ReplayTransform):
     """Adds ``discount * potential(next observation) - potential(observation)`` to the rewards of a drawn batch.
 

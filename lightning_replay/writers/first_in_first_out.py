@@ -13,13 +13,13 @@ from torch import Tensor
 from torchrl.data.replay_buffers import Storage, TensorDictRoundRobinWriter
 
 from lightning_replay.parts import Insertion, ReplayWriter
-from lightning_replay.saving.spec import recorded
+from lightning_replay.saving.spec import rebuildable
 from lightning_replay.storage.columns import Column
 from lightning_replay.storage.frames import FrameStorage
 from lightning_replay.storage.packed import PackedStorage
 
 
-@recorded
+@rebuildable
 class FirstInFirstOutWriter(ReplayWriter, TensorDictRoundRobinWriter):
     """Writes transitions in a ring: when the storage is full, the oldest ones are overwritten.
 
@@ -91,17 +91,17 @@ class FirstInFirstOutWriter(ReplayWriter, TensorDictRoundRobinWriter):
             storage.write(slice(self._cursor, stop) if stop <= capacity else slots, part)
             self._cursor = stop % capacity
         index = torch.arange(start, start + kept, device="cpu") % capacity
-        return index[-storage.num_held :]  # the first of more than the frames allow left for the last
+        return index[-storage.num_stored :]  # the first of more than the frames allow left for the last
 
     def _release_oldest(self, storage: FrameStorage, values: Sequence[Column], slots: Tensor) -> None:
         while lacking := storage.frames_missing(values, slots):
-            held = storage.num_held
+            held = storage.num_stored
             overwritten = max(0, held + len(slots) - storage.capacity)
             # A row has at most this many frames, so that fewer rows would never do.
             leaving = min(-(-lacking // (2 * storage.frame_stack)), held - overwritten)
             oldest = self._cursor - held + overwritten
             storage.release(torch.arange(oldest, oldest + leaving, device="cpu") % storage.capacity)
-            if storage.num_held == held:  # rows in between were released by another caller
+            if storage.num_stored == held:  # rows in between were released by another caller
                 others = torch.from_numpy(np.setdiff1d(storage.occupancy.slots(), slots))
                 storage.release(others[self.age_of(others).argmax()])
 

@@ -23,9 +23,9 @@ from lightning_replay.parts import BufferHooks, Insertion, ReplayWriter
 from lightning_replay.retention.eviction import ARRIVAL_BITS, Decisions, Factors, RetainedRows
 from lightning_replay.retention.rules import RetentionRule, SurpriseOnly, SurpriseOnPolicyness
 from lightning_replay.retention.surprise import squared_td_error
-from lightning_replay.saving.spec import comparable, describe, recorded
+from lightning_replay.saving.spec import comparable, describe, rebuildable
 from lightning_replay.schedules import Schedule
-from lightning_replay.state import DeclaredState
+from lightning_replay.state import Stateful
 from lightning_replay.storage.columns import Column, as_array, as_rows
 from lightning_replay.storage.frames import FrameStorage
 from lightning_replay.writers.rows import announce, chosen, packed_storage, write_slots
@@ -41,7 +41,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 InitialSurprise = Callable[[TensorDictBase], Tensor]
 
 
-class NewestRows(DeclaredState):
+class NewestRows(Stateful):
     """Ends of episodes and surprise of the newest ``capacity`` rows that were offered; row k is at ``k % capacity``."""
 
     saved_attributes: tuple[str, ...] = ("_is_terminal", "_surprise", "_next")
@@ -155,7 +155,7 @@ def _warn_of_hoard(stats: Mapping[str, float], newest_share: float, rule: Retent
     )
 
 
-@partial(recorded, set_again=("initial_surprise",))
+@partial(rebuildable, set_again=("initial_surprise",))
 class RetentionWriter(ReplayWriter):
     """Evicts the row of the lowest retention priority from a full storage; a candidate that is lowest is refused.
 

@@ -13,13 +13,13 @@ from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
 from lightning_replay.episodes.links import MOST_NUMBERS, comparable, trajectory_name, trajectory_of
-from lightning_replay.episodes.running import Breaks, RunningObservations
+from lightning_replay.episodes.running import Discontinuities, LastObservations
 from lightning_replay.events.compiled import ConditionBlock
 from lightning_replay.events.conditions import Condition, ConditionError, holds, load_state_of, state_of, warn_of_unmet
 from lightning_replay.events.event_table import EventTable
 from lightning_replay.options import check_kind, checked_count, checked_flag, checked_names
-from lightning_replay.parts import Insertion, ReplayWriter, declared_sampler
-from lightning_replay.saving.spec import recorded
+from lightning_replay.parts import Insertion, ReplayWriter, as_replay_sampler
+from lightning_replay.saving.spec import rebuildable
 from lightning_replay.storage.columns import TRAJECTORIES, Column, as_array, as_rows, check_trajectory
 from lightning_replay.storage.frames import FrameStorage
 from lightning_replay.storage.rows import Key, observation_keys
@@ -60,14 +60,14 @@ class TableWriter(ReplayWriter):
                 f"capacities of its tables, and the histories of running episodes. Use PackedStorage({self.num_slots})"
             )
         for buffer in storage._attached_entities:
-            if not declared_sampler(buffer._sampler)._draws_from_tables:
+            if not as_replay_sampler(buffer._sampler)._draws_from_tables:
                 raise TypeError(
                     f"the sampler is a {type(buffer._sampler).__name__}, which would draw slots that no table of "
-                    f"{type(self).__name__} holds any more; use TableShares or ScheduledSampler, alone or as first= of "
-                    "a sampler of pairs or sequences"
+                    f"{type(self).__name__} holds any more; use TableShares or ScheduledSampler, alone or as "
+                    "base_sampler= of a sampler of pairs or sequences"
                 )
         super().register_storage(storage)
-        storage.held_by = self.tables
+        storage.occupancy_owner = self.tables
         self._frames = storage if isinstance(storage, FrameStorage) else None
         if self._frames is not None:
             # Slots become free in the compiled loops over tables, which have no frames.
@@ -114,7 +114,7 @@ class TableWriter(ReplayWriter):
         self.tables.clear()
 
 
-@recorded
+@rebuildable
 class EventTableWriter(TableWriter):
     """Stratified Sampling from Event Tables: an event's table gets the last ``history_length`` steps up to the event.
 
@@ -185,7 +185,7 @@ class EventTableWriter(TableWriter):
         self._fired = np.zeros(len(self._events), dtype=np.int64)
         self._histories = Histories(self.tables, self._longest - 1, self._max_trajectories, self.forget_stale)
         self._columns: Mapping[Key, tuple[torch.dtype, torch.Size]] | None = None  # see _read_columns
-        self._running = RunningObservations()
+        self._running = LastObservations()
         self._rows_tested = 0
         self._judged_at = _ROWS_BEFORE_WARNING  # rows tested when _judge_conditions is called next
         self._warned_of: set[int] = set()  # events
@@ -264,7 +264,7 @@ class EventTableWriter(TableWriter):
         self._block = ConditionBlock([event.condition for event in self._events], columns)
         self._columns = columns
 
-    def _test(self, columns: Sequence[Column], given: Any, breaks: Breaks | None) -> np.ndarray:
+    def _test(self, columns: Sequence[Column], given: Any, breaks: Discontinuities | None) -> np.ndarray:
         """Returns which events happened in each row, bool ``[V, N]``; called conditions get ``given``."""
         happened = self._block(columns)
         for number in self._block.others:
@@ -428,7 +428,7 @@ def check_tables(event_tables: Sequence[EventTable], name: str = "tables") -> No
         raise ValueError(f"{name} is empty; give at least one EventTable, or use recipes.uniform")
 
 
-@recorded
+@rebuildable
 class TaskTableWriter(TableWriter):
     """Writes each row into the table of its task; in each the oldest leave. Needs no feedback.
 

@@ -16,7 +16,7 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from torch import Tensor
 
 from lightning_replay.options import check_kind, checked_choice, checked_count, checked_seed
-from lightning_replay.sharded.actors import RemotePart
+from lightning_replay.sharded.actors import RemoteShardDraw
 from rllib_ext.buffer.building import MinSizes, Returns, build_progress, build_replay, uses_retention
 from rllib_ext.buffer.images import check_stacks
 from rllib_ext.buffer.metrics import AGENT_STEPS_ADDED, BufferMetrics, Counts, Drawn
@@ -27,7 +27,7 @@ from rllib_ext.rllib_compat import RowBuffer, prepare_algorithm
 if TYPE_CHECKING:
     from tensordict import TensorDictBase
 
-    from lightning_replay.parts import DrawPart
+    from lightning_replay.parts import ShardRequest
     from lightning_replay.replay import Replay
     from rllib_ext.buffer.sequences import SequencePriorities
     from rllib_ext.tasks import TaskAssignment
@@ -412,7 +412,7 @@ class ModuleReplay:
         info_keys, progress = given.pop("info_keys", None), given.pop("progress", None)
         self.replay: Replay = build_replay(recipe, given, options.returns)
         if name in options.largest_priorities:
-            self.replay.raise_largest_priority(options.largest_priorities[name])
+            self.replay.raise_max_priority(options.largest_priorities[name])
         self._options, self._module_id = options, name if several_agents else None
         self.converter: EpisodeConverter = EpisodeConverter(Information(info_keys or (), self.replay.tasks or None))
         signals = build_progress(progress, self.replay)
@@ -507,19 +507,19 @@ class ModuleReplay:
         return LAYOUTS[layout or self._options.layout](rows)
 
     def draw_part(
-        self, part: DrawPart, n_step: int | tuple[int, int], gamma: float, *, env_steps: int, updates: int
-    ) -> RemotePart:
+        self, part: ShardRequest, n_step: int | tuple[int, int], gamma: float, *, env_steps: int, updates: int
+    ) -> RemoteShardDraw:
         # By the clocks of all replays that the batch is divided over.
         self._set_returns(n_step, gamma)
         self._num_draws = updates
         self.replay.advance(env_steps=env_steps, updates=updates)
-        batch, reply = self.replay.sample_part(part)
+        batch, reply = self.replay.sample_shard(part)
         self._count_draw(len(batch), batch["index"], batch["trajectory"])
         rows = self._drawn_rows(batch)
         self.mean_n_step = rows.mean_n_step
         (piece,) = rows.flagged()
         slot, generation = (batch[name].cpu().numpy() for name in ("index", "generation"))
-        return RemotePart(ray.put(piece.episode), slot, generation, reply, self._module_id)
+        return RemoteShardDraw(ray.put(piece.episode), slot, generation, reply, self._module_id)
 
     def set_min_sizes(self, batch_size: int, held: np.ndarray) -> None:
         if self._min_sizes is not None:

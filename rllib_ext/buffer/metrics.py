@@ -139,9 +139,9 @@ class BufferMetrics:
         return {name: self.stats(name, module) for name, module in modules.items()} if is_due else {}
 
     def stats(self, name: str, module: Any) -> dict[str, Any]:
-        from lightning_replay.parts import first_of
+        from lightning_replay.parts import unwrap
 
-        sampler = first_of(module.replay.sampler)
+        sampler = unwrap(module.replay.sampler)
         stored, evicted = self._figures((name, "episodes"), len(module) // _EPISODES_PER_CALL, module.num_episodes)
         self.counts["episodes_evicted", name] = evicted
         stats = {
@@ -237,7 +237,7 @@ class CounterLog:
         exponents = [one["importance_exponent"] for one in every if "importance_exponent" in one]
         if exponents:
             log("importance_exponent", sum(exponents) / len(exponents))
-        log("num_late_updates_dropped_lifetime", sum(one["late_updates_dropped"] for one in every))
+        log("num_stale_updates_dropped_lifetime", sum(one["stale_updates_dropped"] for one in every))
         log("bytes_stored", sum(one["nbytes"] for one in every))
         for name, of_module in stats.items():
             prefix = (name,) if several else ()

@@ -11,8 +11,8 @@ from torchrl.data.replay_buffers import Storage
 
 from lightning_replay.episodes.returns import EpisodeTracker
 from lightning_replay.options import checked_counts
-from lightning_replay.parts import declared_writer
-from lightning_replay.state import Seeded
+from lightning_replay.parts import as_replay_writer
+from lightning_replay.state import SeededStateful
 from lightning_replay.transforms import NStepTransitions
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MAX_LAG = 16  # calls of add() without a step of an episode, after which its partial transitions are flushed
 
 
-class SampledReturns(Seeded, EpisodeTracker):
+class SampledReturns(SeededStateful, EpisodeTracker):
     """Forms returns over ``n_step`` steps, or a number drawn for each row; shorter where an episode ends earlier.
 
     Call :meth:`set_length` before each draw. RLlib's own buffers draw another row instead of a shorter return.
@@ -85,7 +85,7 @@ class StoredReturns:
     def of(cls, replay: Replay) -> StoredReturns | None:
         """Returns ``None`` for replays that form returns at the draw."""
         returns = cls(replay)
-        may_refuse = declared_writer(replay.writer).may_refuse
+        may_refuse = as_replay_writer(replay.writer).may_refuse
         return returns if may_refuse or returns._transform is not None else None
 
     def check(self, n_step: int | tuple[int, int], gamma: float) -> None:

@@ -16,7 +16,7 @@ from ray.rllib.env.utils.infinite_lookback_buffer import InfiniteLookbackBuffer
 from torch import Tensor
 from torchrl.data.replay_buffers import SliceSampler
 
-from lightning_replay.parts import declared_writer
+from lightning_replay.parts import as_replay_writer
 from lightning_replay.samplers import CombinedSampler, PairSampler
 from lightning_replay.samplers.sequences import sequence_priorities
 from lightning_replay.storage.packed import read_columns
@@ -42,7 +42,7 @@ def check_sequences(replay: Replay, n_step: Any = 1) -> None:
         reason = f"{sampler} draws {'pairs' if isinstance(replay.sampler, PairSampler) else 'slices'} of rows"
     elif isinstance(replay.sampler, CombinedSampler):
         reason = f"{sampler} draws the newest row, which no step follows yet"
-    elif declared_writer(replay.writer).may_refuse:
+    elif as_replay_writer(replay.writer).may_refuse:
         reason = f"{type(replay.writer).__name__} keeps single transitions, scattered over the episodes"
     elif transforms:
         reason = f"{', '.join(transforms)} changes single transitions once they are drawn"

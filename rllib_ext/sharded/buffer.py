@@ -13,7 +13,7 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 
 from lightning_replay.divided_draws import Divider, check_divisible
 from lightning_replay.options import checked_count, checked_seed
-from lightning_replay.parts import first_of
+from lightning_replay.parts import unwrap
 from lightning_replay.sharded.actors import Counts, ShardActors, counts_of, listed
 from lightning_replay.sharded.coordinator import stats_of
 from lightning_replay.sharded.draws import DividedDraws, DrawnRows
@@ -37,7 +37,7 @@ Stats = Mapping[str, Any]
 _LARGEST = {"age_max", "drawn_age_max"}
 _SUMS = {
     *("admitted", "refused", "evicted", "size", "capacity", "rows", "rows_drawn", "num_episodes_lifetime", "episodes"),
-    *("nbytes", "late_updates_dropped", "frames_held", "frame_capacity"),
+    *("nbytes", "stale_updates_dropped", "frames_held", "frame_capacity"),
     "effective_sample_size",  # at most that; equal where the priorities of all shards are alike
 }
 _BY_NAME = ("tables", "tasks")
@@ -406,7 +406,7 @@ class ShardMetrics:
         joined = joined_stats(list(parts.values()))
         replay = self._template(name).replay
         if replay.is_prioritized:
-            joined["importance_exponent"] = first_of(replay.sampler).beta
+            joined["importance_exponent"] = unwrap(replay.sampler).beta
         if "tasks" in joined:
             for task, probability in replay.probabilities().items():
                 joined["tasks"][task]["probability"] = probability

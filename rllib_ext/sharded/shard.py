@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import ray
 
-from lightning_replay.parts import DrawPart
+from lightning_replay.parts import ShardRequest
 from lightning_replay.replay import Replay
 from lightning_replay.saving.folders import Folder
 from lightning_replay.sharded import options as of_recipe
-from lightning_replay.sharded.actors import Answer, RemotePart, ShardReport, counts_of
+from lightning_replay.sharded.actors import Answer, RemoteShardDraw, ShardReport, counts_of
 from lightning_replay.sharded.options import SHARD_OPTIONS
 from lightning_replay.sharded.resharding import ReshardedRows
 from lightning_replay.sharded.rows import fetched
@@ -44,7 +44,7 @@ class EpisodeShard(ReplayShard):
         self.held.options.largest_priorities |= largest
         for name, replay in self.replays.items():
             if name in largest:
-                replay.raise_largest_priority(largest[name])
+                replay.raise_max_priority(largest[name])
         most = min((module.max_rows for module in self.held.modules.values()), default=0)
         # What comes may be more than a shard holds: after an error, those before the one refused are stored.
         at_once = len(episodes) if sum(map(len, episodes)) <= most else 1
@@ -52,7 +52,7 @@ class EpisodeShard(ReplayShard):
             self.held.add(episodes[start : start + at_once])
         return self._answer()
 
-    def draw(self, parts: Mapping[str, DrawPart], clocks: Mapping[str, int], *request: Any) -> Answer:
+    def draw(self, parts: Mapping[str, ShardRequest], clocks: Mapping[str, int], *request: Any) -> Answer:
         """Draws as the base class does; the request is length and discount of returns. Some answers have statistics."""
         drawn, report = super().draw(parts, clocks, *request)
         stats = self.held.counters.stats_due(self.held.modules, DRAWS_PER_REPORT)
@@ -89,7 +89,7 @@ class EpisodeShard(ReplayShard):
         buffer.form_returns(*returns)
         return buffer
 
-    def _draw_part(self, name: str, part: DrawPart, clocks: Mapping[str, int], *request: Any) -> RemotePart:
+    def _draw_part(self, name: str, part: ShardRequest, clocks: Mapping[str, int], *request: Any) -> RemoteShardDraw:
         module = self.held.modules[name]
         drawn = module.draw_part(part, *request, **clocks)
         self.held.counters.count_draw(name, module.drawn)

@@ -100,7 +100,7 @@ class History:
             self.replay.update_priority(batch, td_error)
         else:
             self.replay.update_priority(batch["index"], td_error, generation=batch["generation"])
-        late = self.replay.stats()["late_updates_dropped"]
+        late = self.replay.stats()["stale_updates_dropped"]
         assert late == self.late, (
             f"{late} late updates were dropped; {self.late} rows were written since they were drawn"
         )

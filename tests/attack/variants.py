@@ -13,7 +13,7 @@ from torch import Tensor
 from lightning_replay import recipes
 from lightning_replay.events import EventTable, reward_at_least
 from lightning_replay.replay import Replay
-from lightning_replay.saving.spec import recorded
+from lightning_replay.saving.spec import rebuildable
 from lightning_replay.writers import OldestLeaves, SmallestReturnLeaves, StochasticSurprise
 from tests.attack.worlds import World
 from tests.frame_steps import WRIST
@@ -24,7 +24,7 @@ DISCOUNT = 0.5
 MIXING = ("mixup", "neighborhood_mixup", "continuous_transition", "s4rl", "noisy")
 
 
-@recorded
+@rebuildable
 class HighReward:
     """The event of a high reward; raises at a reward that no step of a :class:`World` has."""
 

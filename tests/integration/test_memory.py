@@ -18,7 +18,7 @@ KINDS = ["uniform", "retention, 1-step"]
 MEASURE_EACH = """
 import json, os, sys
 import bench_frame_memory, bench_memory
-import lightning_replay.lit.collection, lightning_replay.lit.playing
+import lightning_replay.lit.collection, lightning_replay.lit.rollouts
 for code in sys.argv[1:]:
     child = os.fork()
     if child == 0:

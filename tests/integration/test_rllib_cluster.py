@@ -83,7 +83,7 @@ def test_training_and_a_checkpoint_across_nodes(tmp_path: Path) -> None:
         assert result["num_updates_lifetime"] == drawn / (2 * 25) > 1
         metrics = result["replay_buffer"]
         assert metrics["num_env_steps_sampled_lifetime"] == drawn
-        assert metrics["num_late_updates_dropped_lifetime"] == 0
+        assert metrics["num_stale_updates_dropped_lifetime"] == 0
     for seen in values(algorithm.learner_group.foreach_learner(lambda learner: learner.columns_seen)):
         # Out of band, a remote Learner reads columns in the object store: they must not be written to.
         assert seen and not any(writeable or shared for writeable, shared in seen)

@@ -212,7 +212,7 @@ def check_figures(config: Any, buffer: Any, result: dict[str, Any]) -> None:
     assert np.isfinite(learner["total_loss"] if "total_loss" in learner else learner["qf_loss"])
     if buffer.replay.is_prioritized:
         assert buffer.replay.stats()["priorities_updated"] >= 16 * 10
-        assert result["replay_buffer"]["num_late_updates_dropped_lifetime"] == 0
+        assert result["replay_buffer"]["num_stale_updates_dropped_lifetime"] == 0
     assert result["replay_buffer"]["drawn_age_max"] >= result["replay_buffer"]["drawn_age_mean"] > 0
 
 

@@ -30,7 +30,7 @@ from ray.rllib.utils.minibatch_utils import ShardEpisodesIterator
 import rllib_ext
 from lightning_replay.levels import LevelBuffer, LevelSet, scores
 from lightning_replay.levels.scores import L1ValueLoss
-from rllib_ext.levels.playing import attach_player, end_round
+from rllib_ext.levels.level_assignment import attach_player, end_round
 from rllib_ext.levels.server import Fragment, LevelServer
 
 from .shard_contents import wait_until_ended

@@ -116,7 +116,7 @@ def test_every_td_error_comes_home(num_learners: int, burn_in: int, monkeypatch:
         result = algorithm.train()
     assert len(home) > 100 and all(home)
     assert np.isfinite(result["learners"]["default_policy"]["total_loss"])
-    assert buffer.replay.stats()["priorities_updated"] > 100 and buffer.replay.stats()["late_updates_dropped"] == 0
+    assert buffer.replay.stats()["priorities_updated"] > 100 and buffer.replay.stats()["stale_updates_dropped"] == 0
 
 
 def test_an_agent_with_memory_learns_beside_one_without(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,7 +115,7 @@ def test_totals_add_up_and_parts_are_the_batch(lengths, priority, exponent, batc
     np.testing.assert_allclose(summed.mass, whole.mass, rtol=1e-6)
     np.testing.assert_array_equal(summed.rows, whole.rows)
     np.testing.assert_array_equal(summed.smallest, whole.smallest)
-    assert summed.largest_priority == whole.largest_priority
+    assert summed.max_priority == whole.max_priority
     division = shards.divider.divide(batch_size, totals)
     rows = sum(np.bincount(part.groups, minlength=2) for part in division.parts)
     assert rows.tolist() == shards.whole.sampler.rows_of_tables(shards.whole.tables, batch_size)[0].tolist()

@@ -244,10 +244,10 @@ class FrameRetentionMachine(RuleBasedStateMachine):
         late = torch.tensor([action not in held for action in actions])
         if not bool(late.any()):
             return
-        before = self.replay.stats()["late_updates_dropped"]
+        before = self.replay.stats()["stale_updates_dropped"]
         index, generation = index[late], generation[late]
         self.replay.update_priority(index, torch.full((len(index),), 9.0), generation=generation)
-        assert self.replay.stats()["late_updates_dropped"] == before + len(index)
+        assert self.replay.stats()["stale_updates_dropped"] == before + len(index)
 
     @precondition(lambda self: self.oracle.rows)
     @rule()

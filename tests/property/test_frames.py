@@ -102,7 +102,7 @@ class StorageMachine(RuleBasedStateMachine):
         if slots:
             rows = self.storage.get(torch.tensor(slots))
             assert stacks_in(rows, self.image_key) == [self.held[slot] for slot in slots]
-        assert self.storage.num_held <= len(self.storage)
+        assert self.storage.num_stored <= len(self.storage)
 
     @invariant()
     def each_frame_is_held_once_and_counted(self) -> None:

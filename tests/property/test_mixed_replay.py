@@ -106,7 +106,7 @@ class MixedMachine(RuleBasedStateMachine):
         assert len(self.replay.offline) == self.stored
         for side, one in zip((self.replay.online, self.replay.offline), self.alone, strict=True):
             assert len(side) == len(one)
-            assert side.draw_stamp() == one.draw_stamp()
+            assert side.generator_fingerprint() == one.generator_fingerprint()
             slots = torch.arange(len(one))
             if one.is_prioritized:
                 assert torch.equal(side.sampler.priority_of(slots), one.sampler.priority_of(slots))

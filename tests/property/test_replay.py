@@ -62,7 +62,7 @@ class ReplayMachine(RuleBasedStateMachine):
         batch = self.drawn[which % len(self.drawn)]
         self.replay.update_priority(batch["index"], torch.tensor(errors), generation=batch["generation"])
         self.oracle.update(batch["index"].tolist(), batch["generation"].tolist(), errors)
-        assert self.replay.stats()["late_updates_dropped"] == self.oracle.late
+        assert self.replay.stats()["stale_updates_dropped"] == self.oracle.late
 
     @precondition(lambda self: self.oracle.length > 0)
     @rule()

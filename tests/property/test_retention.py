@@ -128,10 +128,10 @@ class RetentionMachine(RuleBasedStateMachine):
         late = self.replay.storage.generation_of(index) != generation
         if not bool(late.all()):
             return
-        before = self.replay.stats()["late_updates_dropped"]
+        before = self.replay.stats()["stale_updates_dropped"]
         signals = {"action_values": torch.zeros(len(index), 3), "action": torch.zeros_like(index)}
         self.replay.update_priority(index, torch.full((len(index),), 9.0), generation=generation, **signals)
-        assert self.replay.stats()["late_updates_dropped"] == before + len(index)
+        assert self.replay.stats()["stale_updates_dropped"] == before + len(index)
 
     @precondition(lambda self: self.oracle.rows)
     @rule()

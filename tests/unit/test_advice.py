@@ -229,11 +229,11 @@ CASES = [
     advice(
         "a writer of tables alone",
         lambda: stored(PackedStorage(writer().num_slots), writer=writer()),
-        r"use TableShares or ScheduledSampler, alone or as first= of a sampler of pairs or sequences",
+        r"use TableShares or ScheduledSampler, alone or as base_sampler= of a sampler of pairs or sequences",
         lambda: stored(
             PackedStorage(writer().num_slots),
             writer=writer(),
-            sampler=SequenceSampler(2, first=TableShares({"default": 0.5, "high": 0.5})),
+            sampler=SequenceSampler(2, base_sampler=TableShares({"default": 0.5, "high": 0.5})),
         ),
     ),
     advice(

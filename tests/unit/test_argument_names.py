@@ -9,7 +9,7 @@ import pytest
 from lightning_replay import recipes
 from lightning_replay.levels import LevelBuffer
 from lightning_replay.samplers import PrioritizedSampler
-from lightning_replay.saving.spec import recorded
+from lightning_replay.saving.spec import rebuildable
 from lightning_replay.writers import FirstInFirstOutWriter
 
 
@@ -35,7 +35,7 @@ class Halved(PrioritizedSampler):
         super().__init__(4, alpha / 2, **options)
 
 
-@recorded
+@rebuildable
 class Anything:
     def __init__(self, **options: object) -> None:
         self.options = options

@@ -98,7 +98,7 @@ def test_a_curriculum_needs_a_scheduler() -> None:
 
 def test_a_curriculum_may_be_drawn_from_in_pairs() -> None:
     first = ScheduledSampler(TASKS, UniformTasks(), min_size=2)
-    sampler = RandomPairSampler(first=first, seed=0)
+    sampler = RandomPairSampler(base_sampler=first, seed=0)
     replay = CurriculumReplay(
         storage=PackedStorage(12), writer=TaskTableWriter(TASKS, 4), sampler=sampler, batch_size=2
     )

@@ -13,7 +13,7 @@ from torchrl.data.replay_buffers import RandomSampler, SliceSampler
 from lightning_replay import PackedStorage, Replay, recipes
 from lightning_replay.divided_draws import Divider
 from lightning_replay.events import Event, EventTable
-from lightning_replay.parts import DrawPart, GroupTotals, PartDraw, ReplaySampler
+from lightning_replay.parts import GroupTotals, ReplaySampler, ShardDraw, ShardRequest
 from lightning_replay.samplers import (
     PrioritizedSampler,
     RandomPairSampler,
@@ -42,25 +42,25 @@ def one_and_three_and_four(**options) -> Shards:
     return shards
 
 
-def part_of(points: list[float]) -> DrawPart:
+def part_of(points: list[float]) -> ShardRequest:
     count = len(points)
-    return DrawPart(np.zeros(count, dtype=np.int64), np.array(points), np.ones(1), np.ones(1), np.array([8]))
+    return ShardRequest(np.zeros(count, dtype=np.int64), np.array(points), np.ones(1), np.ones(1), np.array([8]))
 
 
 def test_totals_of_a_prioritized_replay() -> None:
     one, other = (replay.group_totals() for replay in one_and_three_and_four().replays)
     assert (one.mass.tolist(), one.rows.tolist(), one.smallest.tolist()) == ([4.0], [2], [1.0])
     assert (other.mass.tolist(), other.rows.tolist(), other.smallest.tolist()) == ([4.0], [1], [4.0])
-    assert (one.largest_priority, other.largest_priority) == (3.0, 4.0)
+    assert (one.max_priority, other.max_priority) == (3.0, 4.0)
     empty = prioritized().group_totals()
     assert (empty.mass.tolist(), empty.rows.tolist(), empty.smallest.tolist()) == ([0.0], [0], [np.inf])
-    assert empty.largest_priority < 0
+    assert empty.max_priority < 0
 
 
 def test_points_of_a_part_are_rows_in_proportion_to_priorities() -> None:
     """Priorities 1 and 3 of one replay cover [0, 0.25) and [0.25, 1) of its points."""
     replay = one_and_three_and_four().replays[0]
-    batch, drawn = replay.sample_part(part_of([0.0, 0.24, 0.26, 0.999]))
+    batch, drawn = replay.sample_shard(part_of([0.0, 0.24, 0.26, 0.999]))
     assert batch["index"].tolist() == [0, 0, 1, 1]
     assert drawn.probability.tolist() == [0.25, 0.25, 0.75, 0.75]
     assert drawn.totals.mass.tolist() == [4.0] and drawn.correction is None
@@ -97,7 +97,7 @@ def test_weights_over_the_largest_of_the_batch() -> None:
     counts = [len(part) for part in division.parts]
     assert min(counts) > 0
     replies = [
-        PartDraw(np.full(count, p), one) for count, p, one in zip(counts, (0.75, 1.0), division.totals, strict=True)
+        ShardDraw(np.full(count, p), one) for count, p, one in zip(counts, (0.75, 1.0), division.totals, strict=True)
     ]
     weights = shards.divider.weigh(division, replies)["priority_weight"]
     np.testing.assert_allclose(weights, [1.0] * counts[0] + [(4 / 3) ** -0.5] * counts[1], rtol=1e-6)
@@ -108,11 +108,11 @@ def test_a_replay_that_cannot_be_drawn_from_gets_no_rows_and_those_of_one_that_i
     totals = shards.totals()
     division = shards.divider.divide(16, [None, totals[1]])
     assert [len(part) for part in division.parts] == [0, 16]
-    _, drawn = shards.replays[1].sample_part(division.parts[1])
+    _, drawn = shards.replays[1].sample_shard(division.parts[1])
     assert (shards.divider.weigh(division, [None, drawn])["priority_weight"] == 1.0).all()  # row 2 is all there is
 
     division = shards.divider.divide(64, totals)
-    _, drawn = shards.replays[1].sample_part(division.parts[1])
+    _, drawn = shards.replays[1].sample_shard(division.parts[1])
     weights = shards.divider.weigh(division, [None, drawn])["priority_weight"]
     assert weights.shape == (len(division.parts[1]),) and (weights == 0.5).all()  # as if the other had answered
 
@@ -165,19 +165,19 @@ def test_a_divider_that_is_restored_divides_alike() -> None:
 def test_new_rows_get_the_largest_priority_of_all_replays() -> None:
     shards = one_and_three_and_four()
     replay = shards.replays[0]
-    replay.raise_largest_priority(4.0)
-    replay.raise_largest_priority(2.0)  # lower than it is: no change
+    replay.raise_max_priority(4.0)
+    replay.raise_max_priority(2.0)  # lower than it is: no change
     slot = replay.extend(episode(9, 1))
-    assert replay.sampler.priority_of(slot).item() == 4.0 and replay.group_totals().largest_priority == 4.0
+    assert replay.sampler.priority_of(slot).item() == 4.0 and replay.group_totals().max_priority == 4.0
     for given, error in ((float("nan"), ValueError), (-1.0, ValueError), ("4", TypeError)):
         with pytest.raises(error, match="priority is"):
-            replay.raise_largest_priority(given)
-    recipes.uniform(8, 2).raise_largest_priority(4.0)  # ignored
+            replay.raise_max_priority(given)
+    recipes.uniform(8, 2).raise_max_priority(4.0)  # ignored
     mixed = Replay(storage=PackedStorage(8), sampler=RandomPairSampler(PrioritizedSampler(8)), batch_size=2)
-    mixed.raise_largest_priority(5.0)
+    mixed.raise_max_priority(5.0)
     assert mixed.sampler.default_priority == 5.0
     tables = TableShares({"default": 1.0}, priority_exponent=1.0)
-    tables.raise_largest_priority(5.0)
+    tables.raise_max_priority(5.0)
     assert tables.default_priority == 5.0
 
 
@@ -190,7 +190,7 @@ def test_every_recipe_draws_parts_of_the_columns_of_a_batch(name: str) -> None:
     division = divider.divide(16, [replay.group_totals() for replay in replays])
     expected, drawn = replays[0].sample(16), []
     for replay, part in zip(replays, division.parts, strict=True):
-        batch, reply = replay.sample_part(pickle.loads(pickle.dumps(part)))
+        batch, reply = replay.sample_shard(pickle.loads(pickle.dumps(part)))
         assert batch.shape == (len(part),) and (reply.probability > 0).all() and (reply.probability <= 1).all()
         columns = {*map(str, batch.keys(True, True))} | {"priority_weight"}
         assert columns == {*map(str, expected.keys(True, True))} | {"priority_weight"}
@@ -212,7 +212,7 @@ def test_arrays_that_cannot_be_written_are_drawn_by() -> None:
         division = Divider(built(name, capacity=4, batch_size=4).sampler, seed=0).divide(8, [replay.group_totals()])
         for array in vars(division.parts[0]).values():
             array.flags.writeable = False
-        batch, _ = replay.sample_part(division.parts[0])
+        batch, _ = replay.sample_shard(division.parts[0])
         if name == "event_tables":
             batch["table"] += 1  # a copy of the groups, which stay
 
@@ -223,16 +223,16 @@ def test_rows_that_left_are_not_drawn() -> None:
     replay.extend(numbered_steps(0, 8))
     held = SlotSet(capacity=8, length=8)
     held.remove(np.array([0, 3, 5]))
-    replay.storage.held_by = held
+    replay.storage.occupancy_owner = held
     assert replay.group_totals().rows.tolist() == [5]
-    batch, drawn = replay.sample_part(part_of([(place + 0.5) / 5 for place in range(5)]))
+    batch, drawn = replay.sample_shard(part_of([(place + 0.5) / 5 for place in range(5)]))
     assert sorted(batch["index"].tolist()) == [1, 2, 4, 6, 7] and drawn.probability.tolist() == [0.2] * 5
 
 
 def test_a_part_may_be_a_sweep() -> None:
     replay = recipes.reverse_sweep(20, 4, goal=IsTrue("goal"), sweep_share=1.0, seed=0)
     replay.extend(episode(0, 5))
-    batch, drawn = replay.sample_part(part_of([0.9, 0.9, 0.9, 0.9]))
+    batch, drawn = replay.sample_shard(part_of([0.9, 0.9, 0.9, 0.9]))
     assert batch["action"].tolist() == [4, 3, 2, 1]  # whatever the points
     assert drawn.totals.rows.tolist() == [5] and drawn.probability.tolist() == [0.2] * 4
 
@@ -252,9 +252,9 @@ class Newest(ReplaySampler):
     def group_totals(self, storage) -> GroupTotals:
         return GroupTotals.alike(min(len(storage), 1))
 
-    def sample_part(self, storage, part):
+    def sample_shard(self, storage, part):
         index, info = self.sample(storage, len(part))
-        return index, info, PartDraw(np.ones(len(part)), self.group_totals(storage))
+        return index, info, ShardDraw(np.ones(len(part)), self.group_totals(storage))
 
     def _empty(self) -> None:
         self.newest = 0
@@ -271,7 +271,7 @@ def test_a_sampler_of_a_user_that_defines_the_hooks_is_divided() -> None:
         replay.extend(numbered_steps(10 * number, 3 + number))
     divider = Divider(build().sampler, seed=0)
     division = divider.divide(32, [replay.group_totals() for replay in replays])
-    drawn = [replay.sample_part(part) for replay, part in zip(replays, division.parts, strict=True)]
+    drawn = [replay.sample_shard(part) for replay, part in zip(replays, division.parts, strict=True)]
     assert [set(batch["index"].tolist()) for batch, _ in drawn] == [{2}, {3}]
     assert divider.weigh(division, [reply for _, reply in drawn]) == {}
 
@@ -298,7 +298,7 @@ def test_samplers_that_cannot_be_divided_are_named(sampler, name: str) -> None:
         return
     replay = Replay(storage=PackedStorage(8), sampler=sampler, batch_size=2)
     replay.extend(numbered_steps(0, 4))
-    for call in (replay.group_totals, lambda: replay.sample_part(part_of([0.5]))):
+    for call in (replay.group_totals, lambda: replay.sample_shard(part_of([0.5]))):
         with pytest.raises(TypeError, match=f"draws of {name} cannot be divided"):
             call()
     assert len(replay) == 4
@@ -316,21 +316,21 @@ def test_there_must_be_rows_to_draw_from() -> None:
         divider.divide(4, [replay.group_totals()])
     for empty, message in ((prioritized(), "empty"), (recipes.uniform(8, 2), "empty"), (replay, "has priority 0")):
         with pytest.raises(RuntimeError, match=message):
-            empty.sample_part(part_of([0.5]))
+            empty.sample_shard(part_of([0.5]))
     table = built("event_tables", capacity=40, batch_size=4)
     table.extend(numbered_steps(0, 4))
-    of_the_other = DrawPart(np.ones(1, dtype=np.int64), np.zeros(1), np.ones(2), np.ones(2), np.array([8, 8]))
+    of_the_other = ShardRequest(np.ones(1, dtype=np.int64), np.zeros(1), np.ones(2), np.ones(2), np.array([8, 8]))
     with pytest.raises(RuntimeError, match="table 'high' holds no rows to draw from"):
-        table.sample_part(of_the_other)
+        table.sample_shard(of_the_other)
 
 
 def test_what_is_no_part_and_no_reply_is_refused() -> None:
     shards = one_and_three_and_four()
     replay, totals = shards.replays[0], shards.totals()
     with pytest.raises(TypeError, match="part is"):
-        replay.sample_part(4)
+        replay.sample_shard(4)
     with pytest.raises(ValueError, match="the part has no rows"):
-        replay.sample_part(part_of([]))
+        replay.sample_shard(part_of([]))
     with pytest.raises(ValueError, match=r"replays have the groups \['rows'\] and \['default'\]"):
         shards.divider.divide(4, [totals[0], GroupTotals.alike(3, ["default"])])
     with pytest.raises(ValueError, match="batch_size is 0"):
@@ -341,6 +341,6 @@ def test_what_is_no_part_and_no_reply_is_refused() -> None:
     with pytest.raises(ValueError, match="got no reply"):
         shards.divider.weigh(division, [None, None])
     with pytest.raises(ValueError, match="a reply has 9 rows and its part"):
-        shards.divider.weigh(division, [PartDraw(np.ones(9), totals[0]), None])
+        shards.divider.weigh(division, [ShardDraw(np.ones(9), totals[0]), None])
     with pytest.raises(TypeError, match="sampler is"):
         Divider(replay)

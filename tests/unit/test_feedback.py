@@ -43,10 +43,10 @@ def store(replay: Replay, first: int, count: int = 8) -> TensorDict:
 
 def dropped(replay: Replay, batch: TensorDict) -> int:
     """Of the rows of a batch those that feedback does not reach; no other row is reached by it either."""
-    before = replay.stats()["late_updates_dropped"]
+    before = replay.stats()["stale_updates_dropped"]
     state = replay.state_dict()
     replay.update_priority(batch, torch.full((len(batch),), 5.0))
-    count = replay.stats()["late_updates_dropped"] - before
+    count = replay.stats()["stale_updates_dropped"] - before
     if len(replay) and count == len(batch):
         for name in ("sampler", "writer"):
             assert difference(replay.state_dict()[name], state[name]) is None
@@ -142,12 +142,12 @@ def test_a_batch_carries_where_its_feedback_goes(exact) -> None:
     exact.update_priority(batch_of(2, 0), torch.tensor([-3.0, 0.5]))
     assert priorities(exact) == [0.5, 1.0, 3.0, 1.0]
     exact.update_priority(batch_of(2, 1, generation=2), torch.tensor([9.0, 9.0]))
-    assert priorities(exact) == [0.5, 1.0, 3.0, 1.0] and exact.stats()["late_updates_dropped"] == 2
+    assert priorities(exact) == [0.5, 1.0, 3.0, 1.0] and exact.stats()["stale_updates_dropped"] == 2
 
 
 def test_a_generation_given_beside_a_batch_counts(exact) -> None:
     exact.update_priority(batch_of(2), torch.tensor([9.0]), generation=torch.tensor([7]))
-    assert exact.stats()["late_updates_dropped"] == 1
+    assert exact.stats()["stale_updates_dropped"] == 1
 
 
 def test_td_errors_are_needed_where_rows_are_drawn_by_them(exact) -> None:

@@ -42,7 +42,7 @@ def made(name: str, device: str) -> Replay:
         return recipes.sequences(64, length=5, overlap=2, burn_in=1, priority_exponent=0.9, **options)
     if name == "sequences of drawn rows":
         replay = built("event_tables", capacity=64, **options)
-        replay.set_sampler(SequenceSampler(4, first=replay.sampler, seed=1))
+        replay.set_sampler(SequenceSampler(4, base_sampler=replay.sampler, seed=1))
         return replay
     if name == "goals":
         ends = {"reward": reached, "terminated": reached}

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LIGHTNING = {"lightning", "lightning_fabric", "pytorch_lightning", "lightning_utilities", "jsonargparse"}
 # Lowest first: what stands here may import from what stands before it, at any place in a file.
 ORDER = (
-    *("forking", "options", "envs", "memory", "saving", "state", "compiled", "parts", "storage", "levels"),
+    *("forking", "options", "envs", "free_memory", "saving", "state", "jit", "parts", "storage", "levels"),
     *("divided_draws", "tables", "episodes", "feedback", "events", "neighbors", "priority_tree", "schedulers"),
     *("schedules", "losses", "samplers", "training_replay", "saves", "retention", "writers", "replay", "transforms"),
     *("agents", "collecting", "loading", "inspection", "table_replay", "mixed_replay", "recipes", "lit"),

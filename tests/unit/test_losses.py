@@ -31,5 +31,5 @@ def test_worked_numbers() -> None:
 def test_wrong_options() -> None:
     with pytest.raises(ValueError, match="priority_exponent is -1"):
         pal_loss(torch.ones(2), -1.0)
-    with pytest.raises(ValueError, match="smallest_priority is 0"):
-        pal_loss(torch.ones(2), smallest_priority=0.0)
+    with pytest.raises(ValueError, match="min_priority is 0"):
+        pal_loss(torch.ones(2), min_priority=0.0)

@@ -65,7 +65,7 @@ def test_late_td_errors_are_dropped(by_index: bool) -> None:
         replay.update_priority(batch["index"], torch.full((8,), 9.0), generation=batch["generation"])
     else:
         replay.update_tensordict_priority(batch.set("td_error", torch.full((8,), 9.0)))
-    assert replay.stats()["online"]["late_updates_dropped"] == 4
+    assert replay.stats()["online"]["stale_updates_dropped"] == 4
     assert (replay.online.sampler.priority_of(torch.arange(100)) < 1.001).all()
 
 
@@ -280,7 +280,7 @@ def test_a_save_shares_the_offline_rows_and_a_loaded_one_draws_on(tmp_path: Path
         for each in (loaded, other, fourth, fifth):
             batch = each.sample()
             assert all(torch.equal(batch[key], expected[key]) for key in expected.keys(True, True))
-    assert loaded.draw_stamp() == replay.draw_stamp()
+    assert loaded.generator_fingerprint() == replay.generator_fingerprint()
 
 
 def test_inspection_shows_both_sides_of_a_save(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from torchrl.data.replay_buffers import RandomSampler, SamplerWithoutReplacement
 
 from lightning_replay import PackedStorage, Replay, parts, recipes, samplers, schedulers, transforms, writers
 from lightning_replay.events import EventTable, reward_at_least
-from lightning_replay.parts import ReplaySampler, ReplayTransform, ReplayWriter, declared_sampler
+from lightning_replay.parts import ReplaySampler, ReplayTransform, ReplayWriter, as_replay_sampler
 from lightning_replay.writers import FirstInFirstOutWriter, RetentionWriter
 from tests.transitions import numbered_steps
 
@@ -29,10 +29,10 @@ def test_every_exported_part_is_of_its_base_class(exported, base) -> None:
 
 
 def test_torchrls_parts_get_the_defaults() -> None:
-    hooks = declared_sampler(RandomSampler())
+    hooks = as_replay_sampler(RandomSampler())
     assert not hooks.uses_priorities and hooks.nbytes == 0 and hooks.num_slots is None
     sampler = samplers.UniformSampler()
-    assert declared_sampler(sampler) is sampler
+    assert as_replay_sampler(sampler) is sampler
 
 
 def test_parts_that_are_replaced_are_read_anew() -> None:
@@ -312,7 +312,7 @@ def test_another_object_under_the_name_of_the_generator_is_left_alone() -> None:
 def test_a_first_sampler_without_a_declared_state_is_refused_when_built() -> None:
     silent = type("Silent", (ReplaySampler,), {"sample": Foreign.sample, "_empty": Foreign._empty})
     with pytest.raises(TypeError, match="Silent declares no state"):
-        Replay(storage=PackedStorage(8), sampler=samplers.RandomPairSampler(first=silent()), batch_size=2)
+        Replay(storage=PackedStorage(8), sampler=samplers.RandomPairSampler(base_sampler=silent()), batch_size=2)
 
 
 def test_a_refused_state_of_tables_changes_no_count() -> None:

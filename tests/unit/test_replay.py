@@ -80,7 +80,7 @@ def test_a_sampler_of_fewer_slots_than_the_storage_is_refused(of_pairs) -> None:
     """It would fail once the storage has filled up so far, after the rows were stored."""
     storage, sampler = PackedStorage(8), PrioritizedSampler(7)
     with pytest.raises(ValueError, match=r"is 7 and that of the storage 8; build the sampler with capacity=8"):
-        Replay(storage=storage, sampler=RandomPairSampler(first=sampler) if of_pairs else sampler, batch_size=4)
+        Replay(storage=storage, sampler=RandomPairSampler(base_sampler=sampler) if of_pairs else sampler, batch_size=4)
     replay = Replay(storage=storage, sampler=PrioritizedSampler(9), batch_size=4, seed=0)
     for start in range(0, 20, 5):
         replay.extend(numbered_steps(start, 5))
@@ -274,7 +274,7 @@ def test_clocks_seeds_and_ends_of_episodes_wait_while_a_save_needs_one_moment(ch
         "truncate": partial(replay.truncate, index[-1:], torch.ones(1, dtype=torch.int64)),
     }
     thread = threading.Thread(target=calls[change])
-    with replay.unchanged():
+    with replay.locked():
         thread.start()
         thread.join(0.1)
         assert thread.is_alive()

@@ -45,7 +45,7 @@ BUILT: dict[str, Callable[[], Any]] = {
     "TorchRL, uniform": in_torchrl(UniformSampler),
     "TorchRL, prioritized": in_torchrl(lambda: PrioritizedSampler(64, backend="torch")),
     "TorchRL, numba": in_torchrl(lambda: PrioritizedSampler(64)),
-    "TorchRL, pairs": in_torchrl(lambda: NeighborhoodMixupSampler(first=PrioritizedSampler(64))),
+    "TorchRL, pairs": in_torchrl(lambda: NeighborhoodMixupSampler(base_sampler=PrioritizedSampler(64))),
     "TorchRL, sequences": in_torchrl(lambda: SequenceSampler(length=2, priority_exponent=0.6)),
 }
 

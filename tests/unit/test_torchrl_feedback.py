@@ -14,7 +14,7 @@ from torchrl.data import LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
 from lightning_replay import PackedStorage, Replay
 from lightning_replay import writers as all_writers
 from lightning_replay.levels import LevelSampler, LevelWriter
-from lightning_replay.parts import declared_sampler
+from lightning_replay.parts import as_replay_sampler
 from lightning_replay.samplers import (
     CombinedSampler,
     ContinuousTransitionSampler,
@@ -37,9 +37,9 @@ SAMPLERS: dict[str, Callable[[], Any]] = {
     "rows": first,
     "reliability": lambda: ReliabilityAdjustedSampler(64),
     "newest": lambda: CombinedSampler(first()),
-    "neighbors": lambda: NeighborhoodMixupSampler(first=first()),
-    "random pairs": lambda: RandomPairSampler(first=first()),
-    "consecutive pairs": lambda: ContinuousTransitionSampler(first=first()),
+    "neighbors": lambda: NeighborhoodMixupSampler(base_sampler=first()),
+    "random pairs": lambda: RandomPairSampler(base_sampler=first()),
+    "consecutive pairs": lambda: ContinuousTransitionSampler(base_sampler=first()),
     "sequences": lambda: SequenceSampler(length=2, priority_exponent=0.6),
     "tables": lambda: built("event_tables", capacity=64, priority_exponent=0.6),
     "tasks": lambda: built("parallel_curriculum", capacity=32, priority_exponent=0.6),
@@ -66,12 +66,12 @@ def test_td_errors_reach_the_priorities_of_every_sampler(kind: str, buffer: type
         replay.update_tensordict_priority(batch)
     else:
         replay.update_priority(drawn, torch.full((4,), 7.0))
-    torch.testing.assert_close(declared_sampler(sampler).priority_of(drawn), torch.full((4,), 7.0))
+    torch.testing.assert_close(as_replay_sampler(sampler).priority_of(drawn), torch.full((4,), 7.0))
 
 
 @pytest.mark.parametrize("buffer", BUFFERS)
 def test_partners_that_would_get_no_td_error_are_an_error(buffer: type[ReplayBuffer]) -> None:
-    sampler = RandomPairSampler(first=first(), update_partners=True)
+    sampler = RandomPairSampler(base_sampler=first(), update_partners=True)
     replay = buffer(storage=PackedStorage(64), sampler=sampler, writer=FirstInFirstOutWriter(), batch_size=4)
     replay.extend(numbered_steps(0, 40))
     batch, info = replay.sample(return_info=True)

@@ -25,7 +25,7 @@ SAMPLERS: dict[str, Callable[[], Any]] = {
     "without replacement": SamplerWithoutReplacement,
     "slices": lambda: SliceSampler(**SLICES),
     "slices without replacement": lambda: SliceSamplerWithoutReplacement(**SLICES),
-    "first of pairs": lambda: RandomPairSampler(first=RandomSampler()),
+    "first of pairs": lambda: RandomPairSampler(base_sampler=RandomSampler()),
 }
 STORAGES = {"packed": PackedStorage, "of TorchRL": LazyTensorStorage, "of TorchRL, auto": "auto"}
 
@@ -108,7 +108,7 @@ def test_a_sampler_that_replaces_another_one_follows_the_seed() -> None:
 
 def test_the_stamp_of_draws_changes_with_a_draw() -> None:
     replay = filled("random")
-    before = replay.draw_stamp()
-    assert replay.draw_stamp() == before
+    before = replay.generator_fingerprint()
+    assert replay.generator_fingerprint() == before
     replay.sample()
-    assert replay.draw_stamp() != before
+    assert replay.generator_fingerprint() != before

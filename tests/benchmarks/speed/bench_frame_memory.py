@@ -84,7 +84,7 @@ def measure(kind: str, steps: int, screen_size: int = 84, per_write: int = 32) -
     import torch
 
     from lightning_replay.collecting import VectorSteps
-    from lightning_replay.lit.playing import make_environments, random_actions
+    from lightning_replay.lit.rollouts import make_environments, random_actions
 
     torch.set_num_threads(1)
     environments = make_environments(

@@ -24,7 +24,7 @@ import ray
 from ray import cloudpickle
 
 from lightning_replay.levels import LevelBuffer
-from rllib_ext.levels.playing import attach_player, end_round
+from rllib_ext.levels.level_assignment import attach_player, end_round
 from rllib_ext.levels.server import Fragment, LevelServer
 
 LEVELS, STEPS, ENVIRONMENTS = 4_000, 50, 2

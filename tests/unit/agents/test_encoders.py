@@ -21,7 +21,7 @@ from tensordict import TensorDict
 from lightning_replay.agents import CQL, DQN, IQL, MPDQN, SAC, TD3
 from lightning_replay.agents.encoders import Encoder, described_image
 from lightning_replay.agents.spaces import observation_size
-from lightning_replay.lit.playing import as_input
+from lightning_replay.lit.rollouts import as_input
 from tests.unit.agents.toys import fit, flags
 
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")

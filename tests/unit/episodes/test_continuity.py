@@ -102,9 +102,9 @@ def test_no_recipe_joins_two_runs(name: str, entry: Callable[..., Replay], tmp_p
 def test_pairs_and_sweeps_and_tables_do_not_join_two_runs(tmp_path) -> None:
     for entry in ENTRIES:
         replay = entry(recipes.continuous_transition(50, 32, seed=0), tmp_path / entry.__name__)
-        first_of, partner = replay.sampler.sample(replay.storage, 200)[0].unbind(1)
+        unwrap, partner = replay.sampler.sample(replay.storage, 200)[0].unbind(1)
         numbers = stored(replay)["observation"][:, 0]
-        assert ((numbers[first_of] >= 10) == (numbers[partner] >= 10)).all(), entry
+        assert ((numbers[unwrap] >= 10) == (numbers[partner] >= 10)).all(), entry
         table = EventTable("high", condition=reward_at_least(10.0), history_length=5, capacity=30, min_size=1)
         replay = entry(recipes.event_tables(50, 4, tables=[table], seed=0), tmp_path / f"{entry.__name__} tables")
         assert (replay.table("high")["observation"][:, 0] >= 10).all(), entry

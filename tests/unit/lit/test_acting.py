@@ -16,7 +16,7 @@ from lightning_replay.levels import UniformLevels
 from lightning_replay.levels.environments import make_level_vector
 from lightning_replay.lit.collection import Collection
 from lightning_replay.lit.level_collection import LevelCollection
-from lightning_replay.lit.playing import (
+from lightning_replay.lit.rollouts import (
     ActionReader,
     episode_returns,
     level_returns,

@@ -22,7 +22,7 @@ from lightning_replay.lit import (
     ReplayProgressBar,
 )
 from lightning_replay.lit import evaluation as progress
-from lightning_replay.lit.playing import episode_returns
+from lightning_replay.lit.rollouts import episode_returns
 from lightning_replay.writers import SurpriseOnly
 from tests.unit.lit.toys import Counting, Tiny, make_data, make_replay, make_trainer
 

@@ -20,7 +20,7 @@ from lightning_replay.agents.spaces import ParameterizedActions
 from lightning_replay.envs.building import UnknownEnvironmentError, with_checked_steps
 from lightning_replay.lit import Evaluate, ReplayDataModule
 from lightning_replay.lit.collection import Collection
-from lightning_replay.lit.playing import make_environment, make_environments, random_actions
+from lightning_replay.lit.rollouts import make_environment, make_environments, random_actions
 from lightning_replay.options import MissingExtraError
 from lightning_replay.replay import Replay
 from lightning_replay.storage.packed import PackedStorage

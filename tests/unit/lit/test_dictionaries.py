@@ -20,7 +20,7 @@ from lightning_replay.envs.building import with_checked_steps
 from lightning_replay.inspection.compare import inspect_buffers
 from lightning_replay.levels import UniformLevels
 from lightning_replay.lit import Evaluate, InspectBuffer, LevelDataModule, ReplayDataModule
-from lightning_replay.lit.playing import level_returns, stochastic_policy
+from lightning_replay.lit.rollouts import level_returns, stochastic_policy
 from tests.unit.lit.level_toys import Valuer
 from tests.unit.lit.toys import Tiny, make_trainer
 

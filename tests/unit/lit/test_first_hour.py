@@ -13,7 +13,7 @@ from lightning_replay.envs.building import CheckedSteps
 from lightning_replay.levels import UniformLevels
 from lightning_replay.lit import Evaluate, LevelDataModule, ReplayDataModule
 from lightning_replay.lit.data import source_of
-from lightning_replay.lit.playing import episode_returns, make_environment
+from lightning_replay.lit.rollouts import episode_returns, make_environment
 from tests.unit.lit.level_toys import Stairs, Valuer
 from tests.unit.lit.toys import Counting, Tiny, make_replay, make_trainer
 

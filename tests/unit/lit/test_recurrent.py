@@ -19,7 +19,7 @@ from lightning_replay.collecting import VectorSteps
 from lightning_replay.envs.recall import RecallCue
 from lightning_replay.lit import Evaluate, ReplayDataModule
 from lightning_replay.lit.collection import Collection
-from lightning_replay.lit.playing import episode_returns, make_environments
+from lightning_replay.lit.rollouts import episode_returns, make_environments
 from lightning_replay.replay import Replay
 from tests.unit.lit.toys import Counting, Tiny, make_data, make_replay, make_trainer
 

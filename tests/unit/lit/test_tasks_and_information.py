@@ -14,7 +14,7 @@ from gymnasium.spaces import Box, Dict, Discrete, Tuple
 from lightning_replay import recipes
 from lightning_replay.lit import Evaluate, ReplayDataModule
 from lightning_replay.lit.collection import Collection, InformationColumns, TaskAssignment
-from lightning_replay.lit.playing import make_environments
+from lightning_replay.lit.rollouts import make_environments
 from lightning_replay.schedulers import EasyToHard, Exp3, MeanReturn
 from tests.unit.lit.toys import Counting, Tiny, make_replay, make_trainer
 

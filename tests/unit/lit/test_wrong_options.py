@@ -14,7 +14,7 @@ from lightning_replay import recipes
 from lightning_replay.envs.building import checked_reward
 from lightning_replay.levels import LevelBuffer, UniformLevels
 from lightning_replay.lit import LevelDataModule, ReplayDataModule, callbacks
-from lightning_replay.lit.collection import Pace, RolloutPace
+from lightning_replay.lit.collection import RolloutSchedule, UpdateSchedule
 from lightning_replay.lit.level_collection import ReturnNormalization
 from tests.unit.lit.level_toys import Stairs
 from tests.unit.lit.toys import Counting, make_replay
@@ -23,8 +23,8 @@ from tests.wrong_options import WrongOption, assert_refused, options_of, wrong_o
 OWNERS: list[tuple[Any, dict[str, Any]]] = [
     (ReplayDataModule, {"env": Counting, "replay": make_replay(), "env_steps": 60, "warmup_steps": 20}),
     (LevelDataModule, {"env": Stairs, "levels": UniformLevels(5), "env_steps": 60}),
-    (Pace, {"env_steps": 60, "warmup_steps": 20, "updates_per_env_step": 1.0}),
-    (RolloutPace, {"env_steps": 60, "num_envs": 2, "rollout_length": 5}),
+    (UpdateSchedule, {"env_steps": 60, "warmup_steps": 20, "updates_per_env_step": 1.0}),
+    (RolloutSchedule, {"env_steps": 60, "num_envs": 2, "rollout_length": 5}),
     (ReturnNormalization, {}),
     *((getattr(callbacks, name), {}) for name in callbacks.__all__ if name[0].isupper()),
 ]

@@ -235,16 +235,18 @@ def cases() -> Iterator[Case]:
     yield MixedReplay, "offline", mixed, "prioritized", lambda: mixed(offline=over(sa.PrioritizedSampler(CAPACITY)))
     # Of samplers.
     alike = {"priority_exponent": 0.9, "importance_exponent": 0.8, "priority_offset": 0.5, "seed": 5}
-    prioritized = alike | {"normalize_over_batch": True, "backend": "torch", "smallest_priority": 1.0}
+    prioritized = alike | {"normalize_over_batch": True, "backend": "torch", "min_priority": 1.0}
     yield from cases_of(sa.PrioritizedSampler, {"capacity": CAPACITY}, prioritized | {"capacity": 90}, over)
     yield from cases_of(sa.UniformSampler, {}, {"seed": 5}, over)
     yield from cases_of(sa.ReshuffledSampler, {}, {"seed": 5}, over)
-    first = {"first": sa.PrioritizedSampler(CAPACITY, 0.9)}
-    yield from cases_of(sa.CombinedSampler, {"first": sa.PrioritizedSampler(CAPACITY)}, first | {"seed": 5}, over)
-    pairs = {"first": sa.PrioritizedSampler(CAPACITY), "update_partners": True}
+    first = {"base_sampler": sa.PrioritizedSampler(CAPACITY, 0.9)}
+    yield from cases_of(
+        sa.CombinedSampler, {"base_sampler": sa.PrioritizedSampler(CAPACITY)}, first | {"seed": 5}, over
+    )
+    pairs = {"base_sampler": sa.PrioritizedSampler(CAPACITY), "update_partners": True}
     for owner in (sa.RandomPairSampler, sa.ContinuousTransitionSampler, sa.NeighborhoodMixupSampler):
-        yield from cases_of(owner, {"first": None}, {"seed": 5, "first": pairs["first"]}, over)
-        yield from cases_of(owner, {"first": None}, {"update_partners": True}, over)
+        yield from cases_of(owner, {"base_sampler": None}, {"seed": 5, "base_sampler": pairs["base_sampler"]}, over)
+        yield from cases_of(owner, {"base_sampler": None}, {"update_partners": True}, over)
     followed = {"check_continuity": False, "done_key": ("next", "end")}
     yield from cases_of(sa.ContinuousTransitionSampler, {}, followed, over)
     neighbors = {"num_neighbors": 4, "refresh_interval": 8, "discrete": "same_action", "feature_keys": ["other"]}
@@ -258,7 +260,7 @@ def cases() -> Iterator[Case]:
     sweep = followed | {"goal": ev.reward_at_least(20.0), "sweep_share": 0.9, "seed": 5}
     yield from cases_of(sa.ReverseSweepSampler, {"goal": LATE}, sweep, over)
     sequences = followed | {"length": 5, "overlap": 2, "burn_in": 1, "min_steps": 2, "seed": 5}
-    sequences |= {"first": sa.UniformSampler()}
+    sequences |= {"base_sampler": sa.UniformSampler()}
     yield from cases_of(sa.SequenceSampler, {"length": 4}, sequences, over)
     weighted = {"priority_exponent": 0.9, "importance_exponent": 0.8, "priority_offset": 0.5, "max_share": 0.1}
     yield from cases_of(sa.SequenceSampler, {"length": 4, "priority_exponent": 0.5}, weighted, over)

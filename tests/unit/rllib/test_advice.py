@@ -254,6 +254,7 @@ def test_a_recipe_of_ones_own_need_not_take_the_seed_of_the_config() -> None:
     options = dict(made.replay_buffer_config)
     kind = options.pop("type")
     one, two, other = (
-        kind(**(options | {"seed": seed})).modules["default_policy"].replay.draw_stamp() for seed in (3, 3, 4)
+        kind(**(options | {"seed": seed})).modules["default_policy"].replay.generator_fingerprint()
+        for seed in (3, 3, 4)
     )
     assert one == two != other

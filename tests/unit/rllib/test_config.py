@@ -127,13 +127,17 @@ def test_parts_by_class_path_with_arguments() -> None:
     config = rllib_ext.replay_config(
         capacity=64,
         seed=1,
-        sampler=part("samplers.NeighborhoodMixupSampler", num_neighbors=3, first=prioritized),
+        sampler=part("samplers.NeighborhoodMixupSampler", num_neighbors=3, base_sampler=prioritized),
         transform=["lightning_replay.transforms.MixPairs"],
         writer="lightning_replay.writers.FirstInFirstOutWriter",
     )
     sampler = buffer_of(config).replay.sampler
-    assert (sampler.num_neighbors, sampler.first.priority_exponent, sampler.first.max_size) == (3, 0.7, 64)
-    assert sampler.first.importance_exponent(10) == 1.0
+    assert (sampler.num_neighbors, sampler.base_sampler.priority_exponent, sampler.base_sampler.max_size) == (
+        3,
+        0.7,
+        64,
+    )
+    assert sampler.base_sampler.importance_exponent(10) == 1.0
 
 
 def test_the_share_of_mixed_rows_follows_the_steps_that_were_added() -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,6 @@ from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.checkpoints import WarmUp, read_buffer, read_warm_up, write_buffer
 from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
 from rllib_ext.sharded.checkpoint import write_shards
-from tests.saved_formats import empty_rllib_buffer
 
 from .episodes import numbered
 from .local_shards import start_locally
@@ -72,28 +70,41 @@ def take_over(buffer: RecipeEpisodeReplayBuffer, folder: Path) -> None:
     buffer.take_over(saved.modules, saved.state)
 
 
-@pytest.mark.parametrize("saved_anew", [False, True])
-def test_a_saved_buffer_is_read_and_goes_on(saved_anew: bool, fixtures: Path, tmp_path: Path) -> None:
-    folder, buffer = fixtures / "saves_3" / "rllib_buffer", empty_rllib_buffer()
-    if saved_anew:
-        take_over(buffer, folder)
-        write_buffer(buffer, tmp_path, WarmUp(100, 150))
-        folder, buffer = tmp_path, empty_rllib_buffer()
-    assert read_warm_up(folder) == WarmUp(steps=100, learning_starts=150)
-    take_over(buffer, folder)
+def empty_buffer() -> RecipeEpisodeReplayBuffer:
+    return RecipeEpisodeReplayBuffer("prioritized", capacity=16, seed=3)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """The save of a buffer with two episodes of 3 and 4 steps, the second of which goes on."""
+    buffer = empty_buffer()
+    buffer.add([numbered("a", 3, terminated=True), numbered("b", 4, offset=100.0)])
+    write_buffer(buffer, tmp_path / "saved", WarmUp(100, 150))
+    return tmp_path / "saved"
+
+
+@pytest.mark.parametrize("saved_again", [False, True])
+def test_a_saved_buffer_is_read_and_goes_on(saved_again: bool, saved: Path, tmp_path: Path) -> None:
+    buffer = empty_buffer()
+    if saved_again:
+        take_over(buffer, saved)
+        saved = tmp_path / "again"
+        write_buffer(buffer, saved, WarmUp(100, 150))
+        buffer = empty_buffer()
+    assert read_warm_up(saved) == WarmUp(steps=100, learning_starts=150)
+    take_over(buffer, saved)
     assert len(buffer) == 7 and buffer.get_added_timesteps() == 7
     rows = buffer.replay.storage.get(slice(0, 7))
     np.testing.assert_array_equal(rows["observation"][:, 0], [0, 1, 2, 100, 101, 102, 103])
     np.testing.assert_array_equal(rows["next", "terminated"].flatten(), [0, 0, 1, 0, 0, 0, 0])
-    buffer.add(numbered("c", 2, offset=50.0))  # of an environment that began anew
+    buffer.add(numbered("c", 2, offset=50.0))  # The environment began anew.
     truncated = buffer.replay.storage.get(slice(0, 9))["next", "truncated"].flatten()
     np.testing.assert_array_equal(truncated, [0, 0, 0, 0, 0, 0, 1, 0, 0])
 
 
-def test_a_changed_counter_is_found(fixtures: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(fixtures / "saves_3" / "rllib_buffer", tmp_path / "buffer")
-    text = (folder / "buffer.json").read_text()
+def test_a_changed_counter_is_found(saved: Path) -> None:
+    text = (saved / "buffer.json").read_text()
     assert text.count("episodes_added") == 1
-    (folder / "buffer.json").write_text(text.replace("episodes_added", "episodes_adder"))
+    (saved / "buffer.json").write_text(text.replace("episodes_added", "episodes_adder"))
     with pytest.raises(DamagedFileError, match="nothing was restored"):
-        read_buffer(empty_rllib_buffer(), folder)
+        read_buffer(empty_buffer(), saved)

@@ -24,7 +24,6 @@ import rllib_ext
 from lightning_replay import forking
 from lightning_replay.levels import LevelBuffer, SequentialLevels, UniformLevels, scores
 from rllib_ext.hooks import EVENTS
-from rllib_ext.levels import playing
 from rllib_ext.levels.checks import built_levels
 from rllib_ext.levels.evaluation import RESULTS, measure_gap
 from rllib_ext.levels.evaluation import test_of as level_test_of
@@ -375,7 +374,7 @@ def test_without_the_gap_levels_are_played_in_turn() -> None:
 
 
 def test_a_level_without_an_end_counts_up_to_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(playing, "MAX_EPISODE_STEPS", 20)
+    monkeypatch.setattr(level_assignment, "MAX_EPISODE_STEPS", 20)
     runner = uneven()
     levels = [3, 4, 5]  # level 4 takes 50 steps
     with pytest.warns(UserWarning, match="an evaluation episode in <.*> had not ended after 20 steps"):

@@ -18,7 +18,7 @@ from tensordict import TensorDict
 from lightning_replay import forking
 from lightning_replay.levels import LevelBuffer, LevelSelector, UniformLevels
 from lightning_replay.levels.scores import Learnability, PositiveValueLoss
-from rllib_ext.levels.playing import LevelSupply
+from rllib_ext.levels.level_assignment import LevelSupply
 from rllib_ext.levels.server import Fragment, LevelServer, PendingEpisode, PendingEpisodes
 from tests.level_steps import first_reward
 

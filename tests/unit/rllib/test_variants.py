@@ -16,18 +16,18 @@ SAMPLERS = "lightning_replay.samplers."
 @pytest.mark.parametrize(
     ("options", "described"),
     [
-        ({"recipe": "prioritized", "smallest_priority": 1.0}, "PrioritizedSampler(capacity=100"),
+        ({"recipe": "prioritized", "min_priority": 1.0}, "PrioritizedSampler(capacity=100"),
         ({"sampler": f"{SAMPLERS}ReshuffledSampler"}, "ReshuffledSampler("),
         ({"sampler": f"{SAMPLERS}ReliabilityAdjustedSampler"}, "ReliabilityAdjustedSampler(capacity=100"),
-        ({"sampler": f"{SAMPLERS}CombinedSampler"}, "CombinedSampler(first=UniformSampler("),
+        ({"sampler": f"{SAMPLERS}CombinedSampler"}, "CombinedSampler(base_sampler=UniformSampler("),
         (
             {
                 "sampler": {
                     "class_path": f"{SAMPLERS}CombinedSampler",
-                    "init_args": {"first": {"class_path": f"{SAMPLERS}PrioritizedSampler"}},
+                    "init_args": {"base_sampler": {"class_path": f"{SAMPLERS}PrioritizedSampler"}},
                 }
             },
-            "CombinedSampler(first=PrioritizedSampler(capacity=100",
+            "CombinedSampler(base_sampler=PrioritizedSampler(capacity=100",
         ),
     ],
 )

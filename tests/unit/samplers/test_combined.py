@@ -69,7 +69,7 @@ def test_weights_are_those_of_a_draw() -> None:
 def test_the_rows_before_are_those_of_first() -> None:
     own = UniformSampler(seed=4)
     replay = make_replay(UniformSampler(seed=4))
-    replay._sampler.first.reseed(4)
+    replay._sampler.base_sampler.reseed(4)
     replay.extend(numbered_steps(0, 6))
     assert torch.equal(replay.sample(5)["index"][:-1], own.sample(replay.storage, 4)[0])
 
@@ -93,7 +93,7 @@ def test_a_save_draws_on(tmp_path: Path) -> None:
         assert torch.equal(one["index"], other["index"]) and torch.equal(
             one["priority_weight"], other["priority_weight"]
         )
-    assert repr(again.sampler).startswith("CombinedSampler(first=PrioritizedSampler(capacity=8")
+    assert repr(again.sampler).startswith("CombinedSampler(base_sampler=PrioritizedSampler(capacity=8")
 
 
 @pytest.mark.parametrize("first", [None, PrioritizedSampler(8, seed=1)], ids=["uniform", "prioritized"])
@@ -111,7 +111,7 @@ def test_a_state_whose_newest_row_there_is_not_is_refused(first) -> None:
     ids=lambda first: type(first).__name__,
 )
 def test_other_batches_are_refused(first) -> None:
-    with pytest.raises(TypeError, match="first is .*it must be a UniformSampler or PrioritizedSampler of rows"):
+    with pytest.raises(TypeError, match="base_sampler is .*it must be a UniformSampler or PrioritizedSampler of rows"):
         CombinedSampler(first)
 
 

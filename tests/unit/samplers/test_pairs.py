@@ -54,7 +54,7 @@ def prioritized(capacity: int = 8) -> PrioritizedSampler:
 
 def priorities(buffer: TensorDictReplayBuffer) -> list[float]:
     """Each row's priority over the smallest: with an importance exponent of 1 the inverse of its weight."""
-    index, info = buffer.sampler.first.sample(buffer.storage, 4000)
+    index, info = buffer.sampler.base_sampler.sample(buffer.storage, 4000)
     found = {int(slot): float(weight) for slot, weight in zip(index, info["priority_weight"], strict=True)}
     return [round(1 / found[slot], 3) for slot in range(len(buffer))]
 
@@ -86,7 +86,7 @@ def test_new_rows_are_learned_once_in_order() -> None:
 def test_rows_stored_before_the_sampler_came_are_learned() -> None:
     storage = LazyTensorStorage(8)
     TensorDictReplayBuffer(storage=storage, batch_size=2).extend(numbered_steps(0, 3))
-    at_sample, at_write = NextSlot(), NextSlot(first=prioritized())
+    at_sample, at_write = NextSlot(), NextSlot(base_sampler=prioritized())
     TensorDictReplayBuffer(storage=storage, sampler=at_sample, batch_size=2).sample()
     buffer = TensorDictReplayBuffer(storage=storage, sampler=at_write, batch_size=2)
     buffer.writer._cursor = 3
@@ -109,7 +109,7 @@ def test_emptying_forgets_and_an_empty_buffer_is_refused() -> None:
 
 
 def test_td_errors_of_pairs_update_the_first_of_each() -> None:
-    sampler = NextSlot(first=prioritized())
+    sampler = NextSlot(base_sampler=prioritized())
     buffer = make_buffer(sampler)
     buffer.extend(numbered_steps(0, 4))
     assert sampler.uses_priorities
@@ -126,7 +126,7 @@ def test_td_errors_of_pairs_update_the_first_of_each() -> None:
 
 
 def test_td_errors_of_pairs_update_both_when_asked_and_firsts_count_more() -> None:
-    sampler = NextSlot(first=prioritized(), update_partners=True)
+    sampler = NextSlot(base_sampler=prioritized(), update_partners=True)
     buffer = make_buffer(sampler)
     buffer.extend(numbered_steps(0, 7))
     # 1 is the partner in the first pair and leads the second; 6 is in none
@@ -136,7 +136,7 @@ def test_td_errors_of_pairs_update_both_when_asked_and_firsts_count_more() -> No
 
 
 def test_our_buffer_gives_td_errors_to_both() -> None:
-    sampler = RandomPairSampler(first=prioritized(), update_partners=True)
+    sampler = RandomPairSampler(base_sampler=prioritized(), update_partners=True)
     replay = Replay(storage=PackedStorage(8), sampler=sampler, transform=MixPairs(), batch_size=4, seed=0)
     replay.extend(numbered_steps(0, 8))
     assert replay.is_prioritized
@@ -158,7 +158,7 @@ def test_td_errors_are_ignored_over_a_uniform_draw() -> None:
 
 
 def test_a_generator_given_to_pairs_is_that_of_their_first_rows_too_also_after_a_load() -> None:
-    buffer, again = (make_buffer(RandomPairSampler(first=prioritized())) for _ in range(2))
+    buffer, again = (make_buffer(RandomPairSampler(base_sampler=prioritized())) for _ in range(2))
     buffer.set_rng(torch.Generator().manual_seed(3))
     buffer.extend(numbered_steps(0, 8))
     buffer.sample()
@@ -176,7 +176,7 @@ def test_what_it_cannot_learn_from_is_refused() -> None:
 
 def test_bytes_are_those_of_its_parts() -> None:
     assert RandomPairSampler().nbytes == 0
-    assert RandomPairSampler(first=prioritized()).nbytes == prioritized().nbytes > 0
+    assert RandomPairSampler(base_sampler=prioritized()).nbytes == prioritized().nbytes > 0
 
 
 @pytest.mark.parametrize("pairs", [RandomPairSampler, ContinuousTransitionSampler])

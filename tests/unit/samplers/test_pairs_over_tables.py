@@ -30,15 +30,17 @@ def pairs(sampler: PairSampler, **options) -> TableReplay:
 
 def neighbors(**options) -> NeighborhoodMixupSampler:
     first = TableShares({"default": 0.5, "goal": 0.5}, **options)
-    return NeighborhoodMixupSampler(num_neighbors=2, first=first, feature_keys=["observation"], refresh_interval=1)
+    return NeighborhoodMixupSampler(
+        num_neighbors=2, base_sampler=first, feature_keys=["observation"], refresh_interval=1
+    )
 
 
 @pytest.mark.parametrize(
     "sampler",
     [
         neighbors(),
-        RandomPairSampler(first=TableShares({"default": 0.5, "goal": 0.5})),
-        ContinuousTransitionSampler(first=TableShares({"default": 0.5, "goal": 0.5})),
+        RandomPairSampler(base_sampler=TableShares({"default": 0.5, "goal": 0.5})),
+        ContinuousTransitionSampler(base_sampler=TableShares({"default": 0.5, "goal": 0.5})),
     ],
     ids=lambda sampler: type(sampler).__name__,
 )

@@ -112,7 +112,7 @@ def test_bad_input_is_refused_and_changes_nothing(
         buffer.update_priority(torch.tensor(index), torch.tensor(priority))
     after = sampler.state_dict()
     assert torch.equal(before["tree"]["leaves"], after["tree"]["leaves"])
-    assert before["largest_priority"] == after["largest_priority"]
+    assert before["max_priority"] == after["max_priority"]
     assert sampler.group_totals(buffer.storage).mass[0] == after["tree"]["leaves"].double().sum()
 
 
@@ -274,7 +274,7 @@ def test_complex_priorities_are_refused_and_nothing_is_changed(priority: Any) ->
     storage, sampler = LazyTensorStorage(4), PrioritizedSampler(4, seed=0)
     storage.set(torch.arange(4), torch.zeros(4, 1))
     sampler.mark_update(torch.arange(4), storage=storage)
-    pairs = RandomPairSampler(first=sampler, seed=0)
+    pairs = RandomPairSampler(base_sampler=sampler, seed=0)
     before = sampler.state_dict()["tree"]["leaves"]
     for update in (sampler.update_priority, pairs.update_priority):
         with pytest.raises(TypeError, match=r"priority is torch.complex\d+; it must be real"):

@@ -62,7 +62,7 @@ def test_no_row_is_drawn_twice_in_an_epoch(calls, seed: int) -> None:
         if name == "extend":
             slots = replay.extend(numbered_steps(0, value)).tolist()
             epoch.held |= set(slots)
-        elif name == "evict" and replay.storage.num_held:
+        elif name == "evict" and replay.storage.num_stored:
             replay.sampler.on_evict(torch.tensor(value))  # then they are drawn as if they were stored just now
             epoch.drawn -= set(value)
         elif name == "empty":
@@ -141,7 +141,7 @@ def test_each_of_several_replays_has_epochs_of_its_own() -> None:
     for _ in range(20):
         division = divider.divide(4, [shard.group_totals() for shard in shards])
         for own, shard, part in zip(drawn, shards, division.parts, strict=True):
-            own += shard.sample_part(part)[0]["index"].tolist() if len(part) else []
+            own += shard.sample_shard(part)[0]["index"].tolist() if len(part) else []
     assert all(max(Counter(own).values()) - min(Counter(own).values()) <= 1 for own in drawn)
     assert sum(map(len, drawn)) == 80
 

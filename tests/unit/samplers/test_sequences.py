@@ -98,7 +98,7 @@ def test_one_priority_of_each_sequence_by_the_largest_and_the_mean_error() -> No
     replay.update_priority(batch, td_error * 2)
     assert replay.sampler.priority_of(starts).tolist() == pytest.approx([0.0, 2.0, 10.0])
     late = int((batch["index"][:, 0] == 0).sum())
-    assert replay.stats()["late_updates_dropped"] == late > 0
+    assert replay.stats()["stale_updates_dropped"] == late > 0
     assert replay.sampler.priority_of(torch.tensor([8])).item() == pytest.approx(5.0)  # the largest when it came
     replay.update_tensordict_priority(replay.sample(2).set("td_error", torch.ones(2, 3, 1)))
     with pytest.raises(ValueError, match=r"td_error must be finite; rows \[0\]"):
@@ -154,7 +154,10 @@ def test_what_cannot_be_drawn_is_named() -> None:
         ({"burn_in": 5}, "burn_in is 5 and length is 4; give burn_in of at most 3"),
         ({"burn_in": 2, "min_steps": 2}, r"min_steps is 2; it must be from burn_in \+ 1 = 3 to length = 4"),
         ({"min_steps": 5}, "min_steps is 5"),
-        ({"first": UniformSampler(), "overlap": 1}, "first draws the rows; leave out first, or overlap"),
+        (
+            {"base_sampler": UniformSampler(), "overlap": 1},
+            "base_sampler draws the rows; leave out base_sampler, or overlap",
+        ),
     ],
 )
 def test_options_that_contradict_each_other(options: dict[str, Any], message: str) -> None:
@@ -175,7 +178,9 @@ def test_parts_that_work_with_single_rows_are_refused() -> None:
     with pytest.raises(ValueError, match="^RetentionWriter works with single rows"):
         of(writer=RetentionWriter())
     table = EventTable("high", condition=reward_at_least(9.0), history_length=3, capacity=4)
-    with pytest.raises(TypeError, match="EventTableWriter holds .* as first= of a sampler of pairs or sequences"):
+    with pytest.raises(
+        TypeError, match="EventTableWriter holds .* as base_sampler= of a sampler of pairs or sequences"
+    ):
         of(writer=EventTableWriter(8, [table]))
     noisy = of(transform=GaussianNoise(sigma=0.1, keys=["observation"], seed=0))  # of each step on its own
     noisy.extend(numbered_steps(0, 8))
@@ -191,7 +196,7 @@ def test_parts_that_work_with_single_rows_are_refused() -> None:
 
 def test_rows_of_another_sampler_are_the_first_to_be_learned_from() -> None:
     """Near the end of an episode the sequence begins earlier; each step gets the TD error of its own."""
-    sampler = SequenceSampler(4, burn_in=1, first=PrioritizedSampler(20, 1.0, priority_offset=0.0))
+    sampler = SequenceSampler(4, burn_in=1, base_sampler=PrioritizedSampler(20, 1.0, priority_offset=0.0))
     replay = Replay(storage=PackedStorage(20), sampler=sampler, batch_size=1, seed=0)
     replay.extend(numbered_steps(0, 10, done_every=10))
     replay.extend(numbered_steps(10, 2, done_every=12))
@@ -205,7 +210,7 @@ def test_rows_of_another_sampler_are_the_first_to_be_learned_from() -> None:
     }
     for row, steps in expected.items():
         replay.update_priority(torch.arange(12).view(3, 4), torch.zeros(3, 4))
-        sampler.first.update_priority(torch.arange(12), torch.arange(12) == row)
+        sampler.base_sampler.update_priority(torch.arange(12), torch.arange(12) == row)
         batch = replay.sample()
         assert batch["index"].tolist() == [steps] and batch["mask"].sum() == len(set(steps))
         assert batch["priority_weight"].shape == (1, 4)
@@ -239,7 +244,7 @@ def test_event_tables_draw_sequences_of_the_steps_that_they_hold() -> None:
 def test_steps_that_no_table_holds_are_left_out() -> None:
     """Rows 5 and 9 have left without being overwritten: a sequence of row 7 has what lies between."""
 
-    sampler = SequenceSampler(6, burn_in=3, first=UniformSampler(seed=0))
+    sampler = SequenceSampler(6, burn_in=3, base_sampler=UniformSampler(seed=0))
     replay = Replay(storage=PackedStorage(20), sampler=sampler, batch_size=1)
     replay.extend(numbered_steps(0, 12, done_every=12))
 
@@ -247,7 +252,7 @@ def test_steps_that_no_table_holds_are_left_out() -> None:
         def held(self, index: torch.Tensor) -> torch.Tensor:
             return (index != 5) & (index != 9)
 
-    replay.storage.held_by = Held()  # type: ignore[assignment]
+    replay.storage.occupancy_owner = Held()  # type: ignore[assignment]
     slots, steps = sampler._around(torch.tensor([7, 11, 2]), replay.storage)
     assert slots.tolist() == [[6, 7, 8, 8, 8, 8], [10, 11, 11, 11, 11, 11], [0, 1, 2, 3, 4, 4]]
     assert steps.tolist() == [3, 2, 5]

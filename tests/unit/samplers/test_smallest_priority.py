@@ -14,7 +14,7 @@ from lightning_replay.samplers import PrioritizedSampler
 from lightning_replay.storage import PackedStorage
 from tests.transitions import numbered_steps
 
-LAP = {"smallest_priority": 1.0, "priority_exponent": 0.4, "importance_exponent": 0.0, "priority_offset": 0.0}
+LAP = {"min_priority": 1.0, "priority_exponent": 0.4, "importance_exponent": 0.0, "priority_offset": 0.0}
 ERRORS = torch.tensor([0.0, -0.3, 1.0, -3.0])
 RAISED = torch.tensor([1.0, 1.0, 1.0, 3.0])
 
@@ -22,7 +22,7 @@ RAISED = torch.tensor([1.0, 1.0, 1.0, 3.0])
 @pytest.mark.parametrize("backend", ["numba", "torch"])
 @pytest.mark.parametrize("way", ["batch", "signed errors", "sampler", "column"])
 def test_priorities_are_raised(backend: str, way: str) -> None:
-    sampler = PrioritizedSampler(8, 0.4, 0.0, 0.0, backend=backend, smallest_priority=1.0)
+    sampler = PrioritizedSampler(8, 0.4, 0.0, 0.0, backend=backend, min_priority=1.0)
     replay = Replay(storage=PackedStorage(8), sampler=sampler, batch_size=4)
     steps = numbered_steps(0, 4)
     slots = replay.extend(steps.set("td_error", ERRORS.unsqueeze(1)) if way == "column" else steps)
@@ -40,7 +40,7 @@ def test_priorities_are_raised(backend: str, way: str) -> None:
 
 
 def test_refused_priorities_stay_refused() -> None:
-    sampler = PrioritizedSampler(8, smallest_priority=1.0)
+    sampler = PrioritizedSampler(8, min_priority=1.0)
     replay = Replay(storage=PackedStorage(8), sampler=sampler, batch_size=4)
     slots = replay.extend(numbered_steps(0, 4))
     before = sampler._tree.leaves()
@@ -55,20 +55,20 @@ def test_refused_priorities_stay_refused() -> None:
 
 
 def test_the_first_rows_have_no_smaller_one() -> None:
-    sampler = PrioritizedSampler(8, 1.0, priority_offset=0.0, smallest_priority=5.0)
+    sampler = PrioritizedSampler(8, 1.0, priority_offset=0.0, min_priority=5.0)
     Replay(storage=PackedStorage(8), sampler=sampler, batch_size=4).extend(numbered_steps(0, 2))
     assert sampler.priority_of(torch.tensor([0, 1])).tolist() == [5.0, 5.0]
 
 
 def test_a_save_from_before_there_was_the_option_is_raised(tmp_path: Path, caplog) -> None:
-    plain = recipes.prioritized(8, 4, **{**LAP, "smallest_priority": 0.0})
+    plain = recipes.prioritized(8, 4, **{**LAP, "min_priority": 0.0})
     plain.update_priority(plain.extend(numbered_steps(0, 4)), ERRORS)
     state = plain.state_dict()
-    del state["sampler"]["built_with"]["smallest_priority"]
+    del state["sampler"]["built_with"]["min_priority"]
     replay = recipes.prioritized(8, 4, **LAP)
     with caplog.at_level(logging.WARNING):
         replay.load_state_dict(state)
-    assert "smallest_priority 1.0 (saved: 0.0)" in caplog.text
+    assert "min_priority 1.0 (saved: 0.0)" in caplog.text
     assert replay.sampler.priority_of(torch.tensor([1, 2, 3])).tolist() == pytest.approx([1.0, 1.0, 3.0])
     # The same buffer restores every bit.
     replay.save(tmp_path / "buffer")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_replay import PackedStorage, load_replay, memory, recipes, save_replay
+from lightning_replay import PackedStorage, free_memory, load_replay, recipes, save_replay
 from lightning_replay.inspection.saves import read_buffers
 from lightning_replay.levels import LevelBuffer, LevelSampler
 from lightning_replay.priority_tree import PriorityTree
@@ -38,7 +38,7 @@ def forge_values(file: Path, change: Callable[[Any], Any]) -> None:
 
 STRANGE = (None, -1, 10**15, 10**30, 1.5, True, "x", [], {})
 # That count as they are built.
-OPTIONS = {"smallest_priority", "rule", "priority_exponent", "importance_exponent", "priority_offset"}
+OPTIONS = {"min_priority", "rule", "priority_exponent", "importance_exponent", "priority_offset"}
 KINDS = ["uniform", "prioritized", "event_tables", "surprise_retention", "levels"]
 
 
@@ -213,7 +213,7 @@ def test_a_manifest_names_no_other_folder(name: Any, has_locks: bool, tmp_path: 
     ids=["numba", "torch", "order", "tables", "recipe"],
 )
 def test_what_does_not_fit_is_refused_before_memory_is_taken(take, num_bytes: int, monkeypatch) -> None:
-    monkeypatch.setattr(memory, "free_bytes", lambda device: 10**8)
+    monkeypatch.setattr(free_memory, "free_bytes", lambda device: 10**8)
     with pytest.raises(MemoryError, match=f"{num_bytes:,} bytes are needed for .*, and 100,000,000 are free on cpu"):
         take()
 

@@ -19,7 +19,7 @@ from torchrl.data.replay_buffers import RandomSampler
 from torchrl.envs import Transform
 
 from lightning_replay import PackedStorage, Replay, load_replay, recipes, save_replay
-from lightning_replay.saving.spec import NotRebuildableError, recorded
+from lightning_replay.saving.spec import NotRebuildableError, rebuildable
 from tests.transitions import numbered_steps
 
 PARTS = """
@@ -68,7 +68,7 @@ class Rows(PackedStorage):
 """
 
 
-@recorded
+@rebuildable
 class FunctionOf(Transform):
     """Applies a function to each batch."""
 
@@ -81,7 +81,9 @@ class FunctionOf(Transform):
 
 
 NAMES = ("Newest", "Writer", "Scale", "Rows")
-RECORDED = "from lightning_replay.saving.spec import recorded\n" + PARTS.replace("\nclass ", "\n@recorded\nclass ")
+RECORDED = "from lightning_replay.saving.spec import rebuildable\n" + PARTS.replace(
+    "\nclass ", "\n@rebuildable\nclass "
+)
 
 
 @pytest.fixture
@@ -120,7 +122,7 @@ def test_a_part_of_ones_own_is_saved_and_the_error_leads_to_a_load(name, module,
     for advice in (
         f"was a {name},",
         "replay.load(path)",
-        "classes with the decorator lightning_replay.saving.spec.recorded",
+        "classes with the decorator lightning_replay.saving.spec.rebuildable",
     ):
         assert advice in str(error.value)
     assert "trust" not in str(error.value)
@@ -142,7 +144,7 @@ def test_a_part_of_ones_own_is_saved_and_the_error_leads_to_a_load(name, module,
     ("later", "message"),
     [
         (None, "changing_parts:Newest, which cannot be imported here: No module named .*PYTHONPATH"),
-        (PARTS, "decorator lightning_replay.saving.spec.recorded"),
+        (PARTS, "decorator lightning_replay.saving.spec.rebuildable"),
     ],
     ids=["gone", "lost its decorator"],
 )

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from lightning_replay.samplers.tables import CORRECTIONS
-from lightning_replay.saving.spec import PUBLIC, NotRebuildableError, build, describe, recorded
+from lightning_replay.saving.spec import PUBLIC, NotRebuildableError, build, describe, rebuildable
 from tests.saves import recorded_classes
 
 
-@recorded
+@rebuildable
 class Wheel:
     def __init__(self, spokes: int = 8, *, rim: object = None) -> None:
         self.spokes = spokes
@@ -25,7 +25,7 @@ class Tyre(Wheel):
     pass
 
 
-@recorded
+@rebuildable
 class Bicycle:
     def __init__(self, front: Wheel, back: Wheel, bell=os.path.join, options: dict | None = None) -> None:
         self.front, self.back, self.bell, self.options = front, back, bell, options
@@ -39,12 +39,12 @@ def test_arguments_are_remembered_defaults_and_those_without_a_name_included() -
     assert (again.watts, again.more["colour"], again.more["rim"].spokes) == (3.0, "red", 4)
 
 
-@recorded
+@rebuildable
 class Bell:
     """Has nothing to choose, and no constructor."""
 
 
-@recorded
+@rebuildable
 class Lamp:
     """Takes options that it does not name."""
 
@@ -64,7 +64,7 @@ def test_a_class_without_a_constructor_is_built_again_and_one_of_arguments_witho
             self.links = links
 
     with pytest.raises(TypeError, match=r"Chain takes \*arguments; a recorded class names them"):
-        recorded(Chain)
+        rebuildable(Chain)
 
 
 def test_a_tree_of_objects_is_built_again_from_json() -> None:
@@ -86,7 +86,7 @@ def test_what_has_no_import_path_is_saved_but_not_built(option) -> None:
 
 
 def test_only_recorded_classes_and_what_this_library_defines_are_found() -> None:
-    for path in ("subprocess:Popen", "os:system", "lightning_replay.memory:tempfile.mkdtemp"):
+    for path in ("subprocess:Popen", "os:system", "lightning_replay.free_memory:tempfile.mkdtemp"):
         for kind in ("class", "import"):
             with pytest.raises(NotRebuildableError):
                 build({kind: path, "arguments": {}}, trust=["subprocess"] if kind == "class" else [])

@@ -199,7 +199,7 @@ def test_a_fork_while_threads_wait_for_prefetched_batches() -> None:
 
     def wait() -> None:
         while not is_over.is_set():
-            replay.raise_largest_priority(1.0)  # which waits for them, and changes nothing
+            replay.raise_max_priority(1.0)  # which waits for them, and changes nothing
 
     threads = [threading.Thread(target=wait) for _ in range(2)]
     interval = sys.getswitchinterval()
@@ -228,7 +228,7 @@ def test_a_fork_does_not_wait_for_a_thread_that_uses_the_buffer(is_mixed: bool) 
     holds, may_end = threading.Event(), threading.Event()
 
     def use() -> None:
-        with replay._lock if is_mixed else replay.unchanged():
+        with replay._lock if is_mixed else replay.locked():
             holds.set()
             may_end.wait()
 

@@ -165,7 +165,7 @@ def test_parts_of_a_divided_draw_are_relabelled_and_go_on_alike() -> None:
         divider = Divider(hindsight(priority_exponent=0.6).sampler, seed=0)
         division = divider.divide(8, [one.group_totals() for one in group])
         parts = zip(group, division.parts, strict=True)
-        drawn.append(torch.cat([shard.sample_part(part)[0] for shard, part in parts if len(part)]))
+        drawn.append(torch.cat([shard.sample_shard(part)[0] for shard, part in parts if len(part)]))
     assert (drawn[0] == drawn[1]).all() and drawn[0]["observation", "desired_goal"].max() > OWN_GOAL
 
 

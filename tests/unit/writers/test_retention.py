@@ -134,7 +134,7 @@ def test_feedback_sets_both_priorities_in_one_call() -> None:
 
 @pytest.mark.parametrize("both", [False, True])
 def test_feedback_of_pairs_reaches_their_first_rows_or_both_of_which_the_first_count_more(both: bool) -> None:
-    pairs = RandomPairSampler(first=PrioritizedSampler(4), update_partners=both)
+    pairs = RandomPairSampler(base_sampler=PrioritizedSampler(4), update_partners=both)
     replay = small(4, sampler=pairs)
     replay.extend(rewarded([1.0] * 4))
     replay.update_priority(torch.tensor([[0, 1], [1, 2]]), torch.tensor([2.0, 3.0]))

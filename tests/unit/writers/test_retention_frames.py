@@ -60,7 +60,7 @@ def test_two_rows_leave_for_one_where_the_first_gives_up_no_frame(at_once, prior
         batch = replay.sample()
         assert set(batch["surprise"].tolist()) <= {3.0, 2.5, 2.75}
     replay.update_priority(torch.tensor([0, 1, 2]), torch.tensor([9.0, 9.0, 9.0]), generation=generation)
-    assert replay.stats()["late_updates_dropped"] == 2
+    assert replay.stats()["stale_updates_dropped"] == 2
     assert replay.writer.retention_priority(torch.tensor([2])).tolist() == [81.0]
 
 

@@ -37,7 +37,7 @@ def replay_of(settings: Settings, seed: int) -> Replay:
     return TableReplay(
         storage=PackedStorage(writer.num_slots),
         writer=writer,
-        sampler=NeighborhoodMixupSampler(num_neighbors=settings["num_neighbors"], first=shares),
+        sampler=NeighborhoodMixupSampler(num_neighbors=settings["num_neighbors"], base_sampler=shares),
         transform=MixPairs(mixup_concentration=settings["mixup_concentration"]),
         batch_size=rows,
         seed=seed,

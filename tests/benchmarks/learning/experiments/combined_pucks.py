@@ -45,7 +45,7 @@ def mixed(settings: Settings, first: Sampler) -> dict[str, Sampler | MixPairs]:
     """Returns the sampler ``first``, or one of pairs that begin with its rows and the transform that mixes them."""
     if not settings["num_neighbors"]:
         return {"sampler": first}
-    sampler = NeighborhoodMixupSampler(num_neighbors=settings["num_neighbors"], first=first)
+    sampler = NeighborhoodMixupSampler(num_neighbors=settings["num_neighbors"], base_sampler=first)
     return {"sampler": sampler, "transform": MixPairs(mixup_concentration=settings["mixup_concentration"])}
 
 

@@ -41,7 +41,7 @@ class RecordReturns(L.Callback):
         self.settings, self.out, self.next = settings, out, settings["evaluate_every"]
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *ignored: Any) -> None:
-        from lightning_replay.lit.playing import episode_returns
+        from lightning_replay.lit.rollouts import episode_returns
 
         data = trainer.datamodule  # type: ignore[attr-defined]
         while data.env_steps_done >= self.next:

@@ -36,7 +36,7 @@ SAMPLERS: dict[str, Callable[[int], Any]] = {
         priority_exponent=0.4,
         importance_exponent=0.0,
         priority_offset=0.0,
-        smallest_priority=1.0,
+        min_priority=1.0,
     ),
     "reliability": ReliabilityAdjustedSampler,
     "combined": lambda capacity: CombinedSampler(),

@@ -13,7 +13,7 @@ from tensordict import TensorDict
 
 from lightning_replay import recipes
 from lightning_replay.envs.half_field import GOAL_REWARD, HalfField
-from lightning_replay.saving.spec import recorded
+from lightning_replay.saving.spec import rebuildable
 from lightning_replay.schedulers import (
     EasyToHard,
     Exp3,
@@ -58,7 +58,7 @@ def check_settings(settings: Settings) -> None:
             )
 
 
-@recorded
+@rebuildable
 class Separate(Scheduler):
     """Draws batches by one scheduler and gives actors their tasks by another, each with every signal."""
 

@@ -202,14 +202,14 @@ def test_two_cameras_are_kept_or_refused_together() -> None:
     assert storage.frames_missing(storage.checked_values(wide)) == 2
     with pytest.raises(RuntimeError, match="2 more frames are needed"):
         storage.set(slice(1, 2), wide)
-    assert [images.pool.num_held for images in storage._images] == [3, 3] and len(storage) == 1
+    assert [images.pool.num_stored for images in storage._images] == [3, 3] and len(storage) == 1
     storage.set(slice(1, 2), fits)
     assert stacks_in(storage.get(torch.arange(2)), IMAGE_KEYS[1]) == [((1, 2), (2, 3)), ((1, 2), (1, 3))]
     #   the first camera has room for any row, the second, which shows 4 6 12 14, 20 22 28, 16, is full
     storage = FrameStorage(10, 2, IMAGE_KEYS[1], frame_capacity=8)
     shown = [((1, 3), (3, 5)), ((5, 7), (7, 1)), ((3, 7), (3, 7))]
     storage.set(slice(0, 3), frame_rows(shown, key=IMAGE_KEYS[1]))
-    assert [images.pool.num_held for images in storage._images] == [4, 8]
+    assert [images.pool.num_stored for images in storage._images] == [4, 8]
     full = frame_rows([((5, 1), (7, 5))], key=IMAGE_KEYS[1])  # second 20 16 -> 28 26
     assert storage.frames_missing(storage.checked_values(full)) == 1
 
@@ -261,7 +261,7 @@ def test_an_axis_of_frames_in_one_of_both_images_is_refused(shapes) -> None:
 
 
 def test_memory_of_frames_is_refused_before_anything_is_taken(monkeypatch) -> None:
-    monkeypatch.setattr("lightning_replay.memory.free_bytes", lambda device: 10_000)
+    monkeypatch.setattr("lightning_replay.free_memory.free_bytes", lambda device: 10_000)
     storage = FrameStorage(10, 3, frame_capacity=1000)
     with pytest.raises(MemoryError, match=r"1,001 frames of 16 bytes"):
         storage.set(slice(0, 3), frame_rows(EPISODE))
@@ -363,7 +363,7 @@ def test_full_frames_are_logged_once_and_bytes_are_those_of_the_rows_held(caplog
         "the room for 7 frames is full with 1 of 10 transitions"
     ]
     stats = replay.stats()
-    assert replay.storage.num_held == 1 and stats["bytes_per_transition"] == stats["nbytes"] == replay.nbytes
+    assert replay.storage.num_stored == 1 and stats["bytes_per_transition"] == stats["nbytes"] == replay.nbytes
 
 
 def test_rows_are_indexed_as_those_of_packed_storage() -> None:
