@@ -24,6 +24,7 @@ import rllib_ext
 from lightning_replay import forking
 from lightning_replay.levels import LevelBuffer, SequentialLevels, UniformLevels, scores
 from rllib_ext.hooks import EVENTS
+from rllib_ext.levels import level_assignment
 from rllib_ext.levels.checks import built_levels
 from rllib_ext.levels.evaluation import RESULTS, measure_gap
 from rllib_ext.levels.evaluation import test_of as level_test_of
