@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Adapters to RLlib: its type gates for replay buffers, and attributes and values of its objects.
 
-The gates, measured with ray 2.60.0, new API stack; each row has a test in ``tests/unit/rllib/test_gates.py``.
+The gates, measured with ray 2.60.0, new API stack; each row has a test in ``tests/unit/rllib_ext/test_gates.py``.
 
 =============================================  =======================================  ==============================
 gate                                           check                                    passed by

@@ -17,7 +17,7 @@ from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from pyarrow import fs
 
-from tests.unit.rllib.local_shards import first_numbers, read
+from tests.unit.rllib_ext.local_shards import first_numbers, read
 
 from .rllib_algorithms import watch_td_errors
 

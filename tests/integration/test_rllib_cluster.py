@@ -20,7 +20,7 @@ from lightning_replay.sharded.options import ShardOptions
 from rllib_ext.rllib_compat import values
 from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
 from tests.ray_cpus import become_free
-from tests.unit.rllib.episodes import numbered
+from tests.unit.rllib_ext.episodes import numbered
 
 from .rllib_algorithms import Counting, EchoLearner, built, small, trained, watch_columns, watch_td_errors
 from .shard_contents import homes, observations, on_shards, stored, watch

@@ -14,7 +14,7 @@ import ray
 
 from rllib_ext.apex import ApexDQN, ApexDQNConfig
 from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
-from tests.unit.rllib.local_shards import awaited
+from tests.unit.rllib_ext.local_shards import awaited
 
 from .rllib_algorithms import Counting, EchoLearner, built, small, trained
 from .shard_contents import homes, observations, on_shards, watch

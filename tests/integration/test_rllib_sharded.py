@@ -19,8 +19,8 @@ from ray.rllib.algorithms.dqn import DQNConfig
 from rllib_ext.learner.remote_blocks import BlockReader
 from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
 from rllib_ext.sharded.routing import EpisodeReference
-from tests.unit.rllib.episodes import numbered
-from tests.unit.rllib.local_shards import awaited
+from tests.unit.rllib_ext.episodes import numbered
+from tests.unit.rllib_ext.local_shards import awaited
 
 from .rllib_algorithms import Counting, EchoLearner, built, small, trained
 from .shard_contents import homes, lose, observations, on_shards, stored, watch

@@ -16,7 +16,7 @@ from lightning_replay.saving.folders import Folder
 from rllib_ext.checkpoints import WarmUp
 from rllib_ext.sharded.shard import EpisodeShard
 from tests.integration.shard_contents import trajectories
-from tests.unit.rllib.episodes import numbered
+from tests.unit.rllib_ext.episodes import numbered
 
 
 def shard(number: int, count: int) -> EpisodeShard:

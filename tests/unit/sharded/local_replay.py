@@ -13,7 +13,7 @@ from tensordict import TensorDict
 from lightning_replay.sharded import ShardedReplay
 from lightning_replay.sharded.coordinator import Coordinator
 from lightning_replay.sharded.replay import Connection
-from tests.unit.rllib.local_shards import start_locally
+from tests.unit.rllib_ext.local_shards import start_locally
 
 COORDINATORS: dict[str, Coordinator] = {}  # by name of the replay
 

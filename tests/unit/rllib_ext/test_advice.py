@@ -156,7 +156,7 @@ CASES = [
     ),
     advice(
         "retention in a recipe of one's own",
-        lambda: prepared("tests.unit.rllib.test_advice.kept"),
+        lambda: prepared("tests.unit.rllib_ext.test_advice.kept"),
         r"Leave the recipe out and name the parts: replay_config\(capacity=..., writer=\{'class_path': ...\}\)",
         lambda: replay_config(capacity=100, writer=SURPRISE),
     ),
@@ -250,7 +250,7 @@ def test_the_advice_of_the_error_works(one: Advice) -> None:
 
 
 def test_a_recipe_of_ones_own_need_not_take_the_seed_of_the_config() -> None:
-    made = prepared("tests.unit.rllib.test_advice.plain", config().debugging(seed=3))
+    made = prepared("tests.unit.rllib_ext.test_advice.plain", config().debugging(seed=3))
     options = dict(made.replay_buffer_config)
     kind = options.pop("type")
     one, two, other = (

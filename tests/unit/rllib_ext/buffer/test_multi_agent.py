@@ -18,9 +18,8 @@ from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 from ray.rllib.utils.minibatch_utils import ShardEpisodesIterator
 
 from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
-
-from .episodes import column, numbers
-from .multi_agent_episodes import (
+from tests.unit.rllib_ext.episodes import column, numbers
+from tests.unit.rllib_ext.multi_agent_episodes import (
     AGENTS,
     OBSERVED,
     SILENT,

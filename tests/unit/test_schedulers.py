@@ -14,7 +14,7 @@ import pytest
 from lightning_replay import schedulers
 from lightning_replay.saving.spec import build, describe
 
-FIXTURE = json.loads((Path(__file__).parents[2] / "fixtures" / "dpcer_exp3.json").read_text())
+FIXTURE = json.loads((Path(__file__).parents[1] / "fixtures" / "dpcer_exp3.json").read_text())
 CASES = {case["name"]: case for case in FIXTURE["cases"]}
 TASKS = ["target", "far", "near", "goal_mouth"]
 EVERY_SCHEDULER = [

@@ -19,8 +19,7 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 import rllib_ext
 from lightning_replay.events import info_key
 from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
-
-from .episodes import numbered
+from tests.unit.rllib_ext.episodes import numbered
 
 
 def telling(infos: list[dict[str, Any]], fragment: int = 100, **ends: bool) -> list[SingleAgentEpisode]:

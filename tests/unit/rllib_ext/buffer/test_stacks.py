@@ -19,8 +19,7 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 import rllib_ext
 from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.buffer.images import ImageDQNModule
-
-from .episodes import numbered
+from tests.unit.rllib_ext.episodes import numbered
 
 K = 3
 NETWORK = {"conv_filters": [[4, 3, 2]], "fcnet_hiddens": [8], "head_fcnet_hiddens": [8], "num_atoms": 1}

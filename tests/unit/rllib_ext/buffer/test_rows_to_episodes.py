@@ -22,8 +22,7 @@ from lightning_replay.events import EventTable, reward_at_least
 from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.buffer.fill import episodes_of
 from tests.integration.rllib_algorithms import small, trained
-
-from .episodes import column
+from tests.unit.rllib_ext.episodes import column
 
 OBSERVATION, ACTION = spaces.Box(-np.inf, np.inf, (1,), np.float32), spaces.Discrete(3)
 GO, TERMINATED, TRUNCATED, GAP = range(4)

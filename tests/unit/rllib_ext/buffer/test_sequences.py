@@ -20,9 +20,8 @@ from ray.rllib.utils.replay_buffers.episode_replay_buffer import EpisodeReplayBu
 
 from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.buffer.sequences import SequencePriorities
-
-from .episodes import numbered
-from .recurrent_episodes import drawn, filled, numbers, recurrent, state_after, state_before
+from tests.unit.rllib_ext.episodes import numbered
+from tests.unit.rllib_ext.recurrent_episodes import drawn, filled, numbers, recurrent, state_after, state_before
 
 
 def test_every_sequence_of_three_episodes() -> None:

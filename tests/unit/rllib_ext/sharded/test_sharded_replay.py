@@ -16,10 +16,9 @@ from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer, joined_stats
 from rllib_ext.sharded.shard import options_of_shard
 from tests.recipe_options import ROW_RECIPES, required_options
-
-from .episodes import numbered
-from .local_shards import awaited, first_numbers, read, replays
-from .multi_agent_episodes import OBSERVED, play
+from tests.unit.rllib_ext.episodes import numbered
+from tests.unit.rllib_ext.local_shards import awaited, first_numbers, read, replays
+from tests.unit.rllib_ext.multi_agent_episodes import OBSERVED, play
 
 PAIRS = {"mixup", "neighborhood_mixup", "continuous_transition"}
 WHOLE_ACTIONS: dict[str, Any] = {

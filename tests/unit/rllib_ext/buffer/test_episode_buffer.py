@@ -8,8 +8,7 @@ from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.rllib_compat import complete_results
-
-from .episodes import column, numbered, numbers
+from tests.unit.rllib_ext.episodes import column, numbered, numbers
 
 GAMMA = 0.9
 

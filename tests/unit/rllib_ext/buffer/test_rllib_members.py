@@ -15,10 +15,9 @@ from ray.rllib.utils.replay_buffers.prioritized_episode_buffer import Prioritize
 from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.rllib_compat import DRAWS_PER_REPORT, complete_results
 from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
-
-from .episodes import numbered, numbers
-from .multi_agent_episodes import OBSERVED, play
-from .recurrent_episodes import recurrent
+from tests.unit.rllib_ext.episodes import numbered, numbers
+from tests.unit.rllib_ext.multi_agent_episodes import OBSERVED, play
+from tests.unit.rllib_ext.recurrent_episodes import recurrent
 
 LENGTH, CAPACITY, BATCH = 10, 40, 64
 

@@ -19,8 +19,7 @@ from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.episodes import Columns
 from rllib_ext.learner.blocks import LAYOUTS, BatchCutter, Piece, TransitionBlock, learner_order
 from rllib_ext.learner.remote_blocks import RemoteBlock
-
-from .episodes import column, numbered
+from tests.unit.rllib_ext.episodes import column, numbered
 
 
 @pytest.fixture

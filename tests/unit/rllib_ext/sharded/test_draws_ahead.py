@@ -11,8 +11,8 @@ import pytest
 from lightning_replay.schedules import Linear
 from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
 from tests.recipe_options import ROW_RECIPES
+from tests.unit.rllib_ext.local_shards import awaited, first_numbers, read, replays
 
-from .local_shards import awaited, first_numbers, read, replays
 from .test_sharded_replay import build, episodes
 
 pytestmark = pytest.mark.usefixtures("local_shards")

@@ -19,12 +19,11 @@ from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.buffer.n_step import MAX_LAG
 from rllib_ext.learner.blocks import learner_order
 from rllib_ext.learner.signals import add_signals
-
-from .episodes import column, numbered, numbers
-from .recurrent_episodes import recurrent
+from tests.unit.rllib_ext.episodes import column, numbered, numbers
+from tests.unit.rllib_ext.recurrent_episodes import recurrent
 
 GAMMA = 0.5  # whose powers are exact
-FIXTURE = json.loads((Path(__file__).parents[2] / "fixtures" / "retention_priority.json").read_text())
+FIXTURE = json.loads((Path(__file__).parents[3] / "fixtures" / "retention_priority.json").read_text())
 
 
 def retaining(capacity: int = 100, n_step: int = 1, **options: Any) -> RecipeEpisodeReplayBuffer:

@@ -14,12 +14,11 @@ from lightning_replay.events import Event, EventTable, every_of, first_in_episod
 from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.buffer.building import built
 from rllib_ext.episodes import EpisodeConverter
-
-from .episodes import buffer_of, column, numbered, numbers
-from .my_conditions import first_number_is_even
+from tests.unit.rllib_ext.episodes import buffer_of, column, numbered, numbers
+from tests.unit.rllib_ext.my_conditions import first_number_is_even
 
 EVENTS = "lightning_replay.events"
-MINE = f"{__package__}.my_conditions"
+MINE = first_number_is_even.__module__
 
 
 def at_least(threshold: float) -> dict[str, Any]:

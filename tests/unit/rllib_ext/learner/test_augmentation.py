@@ -18,7 +18,7 @@ from ray.rllib.evaluation.postprocessing import Postprocessing
 from lightning_replay.losses import invariance_loss
 from lightning_replay.transforms import MixMinibatch, UCBAugmentation
 
-EXAMPLES = Path(__file__).parents[3] / "examples"
+EXAMPLES = Path(__file__).parents[4] / "examples"
 
 
 @pytest.fixture

@@ -25,8 +25,7 @@ from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.config_file import Settings, Stop, parse, updates_per_env_step
 from rllib_ext.environments import EnvironmentFromPath
 from tests.goal_steps import distance
-
-from .episodes import buffer_of, column, numbered, numbers
+from tests.unit.rllib_ext.episodes import buffer_of, column, numbered, numbers
 
 CONFIGS = [name for name in config_files() if name.startswith("rllib/")]
 SMALL: dict[str, Any] = {

@@ -34,8 +34,7 @@ from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
 from rllib_ext.sharded.routing import EpisodeReference, Router
 from rllib_ext.sharded.shard import EpisodeShard, options_of_shard
 from tests.integration.shard_contents import trajectories
-
-from .episodes import numbered
+from tests.unit.rllib_ext.episodes import numbered
 
 
 def dqn(**options: Any) -> DQNConfig:
