@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One test per gate of ray 2.60.0 that ``rllib_ext/gates.py`` lists: a release that moves a gate fails here."""
+"""One test per gate of ray 2.60.0 that ``rllib_ext/rllib_compat.py`` lists: a release that moves a gate fails here."""
 
 from __future__ import annotations
 

@@ -13,14 +13,14 @@ from torchrl.envs import RewardScaling
 
 from lightning_replay import PackedStorage, Replay, recipes
 from lightning_replay.events import Event, EventTable
-from lightning_replay.parts import ReplayTransform, recorded
+from lightning_replay.parts import ReplayTransform, rebuildable
 from lightning_replay.samplers import PrioritizedSampler
 from lightning_replay.storage import read_columns
 from lightning_replay.transforms import GaussianNoise, NStepTransitions
 from tests.transitions import connected, numbered_steps
 
 
-@recorded
+@rebuildable
 class NextReward(ReplayTransform):
     """Adds the reward of the next step of each row's episode, -1 where none is stored."""
 
