@@ -103,7 +103,7 @@ def draws_of_lightning(name: str, **options: Any) -> list[np.ndarray]:
 
 def draws_of_rllib(name: str, **options: Any) -> list[np.ndarray]:
     from rllib_ext import RecipeEpisodeReplayBuffer
-    from tests.unit.rllib.episodes import column, numbered
+    from tests.unit.rllib_ext.episodes import column, numbered
 
     arguments = required_options(name, 64) | options
     buffer = RecipeEpisodeReplayBuffer(name, seed=7, **arguments)
