@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from lightning_replay.lazy import Getter, lazy_names
 
 if TYPE_CHECKING:
     from lightning_replay import recipes
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from lightning_replay.storage.packed import PackedStorage
     from lightning_replay.table_replay import CurriculumReplay, TableReplay
 
-from lightning_replay import forking, start_method  # noqa: F401  hooks of forks, and of an import of TorchRL
+from lightning_replay import forking, start_method  # noqa: F401  They set hooks.
 
 __version__ = "0.1.0"
 
@@ -33,22 +34,15 @@ __all__ = [
     "verify_replay",
 ]
 
-_MODULES = {
-    "CurriculumReplay": "table_replay",
-    "MixedReplay": "mixed_replay",
-    "PackedStorage": "storage",
-    "Replay": "replay",
-    "SavedSize": "saves",
-    "TableReplay": "table_replay",
-    "load_replay": "loading",
-    "save_replay": "saves",
-    "verify_replay": "saves",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name == "recipes":
-        return importlib.import_module("lightning_replay.recipes")
-    if name in _MODULES:
-        return getattr(importlib.import_module(f"lightning_replay.{_MODULES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__: Getter = lazy_names(
+    __name__,
+    {
+        ".loading": ("load_replay",),
+        ".mixed_replay": ("MixedReplay",),
+        ".replay": ("Replay",),
+        ".saves": ("SavedSize", "save_replay", "verify_replay"),
+        ".storage.packed": ("PackedStorage",),
+        ".table_replay": ("CurriculumReplay", "TableReplay"),
+    },
+    submodules=("recipes",),
+)

@@ -14,7 +14,7 @@ Shapes: N rows given, n rows stored, B rows of a batch; slots are int64.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -297,6 +297,15 @@ class WriterHooks(PartHooks):
     signals: tuple[str, ...] = ()  #: Further names that ``Replay.update_priority`` accepts for this writer.
     compares_rows: bool = False  #: Whether a row follows another only if it starts with the observation of its end.
     may_refuse: bool = False  #: Whether rows may be left out although the storage is not full.
+    #: The :class:`~lightning_replay.tables.tables.Tables` that the writer keeps; ``None`` for a writer without tables.
+    tables: Any = None
+    #: Function for the surprise of new rows, TensorDict ``[N]`` to ``[N]``; ``None`` if there is none.
+    initial_surprise: Callable[[TensorDictBase], Tensor] | None = None
+
+    @property
+    def needs_initial_surprise(self) -> bool:
+        """Whether the writer lacks :attr:`initial_surprise`."""
+        return False
 
     def insert(self, data: TensorDictBase) -> Insertion:
         """Stores rows, TensorDict ``[N]``, oldest first; called by ``Replay.extend``."""
@@ -465,6 +474,11 @@ class _TorchRLWriter(WriterHooks):
         if not isinstance(self._writer, RoundRobinWriter):
             return None
         return (self._writer._cursor - 1 - index) % self._writer._storage.max_size
+
+
+def without_tables(sampler: str) -> TypeError:
+    """Returns the error for a sampler of tables whose writer keeps none; ``sampler`` is the name of its class."""
+    return TypeError(f"{sampler} draws from tables, the writer keeps none; give an EventTableWriter or TaskTableWriter")
 
 
 def as_replay_sampler(sampler: Sampler) -> ReplaySampler:

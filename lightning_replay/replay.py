@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -55,9 +55,9 @@ from lightning_replay.parts import (
     as_replay_sampler,
     as_replay_writer,
     unwrap,
+    without_tables,
 )
 from lightning_replay.samplers.slice_check import SliceCheck, check_slice_writer
-from lightning_replay.samplers.tables import without_tables
 from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.saves import frozen_state, read_replay, read_state, restore_state, save_replay
 from lightning_replay.saving.spec import rebuildable
@@ -73,11 +73,11 @@ from lightning_replay.storage.columns import (
     rows_of_columns,
 )
 from lightning_replay.storage.packed import PackedStorage, device_of, readable_rows
-from lightning_replay.tables.tables import Tables
 from lightning_replay.training_replay import TrainingReplay
 from lightning_replay.writers.first_in_first_out import FirstInFirstOutWriter
-from lightning_replay.writers.retention import RetentionWriter
-from lightning_replay.writers.tables import TableWriter
+
+if TYPE_CHECKING:
+    from lightning_replay.tables.tables import Tables
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -1062,8 +1062,8 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
     @property
     def tables(self) -> Tables | None:
         """The tables that the writer keeps; ``None`` for other writers."""
-        held = None if self._packed is None else self._packed.occupancy
-        return held if isinstance(held, Tables) else None
+        tables: Tables | None = self._writer_hooks.tables
+        return tables
 
     @property
     def returns(self) -> list[tuple[int, float]]:
@@ -1099,12 +1099,11 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
     @property
     def needs_initial_surprise(self) -> bool:
         """Whether the writer lacks a function for the surprise of new rows."""
-        return isinstance(self._writer, RetentionWriter) and self._writer.needs_initial_surprise
+        return self._writer_hooks.needs_initial_surprise
 
     def set_initial_surprise(self, measure: Callable[[TensorDictBase], Tensor] | None) -> None:
         """Sets the writer's function for the surprise of new rows; ``None`` removes it."""
-        if isinstance(self._writer, RetentionWriter):
-            self._writer.initial_surprise = measure
+        self._writer_hooks.initial_surprise = measure
 
     def generator_fingerprint(self) -> bytes:
         """Returns the state of the sampler's generator, which is equal while nothing is drawn."""
@@ -1263,7 +1262,7 @@ def check_parts(storage: Storage, sampler: Sampler, writer: Writer, n_steps: int
             f"capacity of {name} is {hooks.num_slots} and that of the storage {capacity}; "
             f"build the sampler with capacity={capacity}"
         )
-    if hooks._draws_from_tables and not isinstance(writer, TableWriter):
+    if hooks._draws_from_tables and as_replay_writer(writer).tables is None:
         raise without_tables(name)
     if not isinstance(storage, TensorStorage) and (hooks._reads_columns or n_steps > 1):
         reader = type(sampler).__name__ if hooks._reads_columns else f"a buffer with n_steps={n_steps}"

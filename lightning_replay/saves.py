@@ -33,7 +33,6 @@ from lightning_replay.saving.states import (
 )
 from lightning_replay.state import SeededStateful
 from lightning_replay.storage.packed import PackedStorage
-from lightning_replay.tables.tables import Tables
 from lightning_replay.training_replay import TrainingReplay
 
 __all__ = ["FrozenReplay", "SavedSize", "read_replay", "save_id", "save_replay", "verify_replay"]
@@ -178,7 +177,7 @@ def _parts_of(replay: Any) -> dict[str, Any]:
     # These must be equal where the state is loaded.
     sampler = [type(replay._sampler).__name__]
     base = unwrap(replay._sampler)
-    tables = replay._storage.occupancy if isinstance(replay._storage, PackedStorage) else None
+    tables = replay.tables
     parts = {
         "capacity": replay._storage.max_size,
         "storage": type(replay._storage).__name__,
@@ -197,7 +196,7 @@ def _parts_of(replay: Any) -> dict[str, Any]:
         for name in part.stored_options if isinstance(part, SeededStateful) else ():
             value = comparable(describe(getattr(part, name)))
             parts[f"{name.lstrip('_')} of {type(part).__name__}"] = value
-    if isinstance(tables, Tables):  # in the order of their numbers
+    if tables is not None:  # in the order of their numbers
         parts["tables"] = [[name, int(most)] for name, most in zip(tables.names, tables.capacity, strict=True)]
     return parts
 

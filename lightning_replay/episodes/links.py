@@ -14,11 +14,11 @@ from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
 from lightning_replay.episodes import kernels
+from lightning_replay.episodes.groups import EpisodeGroups, groups_of
 from lightning_replay.options import checked_count
 from lightning_replay.storage.columns import contradicts
 from lightning_replay.storage.packed import PackedStorage, readable_rows
 from lightning_replay.storage.rows import observation_pairs
-from lightning_replay.tables.kernels import EpisodeGroups, groups_of
 
 MOST_NUMBERS = 4_096  # of a row and a column that are compared: more would cost an eighth of the insert of an image
 _LEAST_COMPARED = 16  # before rows are reported that do not continue others

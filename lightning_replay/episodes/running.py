@@ -13,6 +13,7 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
+from lightning_replay.episodes.groups import EpisodeGroups
 from lightning_replay.episodes.links import (
     TRAJECTORY_KEYS,
     Continuity,
@@ -26,7 +27,6 @@ from lightning_replay.episodes.links import (
 from lightning_replay.options import checked_flag, checked_key
 from lightning_replay.parts import WriterHooks
 from lightning_replay.storage.packed import PackedStorage, occupancy_of, read_columns, stored_before
-from lightning_replay.tables.kernels import EpisodeGroups
 
 ObservationPair = tuple[Any, Any]  # columns [N, numbers] of one observation before and after the step of each row
 

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from lightning_replay.lazy import Getter, lazy_names
 
 if TYPE_CHECKING:
     from lightning_replay.levels import scores
@@ -41,13 +42,18 @@ __all__ = [
     "update_rollout",
 ]
 
-# imported at first use: what a process that steps environments imports from here needs no torch
-_MODULES = ("prioritization", "scores", "selector", "table", "buffer", "baselines", "level_set", "batches")
-
-
-def __getattr__(name: str) -> Any:
-    for module in _MODULES if name in __all__ else ():
-        exported = importlib.import_module(f"{__name__}.{module}")
-        if name in (module, *exported.__all__):
-            return exported if name == module else getattr(exported, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+# A process that steps environments loads this package without torch.
+__getattr__: Getter = lazy_names(
+    __name__,
+    {
+        ".baselines": ("SequentialLevels", "UniformLevels"),
+        ".batches": ("LevelBatchSampler",),
+        ".buffer": ("LearningProgress", "LevelBuffer", "LevelEditor", "tscl"),
+        ".level_set": ("LevelSet",),
+        ".prioritization": ("Boltzmann", "Greedy", "Prioritization", "Proportional", "Rank", "Top"),
+        ".scores": ("EpisodeScore",),
+        ".selector": ("LevelSelector", "segments", "update_rollout"),
+        ".table": ("LevelSampler", "LevelWriter"),
+    },
+    submodules=("scores",),
+)

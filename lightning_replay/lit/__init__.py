@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from lightning_replay.lazy import Getter, lazy_names
 
 if TYPE_CHECKING:
     from lightning_replay.agents.interfaces import UpdateBatches, UpdatePriorities
@@ -40,13 +41,19 @@ __all__ = [
     "stochastic_policy",
 ]
 
-# imported at first use: `lightning-replay configs` needs neither Lightning nor TorchRL
-_MODULES = ("callbacks", "data", "level_data", "replay_data", "playing", "level_collection")
-
-
-def __getattr__(name: str) -> Any:
-    for module in _MODULES if name in __all__ else ():
-        exported = importlib.import_module(f"{__name__}.{module}")
-        if name in vars(exported):
-            return vars(exported)[name]
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+# `lightning-replay configs` loads this package without Lightning and TorchRL.
+__getattr__: Getter = lazy_names(
+    __name__,
+    {
+        "lightning_replay.agents.interfaces": ("UpdateBatches", "UpdatePriorities"),
+        ".callbacks": ("LinearLearningRate", "LogLevelStats", "LogReplayStats"),
+        ".checkpoints": ("ReplayCheckpoint",),
+        ".data": ("UpdateStream",),
+        ".evaluation": ("Evaluate", "GeneralizationGap", "ReplayProgressBar"),
+        ".level_collection": ("ReturnNormalization",),
+        ".level_data": ("LevelDataModule",),
+        ".pictures": ("InspectBuffer", "LearningCurve", "LevelCurriculum", "ScoreAgainstStaleness"),
+        ".replay_data": ("ReplayDataModule",),
+        ".rollouts": ("level_returns", "stochastic_policy"),
+    },
+)

@@ -1,23 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Samplers: the slots of a batch, and their weights."""
 
-from lightning_replay.samplers.combined import CombinedSampler
-from lightning_replay.samplers.continuous_correction import ContinuousCorrectionSampler
-from lightning_replay.samplers.neighborhood_mixup import NeighborhoodMixupSampler
-from lightning_replay.samplers.pairs import ContinuousTransitionSampler, PairSampler, RandomPairSampler
-from lightning_replay.samplers.prioritized import PrioritizedSampler
-from lightning_replay.samplers.reliability import ReliabilityAdjustedSampler
-from lightning_replay.samplers.reshuffled import ReshuffledSampler
-from lightning_replay.samplers.reverse_sweep import ReverseSweepSampler
-from lightning_replay.samplers.sequences import SequenceSampler, sequence_priorities
-from lightning_replay.samplers.tables import (  # noqa: F401  saves find these here, or are imported for their effect
-    ScheduledSampler,
-    TableShares,
-    lemma2,
-    lemma2_exact,
-    mixture,
-)
-from lightning_replay.samplers.uniform import UniformSampler
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lightning_replay.lazy import Getter, lazy_names
+
+if TYPE_CHECKING:
+    from lightning_replay.samplers.combined import CombinedSampler
+    from lightning_replay.samplers.continuous_correction import ContinuousCorrectionSampler
+    from lightning_replay.samplers.neighborhood_mixup import NeighborhoodMixupSampler
+    from lightning_replay.samplers.pairs import ContinuousTransitionSampler, PairSampler, RandomPairSampler
+    from lightning_replay.samplers.prioritized import PrioritizedSampler
+    from lightning_replay.samplers.reliability import ReliabilityAdjustedSampler
+    from lightning_replay.samplers.reshuffled import ReshuffledSampler
+    from lightning_replay.samplers.reverse_sweep import ReverseSweepSampler
+    from lightning_replay.samplers.sequences import SequenceSampler, sequence_priorities
+    from lightning_replay.samplers.tables import ScheduledSampler, TableShares
+    from lightning_replay.samplers.uniform import UniformSampler
 
 __all__ = [
     "CombinedSampler",
@@ -36,3 +37,21 @@ __all__ = [
     "UniformSampler",
     "sequence_priorities",
 ]
+
+# Saves find the classes and functions here by name, also those that ``__all__`` does not export.
+__getattr__: Getter = lazy_names(
+    __name__,
+    {
+        ".combined": ("CombinedSampler",),
+        ".continuous_correction": ("ContinuousCorrectionSampler",),
+        ".neighborhood_mixup": ("NeighborhoodMixupSampler",),
+        ".pairs": ("ContinuousTransitionSampler", "PairSampler", "RandomPairSampler"),
+        ".prioritized": ("PrioritizedSampler",),
+        ".reliability": ("ReliabilityAdjustedSampler",),
+        ".reshuffled": ("ReshuffledSampler",),
+        ".reverse_sweep": ("ReverseSweepSampler",),
+        ".sequences": ("SequenceSampler", "sequence_priorities"),
+        ".tables": ("ScheduledSampler", "TableShares", "lemma2", "lemma2_exact", "mixture"),
+        ".uniform": ("UniformSampler",),
+    },
+)

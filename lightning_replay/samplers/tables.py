@@ -24,7 +24,7 @@ from lightning_replay.options import (
     checked_number,
     checked_share,
 )
-from lightning_replay.parts import GroupTotals, ShardDraw, ShardRequest
+from lightning_replay.parts import GroupTotals, ShardDraw, ShardRequest, without_tables
 from lightning_replay.priority_tree import PriorityTree
 from lightning_replay.samplers.prioritized import PrioritizedBase
 from lightning_replay.saving.spec import rebuildable
@@ -71,10 +71,6 @@ def tables_of(storage: Storage, sampler: Any) -> Tables:
     if not isinstance(tables, Tables):
         raise without_tables(type(sampler).__name__)
     return tables
-
-
-def without_tables(sampler: str) -> TypeError:
-    return TypeError(f"{sampler} draws from tables, the writer keeps none; give an EventTableWriter or TaskTableWriter")
 
 
 class WithinTables(PrioritizedBase):

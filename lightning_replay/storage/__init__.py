@@ -3,19 +3,20 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from lightning_replay.lazy import Getter, lazy_names
 
 if TYPE_CHECKING:
     from lightning_replay.storage.packed import PackedStorage, occupancy_of, read_columns
 
 __all__ = ["PackedStorage", "occupancy_of", "read_columns"]
 
-# imported at first use: the layout of rows, which `lightning-replay inspect` reads, needs no TorchRL
-_MODULES = {"FrameStorage": "frames"} | dict.fromkeys(__all__, "packed")
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+# `lightning-replay inspect` reads the layout of rows from here without TorchRL. Saves find FrameStorage here.
+__getattr__: Getter = lazy_names(
+    __name__,
+    {
+        ".frames": ("FrameStorage",),
+        ".packed": ("PackedStorage", "occupancy_of", "read_columns"),
+    },
+)

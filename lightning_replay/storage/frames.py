@@ -86,6 +86,7 @@ class FrameStorage(PackedStorage):
         (5, tensor([2, 3], dtype=torch.uint8))
     """
 
+    stores_frames: bool = True
     _of_columns = (
         *PackedStorage._of_columns,
         *("_images", "_live", "_frames_of", "_outer_layout", "_looked_up"),

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from lightning_replay.episodes.groups import EpisodeGroups
 from lightning_replay.storage.occupancy import are_within
 from lightning_replay.tables import kernels
-from lightning_replay.tables.kernels import EpisodeGroups, EventArrays, HistoryArrays
+from lightning_replay.tables.kernels import EventArrays, HistoryArrays
 from lightning_replay.tables.tables import Tables
 
 _NONE = np.zeros(0, dtype=np.int64)

@@ -6,15 +6,13 @@ Named tuples of arrays are passed on as plain ones: a compiled function reads th
 
 from __future__ import annotations
 
-import functools
 from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 
+from lightning_replay.episodes.groups import EpisodeGroups
 from lightning_replay.jit import compiled
-
-_UNNAMED = np.zeros(1, dtype=np.int64)  # the episode of rows without a trajectory
 
 
 class TableArrays(NamedTuple):
@@ -48,34 +46,6 @@ class EventArrays(NamedTuple):
     table: np.ndarray  #: int64 ``[V]`` ascending, the event table of each event, counted from 0.
     history_length: np.ndarray  #: int64 ``[V]``, steps up to and including the event.
     sent: np.ndarray  #: bool ``[S, T]``, whether the row in a slot has been in an event table.
-
-
-class EpisodeGroups(NamedTuple):
-    """Rows ``[N]`` of a batch by running episode, G groups; a row that is done is the last of its episode."""
-
-    trajectory: np.ndarray  #: int64 ``[G]``, ascending.
-    order: np.ndarray  #: int64 ``[N]``, the rows group after group, each in order of time.
-    start: np.ndarray  #: int64 ``[G + 1]``, where each group begins in ``order``, and N.
-    ended: np.ndarray  #: bool ``[G]``, whether the last row of each group is done.
-    done: np.ndarray  #: bool ``[N]``, by row.
-
-
-def groups_of(trajectory: np.ndarray | None, done: np.ndarray) -> EpisodeGroups:
-    """Groups rows by running episode, int64 ``[N]``; ``None`` where all are of one, which is 0."""
-    count = len(done)
-    if trajectory is None or len(trajectory) == 1 or (trajectory == trajectory[0]).all():
-        only = _UNNAMED if trajectory is None else trajectory[:1]
-        return EpisodeGroups(only, *_one_run(count), done[-1:], done)
-    order = np.argsort(trajectory, kind="stable")
-    named = trajectory[order]
-    start = np.concatenate(([0], np.flatnonzero(named[1:] != named[:-1]) + 1, [count]))
-    return EpisodeGroups(named[start[:-1]], order, start, done[order[start[1:] - 1]], done)
-
-
-@functools.lru_cache(maxsize=16)
-def _one_run(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns order and start of the rows of one episode, which are not written."""
-    return np.arange(count), np.array((0, count))
 
 
 @njit(inline="always")

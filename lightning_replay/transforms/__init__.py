@@ -1,12 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Transforms of batches between storage and loss, and of steps between environment and storage."""
 
-from lightning_replay.episodes.returns import NStepTransitions
-from lightning_replay.transforms.augmentation import AUGMENTATIONS, MixMinibatch, UCBAugmentation
-from lightning_replay.transforms.goals import RelabelGoals
-from lightning_replay.transforms.mixup import MixPairs, MixStates, mixup_coefficients
-from lightning_replay.transforms.noise import GaussianNoise
-from lightning_replay.transforms.shaping import ManhattanDistance, OneAt, PotentialShaping
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lightning_replay.lazy import Getter, lazy_names
+
+if TYPE_CHECKING:
+    from lightning_replay.episodes.returns import NStepTransitions
+    from lightning_replay.transforms.augmentation import AUGMENTATIONS, MixMinibatch, UCBAugmentation
+    from lightning_replay.transforms.goals import RelabelGoals
+    from lightning_replay.transforms.mixup import MixPairs, MixStates, mixup_coefficients
+    from lightning_replay.transforms.noise import GaussianNoise
+    from lightning_replay.transforms.shaping import ManhattanDistance, OneAt, PotentialShaping
 
 __all__ = [
     "AUGMENTATIONS",
@@ -22,3 +29,15 @@ __all__ = [
     "UCBAugmentation",
     "mixup_coefficients",
 ]
+
+__getattr__: Getter = lazy_names(
+    __name__,
+    {
+        "lightning_replay.episodes.returns": ("NStepTransitions",),
+        ".augmentation": ("AUGMENTATIONS", "MixMinibatch", "UCBAugmentation"),
+        ".goals": ("RelabelGoals",),
+        ".mixup": ("MixPairs", "MixStates", "mixup_coefficients"),
+        ".noise": ("GaussianNoise",),
+        ".shaping": ("ManhattanDistance", "OneAt", "PotentialShaping"),
+    },
+)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -15,8 +15,10 @@ from torchrl.data.replay_buffers import Storage, TensorDictRoundRobinWriter
 from lightning_replay.parts import Insertion, ReplayWriter
 from lightning_replay.saving.spec import rebuildable
 from lightning_replay.storage.columns import Column
-from lightning_replay.storage.frames import FrameStorage
 from lightning_replay.storage.packed import PackedStorage
+
+if TYPE_CHECKING:
+    from lightning_replay.storage.frames import FrameStorage
 
 
 @rebuildable
@@ -75,19 +77,20 @@ class FirstInFirstOutWriter(ReplayWriter, TensorDictRoundRobinWriter):
     def _insert_around(self, storage: PackedStorage, values: Sequence[Column], count: int) -> Tensor:
         capacity = storage.capacity
         kept = min(count, capacity)
+        frames = cast("FrameStorage", storage) if storage.stores_frames else None
         if count > kept:
             values = [value[-kept:] for value in values]
         start = (self._cursor + count - kept) % capacity
-        if count > kept and isinstance(storage, FrameStorage):
-            storage.release(torch.arange(capacity, device="cpu"))  # all of them leave
+        if count > kept and frames is not None:
+            frames.release(torch.arange(capacity, device="cpu"))  # all of them leave
             start = self._cursor  # which leaves no slot before it unwritten
         self._cursor = start
         for first in range(0, kept, storage.rows_at_once):
             part = [value[first : first + storage.rows_at_once] for value in values]
             stop = self._cursor + len(part[0])
             slots = torch.arange(self._cursor, stop, device="cpu") % capacity
-            if isinstance(storage, FrameStorage):
-                self._release_oldest(storage, part, slots)
+            if frames is not None:
+                self._release_oldest(frames, part, slots)
             storage.write(slice(self._cursor, stop) if stop <= capacity else slots, part)
             self._cursor = stop % capacity
         index = torch.arange(start, start + kept, device="cpu") % capacity

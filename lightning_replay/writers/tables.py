@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
+from lightning_replay.episodes.groups import EpisodeGroups, groups_of
 from lightning_replay.episodes.links import MOST_NUMBERS, comparable, trajectory_name, trajectory_of
 from lightning_replay.episodes.running import Discontinuities, LastObservations
 from lightning_replay.events.compiled import ConditionBlock
@@ -25,7 +26,7 @@ from lightning_replay.storage.frames import FrameStorage
 from lightning_replay.storage.rows import Key, observation_keys
 from lightning_replay.tables.counts import StateActionCounts, state_action_keys
 from lightning_replay.tables.histories import Histories
-from lightning_replay.tables.kernels import EpisodeGroups, EventArrays, groups_of
+from lightning_replay.tables.kernels import EventArrays
 from lightning_replay.tables.tables import Tables
 from lightning_replay.writers.rows import announce, chosen, packed_storage, write_slots
 

@@ -17,12 +17,22 @@ ROOT = Path(__file__).resolve().parents[2]
 LIGHTNING = {"lightning", "lightning_fabric", "pytorch_lightning", "lightning_utilities", "jsonargparse"}
 # Lowest first: what stands here may import from what stands before it, at any place in a file.
 ORDER = (
-    *("forking", "options", "envs", "free_memory", "saving", "state", "jit", "parts", "storage", "levels"),
-    *("divided_draws", "tables", "episodes", "feedback", "events", "neighbors", "priority_tree", "schedulers"),
+    *("lazy", "forking", "options", "envs", "free_memory", "saving", "state", "jit", "parts", "storage", "levels"),
+    *("divided_draws", "episodes", "tables", "feedback", "events", "neighbors", "priority_tree", "schedulers"),
     *("schedules", "losses", "samplers", "training_replay", "saves", "retention", "writers", "replay", "transforms"),
     *("agents", "collecting", "loading", "inspection", "table_replay", "mixed_replay", "recipes", "lit"),
     *("__main__",),
     *("dataset_files", "datasets", "sb3", "sharded", "start_method"),
+)
+#: The files that a prioritized replay loads, apart from those that only import others: no method is among them.
+CORE = (
+    *("divided_draws", "feedback", "forking", "free_memory", "jit", "lazy", "options", "parts", "replay", "saves"),
+    *("schedules", "start_method", "state", "training_replay", "priority_tree.numba_kernels"),
+    *("priority_tree.torch_tree", "priority_tree.tree", "episodes.beginnings", "episodes.groups", "episodes.kernels"),
+    *("episodes.links", "episodes.returns", "episodes.running", "samplers.prioritized", "samplers.slice_check"),
+    *("samplers.uniform", "saving.chunks", "saving.directory", "saving.files", "saving.snapshot", "saving.spec"),
+    *("saving.states", "storage.columns", "storage.occupancy", "storage.packed", "storage.rows"),
+    *("writers.first_in_first_out",),
 )
 RLLIB_ORDER = (
     *("interruption", "rllib_compat", "apex", "episodes", "learner", "tasks", "buffer", "checkpoints"),
@@ -133,6 +143,18 @@ def test_no_import_cycle() -> None:
 
     for name in sorted(paths):
         visit(name, ())
+
+
+def test_the_core_loads_no_method() -> None:
+    code = (
+        "import sys\n"
+        "from lightning_replay import PackedStorage, Replay\n"
+        "from lightning_replay.samplers import PrioritizedSampler\n"
+        "own = [name for name in sys.modules if name.startswith('lightning_replay.')]\n"
+        "print(*(name[17:] for name in own if not sys.modules[name].__file__.endswith('__init__.py')))\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert sorted(result.stdout.split()) == sorted(CORE)
 
 
 @pytest.mark.slow

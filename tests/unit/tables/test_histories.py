@@ -8,8 +8,9 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 
+from lightning_replay.episodes.groups import EpisodeGroups, groups_of
 from lightning_replay.tables.histories import Histories
-from lightning_replay.tables.kernels import EpisodeGroups, EventArrays, groups_of
+from lightning_replay.tables.kernels import EventArrays
 from lightning_replay.tables.tables import Tables
 
 EMPTY: list[int] = []
