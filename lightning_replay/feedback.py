@@ -67,7 +67,7 @@ def update_matching(
     # feedback in another form and for a value that match_td_errors refuses.
     index, generation = of_batch(index, generation)
     if not (
-        isinstance(storage, PackedStorage) and type(storage.occupancy) is FirstSlots
+        isinstance(storage, PackedStorage) and isinstance(storage.occupancy, FirstSlots)
         and type(index) is type(generation) is type(td_error) is Tensor
         and index.dtype is generation.dtype is torch.int64 and td_error.dtype is torch.float32
         and not td_error.requires_grad

@@ -234,7 +234,7 @@ class ReplaySampler(PartHooks, Sampler):
 
     # Sets priorities by the arrays of a batch on the CPU: slots, errors, generations given, generations stored and the
     # length of the storage. Returns how many rows are stale, or None, nothing changed, where another way must do it.
-    # Saves two thirds of an update of 256 rows; called where the sampler's own class defines it.
+    # Saves two thirds of an update of 256 rows; called if the sampler's class is exact, see fast_path.
     _update_matching: Any = None
 
     def update_priority(self, index: Any, priority: Any, *, storage: Any = None) -> None:
@@ -356,7 +356,7 @@ class ReplayTransform(SeededStateful, Transform):
     shaping_discount: float | None = None  #: γ of potentials by which it changes rewards, where it does.
     takes_sequences: bool = True  #: Whether it leaves steps of a sequence in their order, each as it is.
     # Returns what forward makes of the pairs of rows in the slots [B, 2] of a PackedStorage; called where the
-    # transform's own class defines it.
+    # transform's own class is exact, see lightning_replay.fast_path.
     _mix_stored: Any = None
 
     def check_buffer(self, replay: Any) -> None:
@@ -429,8 +429,8 @@ class ReplayWriter(WriterHooks, Writer):
 
     def _insert_columns(self, columns: Sequence[Tensor | np.ndarray], rows: Any) -> Insertion:
         # Stores rows that a PackedStorage has read and checked, columns [N, ...] in the order of its row_columns; rows
-        # are the same as they were given, see as_rows. The writers of this library define it in place of insert: a
-        # TensorDict of one row takes longer to build than the row to store.
+        # are the same as they were given, see as_rows. The writers of this library define it in place of insert, and
+        # are exact (lightning_replay.fast_path): a TensorDict of one row takes longer to build than the row to store.
         return super().insert(rows)
 
     def extend(self, data: TensorDictBase) -> Tensor:

@@ -26,6 +26,7 @@ from lightning_replay.episodes.beginnings import Beginnings
 from lightning_replay.episodes.links import with_real_ends
 from lightning_replay.episodes.returns import EpisodeTracker, NStepTransitions, refuse_formed
 from lightning_replay.episodes.running import held_slots, newest_running, slots_by_age, stored_trajectories
+from lightning_replay.fast_path import has_fast_path, overrides
 from lightning_replay.feedback import (
     Feedback,
     Judged,
@@ -147,6 +148,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         torch.Size([4, 3])
     """
 
+    exact: bool = True
     last_insertion: Insertion
     _replay_lock: Any
     _futures_lock: Any
@@ -273,7 +275,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             >>> replay.extend_columns(columns), replay.extend_columns(columns)
             (tensor([0]), tensor([1]))
         """
-        if type(self).extend is Replay.extend and (type(columns) is dict or isinstance(columns, Mapping)):
+        if self._takes_columns and (type(columns) is dict or isinstance(columns, Mapping)):
             return self._enter(columns, True)
         return self.extend(rows_of_columns(columns))
 
@@ -579,10 +581,9 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         packed, transforms = self._packed, [*self._transforms]
         episodes = self._episodes if self._forms_returns else None
         first: Any = transforms[0] if transforms and index.ndim == 2 else None
-        # A subclass may mix in another way than its base.
-        mixes = isinstance(first, ReplayTransform) and "_mix_stored" in vars(type(first))
         # Pairs are mixed as they are gathered: both rows of each would be copied and laid out otherwise.
-        if mixes and type(packed) is PackedStorage and episodes is None:
+        mixes = has_fast_path(first) and isinstance(first, ReplayTransform) and first._mix_stored is not None
+        if packed is not None and mixes and has_fast_path(packed) and episodes is None:
             data = first._mix_stored(packed, there)
             both = self._sampler_hooks.update_partners
             generation = packed.generation_of(index).to(there.device) if both else data.get("generation")
@@ -888,14 +889,10 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
 
     def _attach_parts(self) -> None:
         self._sampler_hooks, self._writer_hooks = as_replay_sampler(self._sampler), as_replay_writer(self._writer)
-        # A subclass may set priorities in another way than its base.
-        self._update_matching = (
-            self._sampler_hooks._update_matching if "_update_matching" in vars(type(self._sampler)) else None
-        )
-        # A subclass that overrides insert stores rows by it, whatever its base does with columns.
         writer: Any = self._writer_hooks
-        storing = next(one for one in type(writer).__mro__ if {"insert", "_insert_columns"} & vars(one).keys())
-        self._insert_columns = writer._insert_columns if "_insert_columns" in vars(storing) else None
+        self._update_matching = self._sampler_hooks._update_matching if has_fast_path(self._sampler) else None
+        self._insert_columns = writer._insert_columns if has_fast_path(writer) else None
+        self._takes_columns = has_fast_path(self)
         self._packed = self._storage if isinstance(self._storage, PackedStorage) else None
         if self._packed is not None:
             self._packed.row_check = self._row_check
@@ -906,7 +903,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         self.burn_in: int = self._sampler_hooks.burn_in
         self._cuts_ring = self.needs_consecutive_rows and isinstance(self._writer, RoundRobinWriter)
         self._cuts_slices = self.needs_consecutive_rows and self._checks_continuity
-        self._checks_rows = type(self._sampler_hooks).check_rows is not ReplaySampler.check_rows
+        self._checks_rows = overrides(self._sampler_hooks, ReplaySampler, "check_rows")
         self.last_insertion = Insertion()
         self._share_generator()
         self._attach_transforms()
@@ -1034,9 +1031,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
     def _changes_rows(self) -> bool:
         # A transform of this library changes rows before they are stored only if it defines an inverse.
         transforms = self._transform._modules["transforms"]._modules.values()
-        return any(
-            not isinstance(one, ReplayTransform) or type(one)._inv_call is not Transform._inv_call for one in transforms
-        )
+        return any(not isinstance(one, ReplayTransform) or overrides(one, Transform, "_inv_call") for one in transforms)
 
     def _delaying(self) -> list[NStepTransitions]:
         # Whose rows wait for others before they are stored.

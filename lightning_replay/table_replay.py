@@ -24,6 +24,8 @@ class TableReplay(Replay):
     ``len(replay)`` counts the transitions that a table or a running episode refers to, each once.
     """
 
+    exact: bool = True
+
     @property
     def tables(self) -> Tables:
         """The tables over the storage."""
@@ -84,6 +86,8 @@ class CurriculumReplay(TableReplay):
     Takes the arguments of :class:`~lightning_replay.replay.Replay`; its sampler is a
     :class:`~lightning_replay.samplers.tables.ScheduledSampler`, alone or as ``base_sampler`` of a sampler of pairs.
     """
+
+    exact: bool = True
 
     @property
     def tasks(self) -> list[str]:

@@ -211,6 +211,8 @@ class PrioritizedSampler(PrioritizedBase):
         tensor([2, 2])
     """
 
+    exact: bool = True
+
     def __init__(
         self,
         capacity: int,

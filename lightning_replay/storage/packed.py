@@ -77,6 +77,7 @@ class PackedStorage(LazyTensorStorage):
         RuntimeError: a write in a forked process into rows on disk, which are the parent's.
     """
 
+    exact: bool = True
     stores_frames: bool = False  #: Whether the frames of images are stored once each, in room that can be full.
     _mutation_revision = 0  # a plain number, for TorchRL's samplers that keep what they read of the rows
     # Set with the columns by the first rows or a load; views, which do not survive a copy as views.

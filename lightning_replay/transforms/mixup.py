@@ -251,6 +251,7 @@ class MixPairs(ReplayTransform):
         True
     """
 
+    exact: bool = True
     takes_sequences = False
     saved_attributes: tuple[str, ...] = ("_ahead", "_clocks")
 

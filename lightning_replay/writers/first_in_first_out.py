@@ -31,6 +31,7 @@ class FirstInFirstOutWriter(ReplayWriter, TensorDictRoundRobinWriter):
     of frames, the oldest transitions leave until new ones fit. Needs no feedback.
     """
 
+    exact: bool = True
     _cursor: int
     _write_count: int
 
@@ -61,7 +62,7 @@ class FirstInFirstOutWriter(ReplayWriter, TensorDictRoundRobinWriter):
         capacity, start = storage.capacity, self._cursor
         stop = start + count
         # The usual way: the rows lie side by side, and no old frames are in their way.
-        if stop <= capacity and type(storage) is PackedStorage:
+        if stop <= capacity and not storage.stores_frames:
             storage.write(slice(start, stop), columns)
             self._cursor = stop if stop < capacity else 0
             index, kept = storage.slots(start, stop), slice(0, count)

@@ -192,6 +192,7 @@ class RetentionWriter(ReplayWriter):
         [[0], [1], [], [1]]
     """
 
+    exact: bool = True
     may_refuse = True
     saved_attributes: tuple[str, ...] = ("_offered", "_refused", "_evicted", "_write_count")
     saved_parts: tuple[str, ...] = ("_rows",)

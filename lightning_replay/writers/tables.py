@@ -141,6 +141,7 @@ class EventTableWriter(TableWriter):
             episodes; nothing is stored then.
     """
 
+    exact: bool = True
     saved_attributes: tuple[str, ...] = ("_write_count", "_fired", "_rows_tested")
     saved_parts: tuple[str, ...] = ("tables", "_histories")
     stored_options: tuple[str, ...] = ("_given_events", "check_continuity")
@@ -446,6 +447,8 @@ class TaskTableWriter(TableWriter):
         ValueError: no tasks, or a name that is taken twice. In ``extend``, rows without ``task``, or of a task that
             does not exist; nothing is stored then.
     """
+
+    exact: bool = True
 
     def __init__(self, tasks: Sequence[str], capacity_per_task: int, shares_one_table: bool = False) -> None:
         self.tasks: list[str] = checked_names("tasks", tasks, "task")

@@ -17,7 +17,20 @@ ROOT = Path(__file__).resolve().parents[2]
 LIGHTNING = {"lightning", "lightning_fabric", "pytorch_lightning", "lightning_utilities", "jsonargparse"}
 # Lowest first: what stands here may import from what stands before it, at any place in a file.
 ORDER = (
-    *("lazy", "forking", "options", "envs", "free_memory", "saving", "state", "jit", "parts", "storage", "levels"),
+    *(
+        "lazy",
+        "fast_path",
+        "forking",
+        "options",
+        "envs",
+        "free_memory",
+        "saving",
+        "state",
+        "jit",
+        "parts",
+        "storage",
+        "levels",
+    ),
     *("divided_draws", "episodes", "tables", "feedback", "events", "neighbors", "priority_tree", "schedulers"),
     *("schedules", "losses", "samplers", "training_replay", "saves", "retention", "writers", "replay", "transforms"),
     *("agents", "collecting", "loading", "inspection", "table_replay", "mixed_replay", "recipes", "lit"),
@@ -26,8 +39,8 @@ ORDER = (
 )
 #: The files that a prioritized replay loads, apart from those that only import others: no method is among them.
 CORE = (
-    *("divided_draws", "feedback", "forking", "free_memory", "jit", "lazy", "options", "parts", "replay", "saves"),
-    *("schedules", "start_method", "state", "training_replay", "priority_tree.numba_kernels"),
+    *("divided_draws", "fast_path", "feedback", "forking", "free_memory", "jit", "lazy", "options", "parts"),
+    *("replay", "saves", "schedules", "start_method", "state", "training_replay", "priority_tree.numba_kernels"),
     *("priority_tree.torch_tree", "priority_tree.tree", "episodes.beginnings", "episodes.groups", "episodes.kernels"),
     *("episodes.links", "episodes.returns", "episodes.running", "samplers.prioritized", "samplers.slice_check"),
     *("samplers.uniform", "saving.chunks", "saving.directory", "saving.files", "saving.snapshot", "saving.spec"),
