@@ -88,7 +88,8 @@ def test_partners_that_would_get_no_td_error_are_an_error(buffer: type[ReplayBuf
     uniform.update_priority(torch.arange(4), torch.ones(4))
 
 
-RULES = [rule for rule in vars(all_writers).values() if isinstance(rule, type) and issubclass(rule, RetentionRule)]
+NAMES = [getattr(all_writers, name) for name in all_writers.__all__]
+RULES = [rule for rule in NAMES if isinstance(rule, type) and issubclass(rule, RetentionRule)]
 RULES.remove(RetentionRule)
 
 
