@@ -19,7 +19,12 @@ _ENVIRONMENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "MultiRoom-N4-Random-v0": ("grids:MultiRooms", {}),
     "ObstructedMazeGamut-Easy-v0": ("grids:ObstructedMazeGamut", {"num_mazes": 3}),
     "ObstructedMazeGamut-Medium-v0": ("grids:ObstructedMazeGamut", {"num_mazes": 6}),
-    "ObstructedMazeGamut-Hard-v0": ("grids:ObstructedMazeGamut", {"num_mazes": 6}),  # the appendix's name of Medium
+    # The appendix of the paper calls the mazes of Medium hard.
+    "ObstructedMazeGamut-Hard-v0": ("grids:ObstructedMazeGamut", {"num_mazes": 6}),
+    "MultiRoom-N4-Random-OneHot-v0": ("grids:one_hot_grid", {"identifier": "MultiRoom-N4-Random-v0"}),
+    "ObstructedMazeGamut-Easy-OneHot-v0": ("grids:one_hot_grid", {"identifier": "ObstructedMazeGamut-Easy-v0"}),
+    "ObstructedMazeGamut-Medium-OneHot-v0": ("grids:one_hot_grid", {"identifier": "ObstructedMazeGamut-Medium-v0"}),
+    "ObstructedMazeGamut-Hard-OneHot-v0": ("grids:one_hot_grid", {"identifier": "ObstructedMazeGamut-Hard-v0"}),
     "RecallCue-v0": ("recall:RecallCue", {}),
     "ThreeRooms-v0": ("grids:ThreeRooms", {}),
     "TwoRooms-v0": ("grids:TwoRooms", {}),

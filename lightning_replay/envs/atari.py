@@ -24,7 +24,7 @@ from lightning_replay.options import (
 class LifeEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Ends an episode with each life lost; the game continues, and is reset only after its last life.
 
-    An episode that begins with a further life begins with one step of the action 0, which in Atari does nothing.
+    If the game continues, the next episode begins with one step of the action 0, which does nothing in Atari.
     ``reset(seed=...)`` and ``reset(options=...)`` always reset the game.
     """
 
@@ -36,10 +36,11 @@ class LifeEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        goes_on = self._goes_on and seed is None and not options  # the game has further lives
+        """Begins an episode with the next life of the game, or resets the game."""
+        goes_on = self._goes_on and seed is None and not options
         if goes_on:
             observation, _, terminated, truncated, info = self.env.step(0)
-            goes_on = not (terminated or truncated)  # this step may end the game
+            goes_on = not (terminated or truncated)  # This step may end the game.
         if not goes_on:
             observation, info = self.env.reset(seed=seed, options=options)
         self._lives = info["lives"]
@@ -47,6 +48,7 @@ class LifeEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
         return observation, info
 
     def step(self, action: int) -> tuple[np.ndarray, Any, bool, bool, dict[str, Any]]:
+        """Takes one step; a lost life terminates the episode."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         lost_life = info["lives"] < self._lives
         self._lives = info["lives"]
@@ -69,21 +71,21 @@ def atari(
 ) -> gymnasium.Env[Any, Any]:
     """Returns an Atari game, ``gymnasium.make("lightning_replay.envs:Atari-v0", game="Breakout")``.
 
-    Up to 30 idle frames at the start, each action for four frames, the brighter of the last two in gray at 84 x 84,
-    the last four of these as one observation. For training, an episode ends with a life and rewards are clipped to
-    [-1, 1]; for evaluation, pass ``ends_with_life=False, clips_rewards=False``.
-    Mnih et al. 2015, https://doi.org/10.1038/nature14236; the steps are those of the retention paper's code.
+    A game starts with up to 30 idle frames, and each action lasts four frames. An image is the brighter of the last two
+    frames, in gray at 84 x 84, and an observation is the last four images. For training, an episode ends with a life,
+    and rewards are clipped to [-1, 1]. For evaluation, pass ``ends_with_life=False, clips_rewards=False``.
+    Mnih et al. 2015, https://doi.org/10.1038/nature14236; the code of the retention paper takes the same steps.
 
     Args:
-        game: name of the game in ale-py, such as ``"Breakout"`` of ``"ALE/Breakout-v5"``.
-        ends_with_life: see :class:`LifeEpisodes`.
-        clips_rewards: to [-1, 1].
-        frame_stack: images in one observation; the first of an episode is repeated.
-        frame_skip: frames per action.
-        screen_size: height and width of an image.
-        noops: most idle frames at the start of a game, at least 1 of them; 0 for none.
-        max_frames: frames after which a game is truncated.
-        sticky_action_probability: chance that a frame repeats the last frame's action.
+        game: Name of the game in ale-py, such as ``"Breakout"`` of ``"ALE/Breakout-v5"``.
+        ends_with_life: Whether a lost life ends an episode, see :class:`LifeEpisodes`.
+        clips_rewards: Whether rewards are clipped to [-1, 1].
+        frame_stack: Images in one observation; the first image of an episode is repeated.
+        frame_skip: Frames per action.
+        screen_size: Height and width of an image.
+        noops: Most idle frames at the start of a game; at least 1 frame is idle, or none with 0.
+        max_frames: Frames after which a game is truncated.
+        sticky_action_probability: Chance that a frame repeats the action of the last frame.
         render_mode: ``None``, ``"rgb_array"`` or ``"human"``.
 
     Action: ``Discrete``: the buttons that the game uses.
@@ -91,8 +93,8 @@ def atari(
     Observation: uint8 ``[frame_stack, screen_size, screen_size]``, oldest first.
 
     Raises:
-        ValueError: a game that ale-py does not have.
-        MissingExtraError: without the extra ``atari``.
+        ValueError: A game that ale-py does not have.
+        MissingExtraError: The extra ``atari`` is not installed.
     """
     check_kind("game", game, str, "the name of a game in ale-py, such as 'Breakout'")
     checked_flag("ends_with_life", ends_with_life)
@@ -105,7 +107,7 @@ def atari(
     checked_share("sticky_action_probability", sticky_action_probability)
     for module, package in (("ale_py", "ale-py"), ("cv2", "opencv-python-headless")):
         try:
-            importlib.import_module(module)  # ale_py registers its games with Gymnasium
+            importlib.import_module(module)  # ale_py registers its games with Gymnasium.
         except ModuleNotFoundError as error:
             raise missing_extra("an Atari game", package, "atari") from error
     try:
@@ -122,7 +124,7 @@ def atari(
             f"game is {game!r}, which ale-py does not have: {error} Give NAME of 'ALE/NAME-v5'."
         ) from error
     made = AtariPreprocessing(made, noop_max=noops, frame_skip=frame_skip, screen_size=screen_size)
-    if ends_with_life:  # around the preprocessing, whose idle frames come at the start of a game alone
+    if ends_with_life:  # The idle frames of the preprocessing come only at the start of a game.
         made = LifeEpisodes(made)
     if clips_rewards:
         made = ClipReward(made, -1.0, 1.0)
@@ -135,24 +137,24 @@ GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
 class MinAtarGame(gymnasium.Env[Any, Any]):
     """A game of MinAtar, ``gymnasium.make("lightning_replay.envs:MinAtar-v0", game="breakout")``.
 
-    Young and Tian 2019, https://arxiv.org/abs/1903.03176. Unlike MinAtar's own Gymnasium class it has the channels
-    first, truncates, and draws the seed of an unseeded first episode from ``np_random``.
+    Young and Tian 2019, https://arxiv.org/abs/1903.03176. The Gymnasium class of MinAtar has the channels last, does
+    not truncate, and leaves the first episode unseeded. This class draws the seed of that episode from ``np_random``.
 
     Args:
-        game: one of :data:`GAMES`.
-        sticky_action_probability: chance that a step repeats the last step's action.
-        difficulty_ramping: whether asterix, seaquest and space_invaders become harder during an episode.
-        minimal_actions: only the actions that have an effect in this game; else all six.
-        max_steps: steps after which an episode is truncated.
+        game: One of :data:`GAMES`.
+        sticky_action_probability: Chance that a step repeats the action of the last step.
+        difficulty_ramping: Whether asterix, seaquest and space_invaders become harder during an episode.
+        minimal_actions: Whether only actions that have an effect in this game are offered; else, all six are.
+        max_steps: Steps after which an episode is truncated.
 
     Raises:
-        ValueError: an unknown game; ``max_steps`` that is not positive.
-        MissingExtraError: without the extra ``minatar``.
+        ValueError: An unknown game; ``max_steps`` that is not positive.
+        MissingExtraError: The extra ``minatar`` is not installed.
 
     Action: ``Discrete(6)``: nothing, left, up, right, down, fire; fewer with ``minimal_actions``.
 
-    Observation: uint8 ``[channels, 10, 10]`` of 0 and 1: one channel for each kind of object, and of moving ones also
-    their last position, so no frames need stacking.
+    Observation: uint8 ``[channels, 10, 10]`` of 0 and 1: one channel for each kind of object. Moving objects also have
+    a channel of their last position, so that no frames need to be stacked.
     """
 
     def __init__(
@@ -170,11 +172,13 @@ class MinAtarGame(gymnasium.Env[Any, Any]):
         checked_flag("minimal_actions", minimal_actions)
         checked_count("max_steps", max_steps)
         try:
-            from minatar import Environment  # imports matplotlib too, for drawing
+            from minatar import Environment  # MinAtar also imports matplotlib.
         except ModuleNotFoundError as error:
             raise missing_extra("a MinAtar game", "MinAtar", "minatar") from error
         self._game = Environment(game, sticky_action_probability, difficulty_ramping)
-        self._actions = self._game.minimal_action_set() if minimal_actions else list(range(self._game.num_actions()))
+        self._actions = range(self._game.num_actions())
+        if minimal_actions:
+            self._actions = self._game.minimal_action_set()
         self._max_steps = max_steps
         self._steps = 0
         self._is_seeded = False
@@ -187,15 +191,16 @@ class MinAtarGame(gymnasium.Env[Any, Any]):
     ) -> tuple[np.ndarray, dict[str, Any]]:
         """Begins an episode; the same seed gives the same episode."""
         super().reset(seed=seed)
-        if seed is not None or not self._is_seeded:  # the game draws from a generator of its own
+        if seed is not None or not self._is_seeded:  # The game has a generator.
             self._game.seed(int(self.np_random.integers(2**31)))
             self._is_seeded = True
         self._game.reset()
-        self._game.last_action = 0  # or the first step could repeat the last episode's action
+        self._game.last_action = 0  # Otherwise, the first step could repeat the action of the last episode.
         self._steps = 0
         return self._observation(), {}
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """Takes one step with an index into the offered actions."""
         reward, terminated = self._game.act(self._actions[action])
         self._steps += 1
         truncated = self._steps >= self._max_steps and not terminated

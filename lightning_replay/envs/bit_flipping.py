@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bits that are flipped one by one until they are those of the goal."""
+"""Bits that are flipped one by one until they equal the bits of the goal."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from lightning_replay.options import checked_count
+from lightning_replay.options import checked_count, checked_optional_count
 
 
 class BitFlipping(gymnasium.Env[Any, Any]):
     """Every action flips one bit; reward 0 at the goal, which terminates the episode, and -1 at every other step.
 
-    Bits and goal are drawn by :meth:`reset`. With 20 bits an agent hardly ever reaches a goal by chance. Andrychowicz
-    et al. 2017, https://arxiv.org/abs/1707.01495, section 3.1.
+    :meth:`reset` draws bits and goal. With 20 bits, an agent hardly ever reaches a goal by chance. Andrychowicz et al.
+    2017, https://arxiv.org/abs/1707.01495, section 3.1.
 
     Args:
-        bits: their number.
-        max_steps: steps after which an episode is truncated; ``None`` for as many as bits.
+        bits: Number of bits.
+        max_steps: Steps after which an episode is truncated; ``None`` for the number of bits.
 
     Action: Discrete, the bit.
 
@@ -31,7 +31,7 @@ class BitFlipping(gymnasium.Env[Any, Any]):
 
     def __init__(self, bits: int = 20, max_steps: int | None = None) -> None:
         self.bits: int = checked_count("bits", bits)
-        self.max_steps: int = self.bits if max_steps is None else checked_count("max_steps", max_steps)
+        self.max_steps: int = checked_optional_count("max_steps", max_steps) or self.bits
         entries = ("observation", "achieved_goal", "desired_goal")
         each = spaces.Box(0.0, 1.0, (self.bits,), np.float32)
         self.observation_space: spaces.Dict = spaces.Dict(dict.fromkeys(entries, each))
@@ -40,7 +40,7 @@ class BitFlipping(gymnasium.Env[Any, Any]):
         self._steps = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Draws bits and a goal that differs from them."""
+        """Draws bits, and a goal that differs from them."""
         super().reset(seed=seed)
         self._steps = 0
         self._goal = self._state = self.np_random.integers(2, size=self.bits).astype(np.float32)
@@ -48,8 +48,8 @@ class BitFlipping(gymnasium.Env[Any, Any]):
             self._goal = self.np_random.integers(2, size=self.bits).astype(np.float32)
         return self._seen(), {"success": False}
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Flips the bit ``action``."""
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Flips one bit; ``action`` is its number."""
         self._state = self._state.copy()
         self._state[action] = 1.0 - self._state[action]
         self._steps += 1

@@ -15,19 +15,20 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Sp
 from gymnasium.vector import VectorEnv
 from gymnasium.wrappers import TimeLimit
 
-import lightning_replay.envs  # noqa: F401  registers the library's own ids with Gymnasium
+import lightning_replay.envs  # noqa: F401, the import registers the ids of this library with Gymnasium
 from lightning_replay.options import MissingExtraError, check_kind, checked_choice, checked_entries, missing_extra_of
 
 
 class UnknownEnvironmentError(gymnasium.error.UnregisteredEnv):
-    """An id that is not registered with Gymnasium, or one of a module that does not exist."""
+    """An id that is not registered with Gymnasium, or an id of a module that does not exist."""
 
 
 Step = tuple[Any, Any, bool, bool, dict[str, Any]]
-MAX_EPISODE_STEPS = 50_000  # of evaluation; an Atari game of 108,000 frames has 27,000
+MAX_EPISODE_STEPS = 50_000  # Evaluation stops there; an Atari game of 108,000 frames has 27,000 steps.
 
 
-def check_env(env: Any) -> None:
+def check_env(env: object) -> None:
+    """Raises ``TypeError`` for anything but an id, or a callable that builds an environment."""
     if isinstance(env, gymnasium.Env | VectorEnv) or not (isinstance(env, str) or callable(env)):
         raise TypeError(
             f"env is {env!r}; it must be a Gymnasium id, or a callable that builds one environment, such as "
@@ -38,6 +39,13 @@ def check_env(env: Any) -> None:
 def build_environment(
     env: str | Callable[..., gymnasium.Env[Any, Any]], env_kwargs: dict[str, Any]
 ) -> gymnasium.Env[Any, Any]:
+    """Builds an environment from an id or a callable.
+
+    Raises:
+        MissingExtraError: An optional dependency is not installed.
+        UnknownEnvironmentError: The id is not registered, or its module does not exist.
+        TypeError: The callable returns no environment, or the environment lacks a space.
+    """
     try:
         made = gymnasium.make(env, **env_kwargs) if isinstance(env, str) else env(**env_kwargs)
     except MissingExtraError:
@@ -46,10 +54,13 @@ def build_environment(
         missing = missing_extra_of(f"environment {env!r}", error)
         if missing is not None:
             raise missing from error
-        cause, module = error.__cause__, str(env).partition(":")[0]
-        # the module in the id is missing, not one that it imports
-        is_in_id = isinstance(cause, ModuleNotFoundError) and f"{module}.".startswith(f"{cause.name}.")
-        if isinstance(env, str) and cause is not None and is_in_id:
+        cause = error.__cause__
+        # The module in the id may be missing, or another module that it imports.
+        if (
+            isinstance(env, str)
+            and isinstance(cause, ModuleNotFoundError)
+            and f"{env.partition(':')[0]}.".startswith(f"{cause.name}.")
+        ):
             raise _unknown(env, cause) from error
         raise
     except gymnasium.error.UnregisteredEnv as error:
@@ -71,24 +82,28 @@ def build_environment(
 
 def _unknown(env: object, error: BaseException) -> UnknownEnvironmentError:
     reason = str(error)
+    if not reason.endswith((".", "?")):
+        reason += "."
     return UnknownEnvironmentError(
-        f"environment {env!r}: {reason}{'' if reason.endswith(('.', '?')) else '.'} Give a registered id, such as "
-        "'CartPole-v1'; 'my_module:MyEnv-v0' imports the module that registers an id of your own"
+        f"environment {env!r}: {reason} Give a registered id, such as 'CartPole-v1'. 'my_module:MyEnv-v0' imports the "
+        "module that registers your id"
     )
 
 
 def parts_of(space: Space[Any]) -> dict[str, Space[Any]] | None:
-    """Returns the spaces in a Dict or Tuple by the names of their columns; ``None`` for others."""
+    """Returns the spaces in a Dict or Tuple by the names of their columns; ``None`` for another space."""
     if isinstance(space, Dict):
         return {str(name): part for name, part in space.spaces.items()}
-    return {str(place): part for place, part in enumerate(space.spaces)} if isinstance(space, Tuple) else None
+    if isinstance(space, Tuple):
+        return {str(place): part for place, part in enumerate(space.spaces)}
+    return None
 
 
-_ARRAYS = Box | Discrete | MultiDiscrete | MultiBinary  # the spaces whose values are arrays
+_ARRAYS = Box | Discrete | MultiDiscrete | MultiBinary  # Values of these spaces are arrays.
 
 
 def leaf_spaces(space: Space[Any], key: tuple[str, ...] = ()) -> dict[tuple[str, ...], Space[Any]]:
-    """Returns the spaces of the columns that values of a space are stored in, by key.
+    """Returns the spaces of the columns in which values of a space are stored, by key.
 
     Example:
         >>> leaf_spaces(Dict(a=Tuple([Box(0, 1), Discrete(2)])), ("observation",)).keys()
@@ -101,15 +116,18 @@ def leaf_spaces(space: Space[Any], key: tuple[str, ...] = ()) -> dict[tuple[str,
 
 
 def refused_entries(space: Space[Any], is_accepted: Callable[[Space[Any]], bool] = lambda array: True) -> str:
-    """Returns the entries of an observation space that are not accepted, for a message; empty if all are."""
-
+    """Returns a text for a message: the entries of an observation space that are not accepted. It may be empty."""
     entries = leaf_spaces(space).items()
     refused = [(path, part) for path, part in entries if not (isinstance(part, _ARRAYS) and is_accepted(part))]
     return "; ".join(f"observation{''.join(f'[{name!r}]' for name in path)}, {part}" for path, part in refused)
 
 
 def bounds_of(space: Space[Any]) -> tuple[Any, Any]:
-    """Returns the smallest and the largest value of a space, as numbers or arrays of its shape."""
+    """Returns the smallest and the largest value of a space, as numbers or arrays of its shape.
+
+    Raises:
+        ValueError: The values of the space are no arrays of numbers.
+    """
     if isinstance(space, Discrete):
         return int(space.start), int(space.start) + int(space.n) - 1
     if isinstance(space, MultiDiscrete):
@@ -126,66 +144,72 @@ def bounds_of(space: Space[Any]) -> tuple[Any, Any]:
     )
 
 
-_ROUNDING = 1e-5  # how far float32 values may be out of bounds, relative to the bound
+_ROUNDING = 1e-5  # float32 values may be out of bounds by this share of the bound.
 
 
 def outside_bounds(column: np.ndarray, space: Space[Any], name: str) -> str:
-    """Returns a clause on the rows of a column ``[N, ...]`` that are no values of the space; empty where all are."""
+    """Returns a clause on the rows of a column ``[N, ...]`` that are no values of the space; it may be empty."""
     low, high = bounds_of(space)
+    advice = "number them as the space does"
     if column.dtype.kind == "f":
-        low, high = low - _ROUNDING * np.abs(low), high + _ROUNDING * np.abs(high)
-    inside = (column >= low) & (column <= high)  # NaN is not inside
+        low = low - _ROUNDING * np.abs(low)
+        high = high + _ROUNDING * np.abs(high)
+        advice = "rescale them"
+    inside = (column >= low) & (column <= high)  # NaN is not inside.
     if inside.all():
         return ""
     rows = len(inside) - int(inside.reshape(len(inside), -1).all(1).sum())
     return (
         f"{name} is out of the bounds of {space} in {rows} of {len(column)} rows: the values go from {column.min()} to "
-        f"{column.max()} ({'rescale them' if column.dtype.kind == 'f' else 'number them as the space does'})"
+        f"{column.max()} ({advice})"
     )
 
 
 def integer_bounds_of(space: Space[Any]) -> tuple[Any, Any] | None:
+    """Returns :func:`bounds_of` for a space of whole numbers; ``None`` for another space."""
     return bounds_of(space) if isinstance(space, Discrete | MultiDiscrete | MultiBinary) else None
 
 
 def _checked_parts_of(space: Space[Any]) -> Any:
     parts = parts_of(space)
-    if parts is None:
-        return (space, space.shape, integer_bounds_of(space)) if isinstance(space, _ARRAYS) else None
-    return {name: _checked_parts_of(part) for name, part in parts.items()}
+    if parts is not None:
+        return {name: _checked_parts_of(part) for name, part in parts.items()}
+    return (space, space.shape, integer_bounds_of(space)) if isinstance(space, _ARRAYS) else None
 
 
 def with_checked_steps(make: Callable[[], gymnasium.Env[Any, Any]]) -> CheckedSteps:
-    # At the top level of a module, so that another process can import it.
+    """Builds an environment with :class:`CheckedSteps`; another process can import this function by its name."""
     return CheckedSteps(make())
 
 
 class CheckedSteps(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Checks what the environment returns, and copies it where an episode ends."""
+    """Checks what the environment returns, and copies the last observation of an episode."""
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)
         self._parts = _checked_parts_of(env.observation_space)
-        self._checks_dtypes = True  # of the first observations of an episode: those of later steps take time
+        # Only the first two observations of an episode are checked for their dtypes, because the check takes time.
+        self._checks_dtypes = True
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begins an episode; raises ``TypeError`` or ``ValueError`` for another interface or observation."""
         returned = checked_reset(self.env.reset(seed=seed, options=options), self.env)
         self._checks_dtypes = True
         self._check(returned[0], "reset")
         return returned
 
-    def step(self, action: Any) -> Step:
+    def step(self, action: object) -> Step:
+        """Takes one step, with the checks of :meth:`reset`."""
         returned = checked_step(self.env.step(action), self.env)
         self._check(returned[0], "step")
         self._checks_dtypes = False
-        if returned[2] or returned[3]:
-            observation, reward, terminated, truncated, info = returned
-            # The vector resets the environment in this step, which may write into the same array and dictionary.
-            kept = observation.copy() if type(observation) is np.ndarray else deepcopy(observation)
-            return kept, reward, terminated, truncated, copied_info(info)
-        return returned
+        if not (returned[2] or returned[3]):
+            return returned
+        observation, reward, terminated, truncated, info = returned
+        # The vector resets the environment in this step. The reset may write into the same array and dictionary.
+        return deepcopy(observation), reward, terminated, truncated, copied_info(info)
 
-    def _check(self, observation: Any, method: str) -> None:
+    def _check(self, observation: object, method: str) -> None:
         if wrong := self._wrong(self._parts, observation, "observation"):
             raise ValueError(
                 f"{method} of {self.env} returned an {'; an '.join(wrong)}. Return observations of the space, or "
@@ -199,49 +223,54 @@ class CheckedSteps(gymnasium.Wrapper[Any, Any, Any, Any]):
             if entries.keys() != expected.keys():
                 return [f"{entry} with the entries {sorted(entries)}, and its observation_space has {sorted(expected)}"]
             parts = ((part, entries[name], f"{entry}[{name!r}]") for name, part in expected.items())
-            return [one for part in parts for one in self._wrong(*part)]
+            return [clause for part in parts for clause in self._wrong(*part)]
         if expected is None:
             return []
-        (space, wanted, bounds), found = expected, np.shape(observation)
-        if found != wanted:
-            return [f"{entry} of shape {list(found)}, and its observation_space has the shape {list(wanted)}"]
+        space, accepted, bounds = expected
+        shape = np.shape(observation)
+        if shape != accepted:
+            return [f"{entry} of shape {list(shape)}, and its observation_space has the shape {list(accepted)}"]
         if bounds is None and not self._checks_dtypes:
             return []
         array = np.asarray(observation)
         if not np.can_cast(array.dtype, space.dtype, "same_kind"):
             return [f"{entry} of {array.dtype}, and its observation_space has {space.dtype}"]
-        is_outside = bounds is not None and ((array < bounds[0]) | (array > bounds[1])).any()
-        return [f"{entry} of {array.tolist()}, which {space} does not hold"] if is_outside else []
+        if bounds is not None and ((array < bounds[0]) | (array > bounds[1])).any():
+            return [f"{entry} of {array.tolist()}, which {space} does not hold"]
+        return []
 
 
 class LimitedEpisodes(TimeLimit[Any, Any]):
     """Truncates episodes of an evaluation that have not ended after ``max_episode_steps``, with a warning."""
 
-    def step(self, action: Any) -> Step:
+    def step(self, action: object) -> Step:
+        """Takes one step; the last step of the limit is truncated."""
         observation, reward, terminated, truncated, info = checked_step(self.env.step(action), self.env)
         steps = (self._elapsed_steps or 0) + 1
         self._elapsed_steps = steps  # type: ignore[assignment]  # Gymnasium sets None first and gives no type
         if steps >= self._max_episode_steps and not (terminated or truncated):
             warnings.warn(
-                f"an evaluation episode in {self.env} had not ended after {steps:,} steps; it counts up "
-                "to there. Limit episodes in the environment, as gymnasium.wrappers.TimeLimit does; where longer ones "
-                "are meant, raise max_episode_steps of Evaluate or level_returns",
+                f"an evaluation episode in {self.env} had not ended after {steps:,} steps; it counts up to there. "
+                "Limit episodes in the environment, as gymnasium.wrappers.TimeLimit does. If longer episodes are "
+                "meant, raise max_episode_steps of Evaluate or level_returns",
                 stacklevel=2,
             )
             truncated = True
         return observation, reward, terminated, truncated, info
 
 
-def checked_step(returned: Any, env: gymnasium.Env[Any, Any]) -> Step:
+def checked_step(returned: object, env: gymnasium.Env[Any, Any]) -> Step:
+    """Returns the result of ``step``; raises ``TypeError`` unless it is Gymnasium's five values with one reward."""
     if not isinstance(returned, tuple) or len(returned) != 5 or not isinstance(returned[4], dict):
         raise _other_interface("step", returned, "(observation, reward, terminated, truncated, info)", env)
-    if not isinstance(returned[1], float):  # which NumPy's float64 is too; other numbers take longer to recognise
+    # NumPy's float64 is a float. Other numbers take longer to recognize.
+    if not isinstance(returned[1], float):
         checked_reward(returned[1], env)
     return returned
 
 
 def checked_reward(reward: Any, env: gymnasium.Env[Any, Any]) -> Any:
-    # Numbers of Python and NumPy, and arrays and tensors without dimensions.
+    """Returns the reward; raises ``TypeError`` for anything but a number, or an array or tensor without dimensions."""
     if isinstance(reward, Real) or (getattr(reward, "ndim", None) == 0 and isinstance(reward.item(), Real)):
         return reward
     raise TypeError(
@@ -250,13 +279,14 @@ def checked_reward(reward: Any, env: gymnasium.Env[Any, Any]) -> Any:
     )
 
 
-def checked_reset(returned: Any, env: gymnasium.Env[Any, Any]) -> tuple[Any, dict[str, Any]]:
+def checked_reset(returned: object, env: gymnasium.Env[Any, Any]) -> tuple[Any, dict[str, Any]]:
+    """Returns the result of ``reset``; raises ``TypeError`` unless it is Gymnasium's observation and dictionary."""
     if not isinstance(returned, tuple) or len(returned) != 2 or not isinstance(returned[1], dict):
         raise _other_interface("reset", returned, "(observation, info)", env)
     return returned
 
 
-def _other_interface(method: str, returned: Any, accepted: str, env: gymnasium.Env[Any, Any]) -> TypeError:
+def _other_interface(method: str, returned: object, accepted: str, env: gymnasium.Env[Any, Any]) -> TypeError:
     given = f"a {type(returned).__name__}"
     if isinstance(returned, tuple):
         given = f"the types {', '.join(type(value).__name__ for value in returned)}"
@@ -267,6 +297,7 @@ def _other_interface(method: str, returned: Any, accepted: str, env: gymnasium.E
 
 
 def checked_info_keys(keys: Sequence[str]) -> tuple[str, ...]:
+    """Returns names of infos; raises for names that are taken, empty, or given twice."""
     for place, key in enumerate(checked_entries("info_keys", keys, "a sequence of names of infos")):
         check_kind(f"info_keys[{place}]", key, str, "the name of an info")
     taken = {"observation", "reward", "terminated", "truncated", "done"}
@@ -278,26 +309,27 @@ def checked_info_keys(keys: Sequence[str]) -> tuple[str, ...]:
 
 
 def copied_info(value: Any) -> Any:
+    """Returns copies of dictionaries and arrays, and other objects themselves, because a copy may fail."""
     if isinstance(value, dict):
         return {key: copied_info(part) for key, part in value.items()}
-    return value.copy() if isinstance(value, np.ndarray) else value  # other objects may not be copyable
+    return value.copy() if isinstance(value, np.ndarray) else value
 
 
 class TaskChoice:
-    """Base of environments with tasks; keeps the chosen task apart from that of the running episode.
+    """Base of environments with tasks; keeps the chosen task apart from the task of the running episode.
 
-    A subclass names its tasks in :attr:`TASKS` and calls :meth:`_begin_task` in ``reset``. Through wrappers the task is
-    set with Gymnasium's ``set_wrapper_attr("task", name)``, in a vector with ``set_attr("task", [name, ...])``.
+    A subclass names its tasks in :attr:`TASKS` and calls :meth:`_begin_task` in ``reset``. Through wrappers, set the
+    task with Gymnasium's ``set_wrapper_attr("task", name)``; in a vector, with ``set_attr("task", [name, ...])``.
 
     Attributes:
-        TASKS: names of the tasks, the target task first.
+        TASKS: Names of the tasks, the target task first.
     """
 
     TASKS: tuple[str, ...] = ("target",)
 
     def __init__(self, task: str | None = None) -> None:
         self.task = self.TASKS[0] if task is None else task
-        self._running_task = self.TASKS.index(self.task)
+        self._begin_task(None)
 
     @property
     def task(self) -> str:
@@ -308,8 +340,7 @@ class TaskChoice:
     def task(self, name: str) -> None:
         self._task = str(checked_choice("task", name, self.TASKS))
 
-    def _begin_task(self, options: Mapping[str, Any] | None) -> int:
+    def _begin_task(self, options: Mapping[str, Any] | None) -> None:
         if options and "task" in options:
-            self.task = options["task"]  # for later episodes too
+            self.task = options["task"]  # Later episodes keep it.
         self._running_task = self.TASKS.index(self.task)
-        return self._running_task

@@ -6,6 +6,7 @@ from __future__ import annotations
 from numbers import Integral
 from typing import Any, NamedTuple
 
+import gymnasium
 import numpy as np
 from gymnasium import spaces
 
@@ -33,52 +34,60 @@ except ModuleNotFoundError as _error:
     raise missing_extra("a grid environment", "MiniGrid", "grids") from _error
 
 _EMPTY = (OBJECT_TO_IDX["empty"], 0, 0)
-AHEAD = ((1, 0), (0, 1), (-1, 0), (0, -1))  # right, down, left, up; MiniGrid's numbering
+AHEAD = ((1, 0), (0, 1), (-1, 0), (0, -1))  # MiniGrid numbers right, down, left, and up.
 
 
 class FullGrid(MiniGridEnv):
-    """Mixin for the whole grid as observation, in place of MiniGrid's dictionary with the part ahead of the agent.
+    """A mixin that observes the whole grid, in place of MiniGrid's dictionary with the part ahead of the agent.
 
-    The same cells as in MiniGrid's ``FullyObsWrapper``; a change from outside shows once the agent faces it. The
+    The cells are the cells of MiniGrid's ``FullyObsWrapper``. A change from outside shows once the agent faces it. The
     ``difficulty`` of the present level is in every info.
 
-    Observation: uint8 ``[width, height, 3]``: kind, colour and state of each cell in MiniGrid's numbers; the agent is
-    red, with its direction.
+    Observation: uint8 ``[width, height, 3]``: kind, color, and state of each cell in MiniGrid's numbers. The agent is
+    red, and its state is its direction.
     """
 
     metadata: dict[str, Any] = MiniGridEnv.metadata | {"render_modes": ["rgb_array"]}
     difficulty: int = 0
     _encoding: np.ndarray
-    _encoded: Grid | None = None
+    _encoded: Any = None  # The grid that the encoding belongs to.
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Begins an episode; a seed is a level."""
         observation, _ = super().reset(seed=seed, options=options)
         return observation, {"difficulty": self.difficulty}
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """Takes one step; an episode that ends in its last step is terminated, and not truncated as in MiniGrid."""
         observation, reward, terminated, truncated, _ = super().step(action)
-        # MiniGrid truncates an episode that reaches its goal in the last step too.
         return observation, float(reward), terminated, truncated and not terminated, {"difficulty": self.difficulty}
 
     def cells(self) -> np.ndarray:
-        """Returns kind, colour and state of each cell, ``[width, height, 3]``; not to be written to."""
-        x, y = self.agent_pos
-        if self._encoded is None or self._encoded is not self.grid:  # a new level
-            self._encoded, self._encoding = self.grid, self.grid.encode()
+        """Returns kind, color, and state of each cell, ``[width, height, 3]``, which you must not write to."""
+        if self._encoded is not self.grid:  # The level is new.
+            self._encoded = self.grid
+            self._encoding = self.grid.encode()
         else:
-            # An action changes no cell but the one ahead, and encoding all of them takes longer than the step.
-            ahead = x + AHEAD[self.agent_dir][0], y + AHEAD[self.agent_dir][1]
+            # An action changes only the cell ahead. Encoding all cells takes longer than the step.
+            ahead = _cell_ahead(self)
             cell = self.grid.get(*ahead)
             self._encoding[ahead] = _EMPTY if cell is None else cell.encode()
         return self._encoding
 
     def gen_obs(self) -> np.ndarray:
+        """Returns the cells with the agent among them."""
         observation = self.cells().copy()
         x, y = self.agent_pos
         observation[x, y] = (OBJECT_TO_IDX["agent"], COLOR_TO_IDX["red"], self.agent_dir)
         return observation
+
+
+def _cell_ahead(env: MiniGridEnv) -> tuple[int, int]:
+    # MiniGrid's front_pos adds two arrays, which takes several times as long.
+    across, down = AHEAD[env.agent_dir]
+    return env.agent_pos[0] + across, env.agent_pos[1] + down
 
 
 LEFT, RIGHT, FORWARD = range(3)
@@ -86,28 +95,29 @@ GOAL_REWARD = 1.0
 
 
 class TabularGrid(MiniGridEnv):
-    """A fixed grid: turn left, turn right or go forward to the goal; reward 1 there, else ``step_reward``.
+    """A fixed grid: turn left, turn right, or go forward to the goal; reward 1 there, else ``step_reward``.
 
     An episode terminates at the goal and is truncated after ``max_steps``.
 
     Args:
-        max_steps: steps after which an episode is truncated.
-        step_reward: of every step but the one to the goal; -0.1 in the paper.
-        one_hot: observe x, y and direction as one-hot vectors, from which small networks learn sooner.
+        max_steps: Steps after which an episode is truncated.
+        step_reward: Reward of every step except the step to the goal; -0.1 in the paper.
+        one_hot: Whether x, y, and direction are observed as one-hot vectors, from which small networks learn sooner.
         render_mode: ``None`` or ``"rgb_array"``.
 
     Attributes:
-        MAP: ``#`` wall, ``.`` floor; the agent starts in the upper left corner facing right.
-        GAPS: the floor cells in the walls between rooms, from start to goal, as (x, y).
-        START, GOAL: (x, y) of the first and of the rewarded cell.
+        MAP: Rows of cells, ``#`` for a wall and ``.`` for floor. The agent starts in the upper left corner, facing
+            right.
+        GAPS: Floor cells in the walls between rooms, from start to goal, as (x, y).
+        START, GOAL: Coordinates (x, y) of the first and of the rewarded cell.
 
     Action: ``Discrete(3)``: turn left, turn right, forward.
 
     Observation: float32 ``[6]``: x, y, and whether the agent faces right, down, left, up. With ``one_hot`` float32
-    ``[width + height + 4]``: one-hot vectors of x, of y and of the direction, side by side.
+    ``[width + height + 4]``: one-hot vectors of x, of y, and of the direction, side by side.
 
     Example:
-        >>> observation, _ = ThreeRooms(one_hot=True).reset()  # in column 1 of 17, row 1 of 7, facing right
+        >>> observation, _ = ThreeRooms(one_hot=True).reset()  # The agent is in column 1 of 17, row 1 of 7.
         >>> observation.nonzero()[0].tolist()
         [1, 18, 24]
     """
@@ -132,7 +142,8 @@ class TabularGrid(MiniGridEnv):
         checked_number("step_reward", step_reward)
         checked_flag("one_hot", one_hot)
         checked_choice("render_mode", render_mode, (None, "rgb_array"))
-        width, height = len(self.MAP[0]), len(self.MAP)
+        width = len(self.MAP[0])
+        height = len(self.MAP)
         super().__init__(
             mission_space=MissionSpace(mission_func=reach_the_goal),
             width=width,
@@ -144,34 +155,39 @@ class TabularGrid(MiniGridEnv):
         self.step_reward = step_reward
         self.action_space: spaces.Discrete[Any] = spaces.Discrete(3)
         self.one_hot = one_hot
-        high = np.ones(width + height + 4) if one_hot else np.array([width - 1, height - 1, 1, 1, 1, 1])
-        self.observation_space: spaces.Box = spaces.Box(np.zeros(len(high), np.float32), high.astype(np.float32))
+        high = [1] * (width + height + 4) if one_hot else [width - 1, height - 1, 1, 1, 1, 1]
+        self.observation_space: spaces.Box = spaces.Box(np.zeros(len(high), np.float32), np.array(high, np.float32))
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         """Turns, or goes one cell forward if there is no wall."""
         self.step_count += 1
-        reward, terminated = self.step_reward, False
+        reward = self.step_reward
+        terminated = False
         if action == FORWARD:
-            x, y = self.agent_pos[0] + AHEAD[self.agent_dir][0], self.agent_pos[1] + AHEAD[self.agent_dir][1]
-            cell = self.grid.get(x, y)
+            ahead = _cell_ahead(self)
+            cell = self.grid.get(*ahead)
             if cell is None or cell.can_overlap():
-                self.agent_pos = (x, y)
-                terminated = cell is not None  # the goal, the only thing that can be entered
-                if (x, y) == self.GOAL:
+                self.agent_pos = ahead
+                terminated = cell is not None  # Only the goal is an object that can be entered.
+                if ahead == self.GOAL:
                     reward = GOAL_REWARD
-        elif action in (LEFT, RIGHT):
-            self.agent_dir = (self.agent_dir + (1 if action == RIGHT else -1)) % 4
+        elif action == RIGHT:
+            self.agent_dir = (self.agent_dir + 1) % 4
+        elif action == LEFT:
+            self.agent_dir = (self.agent_dir - 1) % 4
         else:
             raise ValueError(f"action is {action!r}; accepted are 0 (turn left), 1 (turn right) and 2 (forward)")
         return self.gen_obs(), reward, terminated, self.step_count >= self.max_steps and not terminated, {}
 
     def gen_obs(self) -> np.ndarray:
+        """Returns position and direction of the agent, float32."""
         observation = np.zeros(self.observation_space.shape, np.float32)
-        x, y = self.agent_pos
         if self.one_hot:
+            x, y = self.agent_pos
             observation[[x, self.width + y, self.width + self.height + self.agent_dir]] = 1.0
         else:
-            observation[0], observation[1], observation[2 + self.agent_dir] = x, y, 1.0
+            observation[:2] = self.agent_pos
+            observation[2 + self.agent_dir] = 1.0
         return observation
 
     def _gen_grid(self, width: int, height: int) -> None:
@@ -202,7 +218,7 @@ class ThreeRooms(TabularGrid):
 
 
 class TwoRooms(TabularGrid):
-    """Two rooms, the gap far from the straight way to the goal; the shortest way takes 21 steps."""
+    """Two rooms with a gap far from the straight way to the goal; the shortest way takes 21 steps."""
 
     MAP: tuple[str, ...] = (
         "#############",
@@ -223,33 +239,33 @@ def reach_the_goal() -> str:
 
 
 MOST_ROOMS = 4
-_GRID_SIZE, _ROOM_SIZE, _STEPS_PER_ROOM = 14, 5, 20
+_ROOM_SIZE = 5
 
 
 class MultiRooms(FullGrid, MultiRoomEnv):
-    """Rooms of 4 or 5 cells a side, walls included, joined by closed doors; as ``MultiRoom-N4-Random-v0``.
+    """Rooms of 4 or 5 cells a side, including walls, joined by closed doors; registered as ``MultiRoom-N4-Random-v0``.
 
-    A level is a seed: ``reset(seed=level_id)``; its ``difficulty`` is its number of rooms. Jiang et al. 2021,
-    https://arxiv.org/abs/2010.03934, train on 4000 levels and test on all others.
+    A level is a seed: ``reset(seed=level_id)``. Its ``difficulty`` is its number of rooms. Jiang et al. 2021,
+    https://arxiv.org/abs/2010.03934, train on 4000 levels and test on all other levels.
 
     Args:
-        min_rooms: the fewest rooms of a level.
-        max_rooms: the most rooms of a level, at most 4.
-        max_steps: steps after which an episode is truncated; ``None`` for 20 times ``max_rooms``.
-        view_size: side of the square ahead of the agent that is observed, an odd number of 3 or more, 7 in MiniGrid;
-            ``None``, as in the paper, for the whole grid.
+        min_rooms: Fewest rooms of a level.
+        max_rooms: Most rooms of a level, at most 4.
+        max_steps: Steps after which an episode is truncated; ``None`` for 20 times ``max_rooms``.
+        view_size: Side of the observed square ahead of the agent, an odd number of 3 or more, 7 in MiniGrid. With
+            ``None``, the whole grid is observed, as in the paper.
         render_mode: ``None`` or ``"rgb_array"``.
 
     Raises:
-        ValueError: numbers of rooms that are not 1 <= min_rooms <= max_rooms <= 4; no steps; a ``view_size``
+        ValueError: Numbers of rooms that are not 1 <= min_rooms <= max_rooms <= 4; no steps; a ``view_size``
             that is even or below 3.
 
-    Action: ``Discrete(7)``, MiniGrid's own: turn left, turn right, forward, pick up, drop, toggle (opens the door
-    ahead), done. Pick up, drop and done do nothing here.
+    Action: ``Discrete(7)``, as in MiniGrid: turn left, turn right, forward, pick up, drop, toggle (opens the door
+    ahead), done. Pick up, drop, and done do nothing here.
 
     Observation: uint8 ``[14, 14, 3]``, the whole grid; see :class:`~lightning_replay.envs.grids.FullGrid`. With
-    ``view_size`` uint8 ``[view_size, view_size, 3]``, MiniGrid's own: turned so that the agent looks up from the middle
-    of the last row, 0 where it cannot see.
+    ``view_size`` uint8 ``[view_size, view_size, 3]``, as in MiniGrid: the view is turned so that the agent looks up
+    from the middle of the last row, and cells that the agent cannot see are 0.
 
     Reward: ``1 - 0.9 * steps / max_steps`` at the goal, which terminates the episode; else 0.
     """
@@ -276,17 +292,18 @@ class MultiRooms(FullGrid, MultiRoomEnv):
             minNumRooms=min_rooms,
             maxNumRooms=max_rooms,
             maxRoomSize=_ROOM_SIZE,
-            width=_GRID_SIZE,
-            height=_GRID_SIZE,
-            max_steps=_STEPS_PER_ROOM * max_rooms if max_steps is None else max_steps,
+            width=14,
+            height=14,
+            max_steps=max_steps or 20 * max_rooms,
             render_mode=render_mode,
             highlight=False,
             agent_view_size=view_size or 7,
         )
-        sides = (view_size, view_size) if view_size else (self.width, self.height)
-        self.observation_space: spaces.Box = spaces.Box(0, 255, (*sides, 3), np.uint8)
+        side = view_size or self.width
+        self.observation_space: spaces.Box = spaces.Box(0, 255, (side, side, 3), np.uint8)
 
     def gen_obs(self) -> np.ndarray:
+        """Returns the whole grid, or the square ahead of the agent."""
         return super().gen_obs() if self.view_size is None else MiniGridEnv.gen_obs(self)["image"]
 
     def _gen_grid(self, width: int, height: int) -> None:
@@ -297,16 +314,16 @@ class MultiRooms(FullGrid, MultiRoomEnv):
 class Maze(NamedTuple):
     """One of MiniGrid's obstructed mazes.
 
-    Its name is MiniGrid's: number of locked doors (``Dl``) or quarters (``Q``); ``h``: the key is hidden in a box;
-    ``b``: a ball obstructs the door.
+    MiniGrid's name tells the number of locked doors (``Dl``) or quarters (``Q``). ``h`` says that the key is hidden in
+    a box, and ``b`` that a ball obstructs the door.
     """
 
     name: str
-    quarters: int  # of the 3 x 3 rooms that have doors; 0 for two rooms with a door between them
-    agent_room: tuple[int, int]  # column and row of the room where the agent starts
+    quarters: int  #: Quarters of the 3 x 3 rooms that have doors; 0 for two rooms with a door between them.
+    agent_room: tuple[int, int]  #: Column and row of the room in which the agent starts.
     is_key_in_box: bool
-    is_blocked: bool  # whether balls obstruct the locked doors
-    rooms_visited: int  # that the time limit is made for
+    is_blocked: bool  #: Whether balls obstruct the locked doors.
+    rooms_visited: int  #: The time limit allows visits to so many rooms.
 
 
 MAZES = (
@@ -317,27 +334,27 @@ MAZES = (
     Maze("2Dlh", 1, (2, 1), True, False, 4),
     Maze("2Dlhb", 1, (2, 1), True, True, 4),
     Maze("1Q", 1, (1, 1), True, True, 5),
-    Maze("2Q", 2, (1, 1), True, True, 11),  # as in the authors' code; MiniGrid's own starts in (2, 1)
+    Maze("2Q", 2, (1, 1), True, True, 11),  # The authors' code starts in (1, 1), and MiniGrid in (2, 1).
     Maze("Full", 4, (1, 1), True, True, 25),
 )
-_MAZE_ROOM_SIZE, _ROOMS = 7, 3
+_MAZE_ROOM_SIZE = 7
 
 
 class ObstructedMazeGamut(FullGrid, ObstructedMaze_Full_V1):
-    """Pick up the blue ball behind locked doors; as ``ObstructedMazeGamut-Easy-v0``, ``-Medium-v0`` and ``-Hard-v0``.
+    """Pick up the blue ball behind locked doors; registered as ``ObstructedMazeGamut-{Easy, Medium, Hard}-v0``.
 
-    A level is a seed: ``reset(seed=level_id)`` plays maze ``level_id % num_mazes`` of :data:`MAZES`, whose number is
-    the level's ``difficulty``. All have 3 x 3 rooms of 7 cells a side, walls included; unused rooms are closed. Keys
-    are placed after all balls, as in MiniGrid's ``-v1`` mazes, because a ball that replaces the box with the key leaves
-    no solution. Jiang et al. 2021, https://arxiv.org/abs/2010.03934, train on 3000 easy and 6000 medium levels. Their
-    appendix calls the first six mazes hard where the text says medium: both ids have six. Their code has all nine under
-    the name hard, of which the paper has no run.
+    A level is a seed: ``reset(seed=level_id)`` plays maze ``level_id % num_mazes`` of :data:`MAZES`. The number of the
+    maze is the ``difficulty`` of the level. All mazes have 3 x 3 rooms of 7 cells a side, including walls, and unused
+    rooms are closed. Keys are placed after all balls, as in MiniGrid's ``-v1`` mazes, because a ball that replaces the
+    box with the key leaves no solution. Jiang et al. 2021, https://arxiv.org/abs/2010.03934, train on 3000 easy and
+    6000 medium levels. Their appendix calls the first six mazes hard, and their text calls them medium, so both ids
+    have six mazes. Their code calls all nine mazes hard, and the paper has no run with nine.
 
     Args:
-        num_mazes: number of :data:`MAZES`, easiest first: 3 for easy, 6 for medium and hard, up to 9.
+        num_mazes: Number of :data:`MAZES`, easiest first: 3 for easy, 6 for medium and hard, up to 9.
         render_mode: ``None`` or ``"rgb_array"``.
 
-    Action: ``Discrete(7)``, MiniGrid's own: turn left, turn right, forward, pick up, drop, toggle (opens the door or
+    Action: ``Discrete(7)``, as in MiniGrid: turn left, turn right, forward, pick up, drop, toggle (opens the door or
     the box ahead), done.
 
     Observation: uint8 ``[19, 19, 3]``, the whole grid, without the object that the agent carries; see
@@ -351,12 +368,12 @@ class ObstructedMazeGamut(FullGrid, ObstructedMaze_Full_V1):
         check_option("num_mazes", num_mazes, Integral, f"a whole number from 1 to {len(MAZES)}", 1, len(MAZES))
         self.num_mazes = num_mazes
         mission = MissionSpace(self._gen_mission, ordered_placeholders=[[COLOR_NAMES[0]]])
-        # skips ObstructedMazeEnv, whose rooms are 6 wide and only as many as one maze needs
+        # ObstructedMazeEnv is skipped. Its rooms are 6 wide, and it has only the rooms of one maze.
         RoomGrid.__init__(
             self,
             room_size=_MAZE_ROOM_SIZE,
-            num_rows=_ROOMS,
-            num_cols=_ROOMS,
+            num_rows=3,
+            num_cols=3,
             mission_space=mission,
             render_mode=render_mode,
             highlight=False,
@@ -366,7 +383,7 @@ class ObstructedMazeGamut(FullGrid, ObstructedMaze_Full_V1):
 
     @property
     def maze(self) -> Maze:
-        """Maze of the present level."""
+        """Maze of the present level, one of :data:`MAZES`."""
         return MAZES[self.difficulty]
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -387,7 +404,7 @@ class ObstructedMazeGamut(FullGrid, ObstructedMaze_Full_V1):
         if self.num_quarters:
             super()._gen_grid(width, height)
             return
-        # Two rooms with a door between them, in the upper left corner of the same grid as the larger mazes.
+        # The two rooms with a door between them lie in the upper left corner of the grid of the larger mazes.
         ObstructedMazeEnv._gen_grid(self, width, height)
         color = self.door_colors[0]
         self.add_locked_door(0, 0, color=color, blocked=self.blocked)
@@ -395,3 +412,21 @@ class ObstructedMazeGamut(FullGrid, ObstructedMaze_Full_V1):
         self.obj: Ball = Ball(self.ball_to_find_color)
         self.place_in_room(1, 0, self.obj)
         self.place_agent(*self.agent_room)
+
+
+# MiniGrid has 11 kinds, 6 colors, and 4 states of a cell; the direction of the agent is a state.
+_ONE_HOT = [np.eye(count, dtype=np.float32) for count in (11, 6, 4)]
+
+
+def one_hot_grid(identifier: str, **options: Any) -> gymnasium.Env[Any, Any]:
+    """Makes a grid of this package whose cells are observed as one-hot vectors, float32 ``[width, height, 21]``.
+
+    The 21 numbers of a cell are its kind, its color, and its state. Convolutions of RLlib take floats only.
+    """
+    grid = gymnasium.make(f"lightning_replay.envs:{identifier}", **options)
+    space = spaces.Box(0.0, 1.0, (*(grid.observation_space.shape or ())[:2], 21), np.float32)
+    return gymnasium.wrappers.TransformObservation(grid, _one_hot, space)
+
+
+def _one_hot(cells: np.ndarray) -> np.ndarray:
+    return np.concatenate([rows[cells[..., place]] for place, rows in enumerate(_ONE_HOT)], axis=-1)

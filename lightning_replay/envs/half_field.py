@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameterized-action soccer on half a field, after the RoboCup server, with tasks of growing distance to the goal."""
+"""Parameterized-action soccer on half a field, as in the RoboCup server, with tasks of growing distance to the goal."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from gymnasium import spaces
 from lightning_replay.envs.building import TaskChoice
 from lightning_replay.options import checked_choice, checked_count, checked_flag, checked_number, checked_optional_count
 
-FIELD_LENGTH = 52.5  # of the half field, from the midline at x = 0 to the goal line
-FIELD_WIDTH = 68.0  # y runs from -34 to 34
+FIELD_LENGTH = 52.5  # The half field reaches from the midline at x = 0 to the goal line.
+FIELD_WIDTH = 68.0  # y runs from -34 to 34.
 GOAL_WIDTH = 14.02
 PLAYER_DECAY = 0.4
 PLAYER_SPEED_MAX = 1.05
 PLAYER_ACCELERATION_MAX = 1.0
-DASH_RATE = 0.006  # power 100 accelerates by 0.6 metres per step and step
-TURN_INERTIA = 5.0  # a player at ``speed`` turns by turn / (1 + 5 speed)
+DASH_RATE = 0.006  # Power 100 accelerates by 0.6 meters per step and step.
+TURN_INERTIA = 5.0  # A player at ``speed`` turns by turn / (1 + 5 speed).
 BALL_DECAY = 0.94
 BALL_SPEED_MAX = 2.7
 KICK_RATE = 0.027
@@ -38,18 +38,21 @@ HALF_GOAL = GOAL_WIDTH / 2
 class Body:
     """A player or the ball: a position, a velocity, and how fast it moves and slows down."""
 
-    decay: float  # factor of the velocity after every step
-    speed_max: float  # largest way in one step, in metres
-    x: float = 0.0  # in metres, the goal's centre at (52.5, 0)
+    decay: float  #: Factor of the velocity after every step.
+    speed_max: float  #: Largest way in one step, in meters.
+    x: float = 0.0  #: Meters from the midline; the center of the goal is at (52.5, 0).
     y: float = 0.0
-    velocity_x: float = 0.0  # metres per step left over from the last step
+    velocity_x: float = 0.0  #: Meters per step left over from the last step.
     velocity_y: float = 0.0
 
     def place(self, x: float, y: float) -> None:
-        self.x, self.y, self.velocity_x, self.velocity_y = x, y, 0.0, 0.0
+        """Puts the body at rest at a position."""
+        self.x = x
+        self.y = y
+        self.velocity_x = self.velocity_y = 0.0
 
     def move(self, acceleration_x: float, acceleration_y: float) -> None:
-        # One step of the server: accelerate, cap the speed, move, slow down.
+        """Takes one step of the server: accelerates, caps the speed, moves, and slows down."""
         velocity_x = self.velocity_x + acceleration_x
         velocity_y = self.velocity_y + acceleration_y
         speed = math.sqrt(velocity_x * velocity_x + velocity_y * velocity_y)
@@ -62,6 +65,7 @@ class Body:
         self.velocity_y = velocity_y * self.decay
 
     def stay_on_the_field(self) -> None:
+        """Moves a body that left the half field back onto its edge, where it loses the velocity across the edge."""
         if not 0.0 <= self.x <= FIELD_LENGTH:
             self.x = min(max(self.x, 0.0), FIELD_LENGTH)
             self.velocity_x = 0.0
@@ -71,6 +75,7 @@ class Body:
 
     @property
     def speed(self) -> float:
+        """Meters per step."""
         return math.hypot(self.velocity_x, self.velocity_y)
 
 
@@ -79,12 +84,16 @@ ball: partial[Body] = partial(Body, BALL_DECAY, BALL_SPEED_MAX)
 
 
 def dash_acceleration(power: float) -> float:
+    """Returns the acceleration of a dash with a power in [0, 100], in meters per step and step."""
     return min(DASH_RATE * power, PLAYER_ACCELERATION_MAX)
 
 
 def kick_acceleration(power: float, distance: float, angle: float) -> float:
-    # The effective power is power * (1 - 0.25 |angle| / pi - 0.25 gap / 0.7), with the angle in radians between the
-    # player's heading and the ball, and the gap between their surfaces.
+    """Returns the acceleration of the ball by a kick, in meters per step and step; 0 if the ball is out of reach.
+
+    The effective power is ``power * (1 - 0.25 * abs(angle) / pi - 0.25 * gap / 0.7)``. The angle between the player's
+    heading and the ball is in radians, and the gap lies between their surfaces.
+    """
     if distance > KICKABLE_DISTANCE:
         return 0.0
     gap = max(distance - TOUCHING_DISTANCE, 0.0)
@@ -92,12 +101,13 @@ def kick_acceleration(power: float, distance: float, angle: float) -> float:
 
 
 def first_exit(from_x: float, from_y: float, to_x: float, to_y: float) -> tuple[float, float] | None:
+    """Returns the point at which a straight way leaves the half field; ``None`` if the way ends on the field."""
     if 0.0 <= to_x <= FIELD_LENGTH and -HALF_WIDTH <= to_y <= HALF_WIDTH:
         return None
-    fraction = 1.0  # of the way, up to the line that it crosses first
+    fraction = 1.0  # The way is followed up to the line that it crosses first.
     for start, end, low, high in ((from_x, to_x, 0.0, FIELD_LENGTH), (from_y, to_y, -HALF_WIDTH, HALF_WIDTH)):
         if not low <= end <= high:
-            fraction = min(fraction, ((high if end > high else low) - start) / (end - start))
+            fraction = min(fraction, (min(max(end, low), high) - start) / (end - start))
     # Rounding may put the point on a line off the field.
     x = from_x + fraction * (to_x - from_x)
     y = from_y + fraction * (to_y - from_y)
@@ -105,96 +115,108 @@ def first_exit(from_x: float, from_y: float, to_x: float, to_y: float) -> tuple[
 
 
 def in_the_goal(x: float, y: float) -> bool:
+    """Returns whether a point on the edge of the field lies between the posts."""
     return x >= FIELD_LENGTH - 1e-9 and abs(y) < HALF_GOAL
 
 
-CATCH_HALF_DEPTH = 0.5  # along x
-CATCH_HALF_WIDTH = 1.0  # along y, the way it dives
-LARGEST_ADVANCE = 3.0  # largest distance from the goal's centre, in metres
-DASH_POWER = 40.0  # its strongest dash; with the players' 100 it reaches nearly every shot, with 40 not the well placed
+CATCH_HALF_DEPTH = 0.5  # The area of a catch reaches this far along x,
+CATCH_HALF_WIDTH = 1.0  # and this far along y, because the keeper dives along the goal line.
+LARGEST_ADVANCE = 3.0  # The keeper stays within so many meters of the center of the goal.
+DASH_POWER = 40.0  # With the players' 100, the keeper reaches nearly every shot. With 40, it misses well-placed ones.
 
 
 class Keeper:
-    """Moves with the players' dynamics and always catches a ball whose way crosses its 1 x 2 m area.
+    """A player who always catches a ball whose way crosses the 1 x 2 m area around the keeper.
 
-    It moves to the nearest point on the way of a shot on target, one that would cross the goal line between the posts
-    by its own speed; otherwise to the line from the goal's centre to the ball, a third of the way, at most 3 m.
+    The keeper moves with the dynamics of the players. A shot is on target if the ball would cross the goal line between
+    the posts by its own speed; the keeper then moves to the nearest point on its way. Otherwise, the keeper moves to a
+    point between the center of the goal and the ball: a third of the way, at most 3 m from the center.
     """
 
     def __init__(self) -> None:
         self.body: Body = player()
 
     def start(self, draw: float) -> None:
-        # One metre before the goal line, in the middle half between the posts.
+        """Places the keeper one meter before the goal line; a draw from [0, 1) picks a point between the posts."""
+        # Only the middle half between the posts is used.
         self.body.place(FIELD_LENGTH - 1.0, HALF_GOAL * (2.0 * draw - 1.0) / 2.0)
 
     def act(self, ball: Body) -> None:
+        """Takes one step toward the way of a shot on target, or to a point between the ball and the goal."""
         body = self.body
         point = _meeting_point(body, ball)
-        if point is None:  # no shot on target: between the ball and the goal
-            to_x, to_y = ball.x - FIELD_LENGTH, ball.y
-            distance = math.sqrt(to_x * to_x + to_y * to_y)
+        if point is None:
+            to_x = ball.x - FIELD_LENGTH
+            distance = math.sqrt(to_x * to_x + ball.y * ball.y)
             advance = min(1.0 / 3.0, LARGEST_ADVANCE / distance) if distance > 0.0 else 0.0
-            point = FIELD_LENGTH + advance * to_x, advance * to_y
-        x, y = point
-        # The velocity left over brings it part of the way; it dashes no more than needed.
-        wish_x, wish_y = x - body.x - body.velocity_x, y - body.y - body.velocity_y
+            point = FIELD_LENGTH + advance * to_x, advance * ball.y
+        # The velocity left over covers part of the way. The keeper dashes no more than the rest needs.
+        wish_x = point[0] - body.x - body.velocity_x
+        wish_y = point[1] - body.y - body.velocity_y
         wish = math.sqrt(wish_x * wish_x + wish_y * wish_y)
         scale = min(1.0, dash_acceleration(DASH_POWER) / wish) if wish > 0.0 else 0.0
         body.move(scale * wish_x, scale * wish_y)
         body.stay_on_the_field()
 
     def catches(self, from_x: float, from_y: float, to_x: float, to_y: float) -> bool:
-        enter, leave = 0.0, 1.0  # the part of the ball's way inside the area, cut down by each coordinate
-        for start, end, centre, half in (
+        """Returns whether the straight way of the ball crosses the area of a catch."""
+        # Each coordinate shortens the part of the way, from 0 to 1, that lies inside the area.
+        enter = 0.0
+        leave = 1.0
+        for start, end, center, half in (
             (from_x, to_x, self.body.x, CATCH_HALF_DEPTH),
             (from_y, to_y, self.body.y, CATCH_HALF_WIDTH),
         ):
             way = end - start
-            low, high = centre - half - start, centre + half - start
-            if way == 0.0:  # beside the area, or inside all the time
-                if not low <= 0.0 <= high:
-                    return False
-                continue
-            first, last = sorted((low / way, high / way))
-            enter, leave = max(enter, first), min(leave, last)
+            low = center - half - start
+            high = center + half - start
+            if way:
+                first, last = sorted((low / way, high / way))
+                enter = max(enter, first)
+                leave = min(leave, last)
+            elif not low <= 0.0 <= high:  # The ball stays beside the area.
+                return False
         return enter <= leave
 
 
 def _meeting_point(body: Body, ball: Body) -> tuple[float, float] | None:
-    reach = 1.0 / (1.0 - ball.decay)  # metres until the ball rests, per unit of speed
-    way_x, way_y = reach * ball.velocity_x, reach * ball.velocity_y
+    reach = 1.0 / (1.0 - ball.decay)  # The ball rolls so many meters per unit of speed.
+    way_x = reach * ball.velocity_x
+    way_y = reach * ball.velocity_y
     gap = FIELD_LENGTH - ball.x
     # A shot on target would cross the goal line between the posts by its own speed.
     if not way_x > gap or abs(ball.y + way_y * gap / way_x) >= HALF_GOAL:
         return None
     along = ((body.x - ball.x) * way_x + (body.y - ball.y) * way_y) / (way_x * way_x + way_y * way_y)
-    along = min(max(along, 0.0), gap / way_x)  # the nearest point between the ball and the goal line
+    along = min(max(along, 0.0), gap / way_x)  # The nearest point lies between the ball and the goal line.
     return ball.x + along * way_x, ball.y + along * way_y
 
 
-NEAR = 10.0  # metres within which the ball's distance is also given at a finer scale
+NEAR = 10.0  # Within so many meters, the distance of the ball is also observed at a finer scale.
 _DIAGONAL = math.hypot(FIELD_LENGTH, FIELD_WIDTH)
-_CENTRE, _LEFT, _RIGHT = ((FIELD_LENGTH, y) for y in (0.0, HALF_GOAL, -HALF_GOAL))
-_PLAYER_SPEED = PLAYER_SPEED_MAX * PLAYER_DECAY  # largest speed after a step
+_CENTER, _LEFT, _RIGHT = ((FIELD_LENGTH, y) for y in (0.0, HALF_GOAL, -HALF_GOAL))
+_PLAYER_SPEED = PLAYER_SPEED_MAX * PLAYER_DECAY  # The player is no faster after a step.
 _BALL_SPEED = BALL_SPEED_MAX * BALL_DECAY
 
 
 def observe(player: Body, heading: float, ball: Body, keeper: Body | None) -> np.ndarray:
-    """Returns the observation; *seen* is distance, angle / 180, sine and cosine of the angle relative to the heading.
+    """Returns the observation; a *seen* point has a distance, angle / 180, and sine and cosine of the angle.
 
-    Distances are scaled by the field's diagonal, speeds by the largest after a step.
+    Angles are relative to the heading of the player. Distances are scaled by the diagonal of the field, and speeds by
+    the largest speed after a step.
 
     Returns:
         float32 ``[34]``, with a keeper ``[40]``: the player's position (0, 1), velocity (2, 3) and heading as sine and
         cosine (4, 5); the ball's position (6, 7), velocity (8, 9) and velocity relative to the heading (10, 11); the
-        ball seen from the player (12 to 15), its distance up to 10 m (16), whether it can be kicked (17); the goal's
-        centre seen from the ball (18 to 21), then seen from the player (22 to 25); the posts seen from the player
+        ball seen from the player (12 to 15), its distance up to 10 m (16), whether it can be kicked (17); the center of
+        the goal seen from the ball (18 to 21), then seen from the player (22 to 25); the posts seen from the player
         (26 to 33); the keeper's position (34, 35), the keeper seen from the player (36 to 39).
     """
-    sine, cosine = math.sin(heading), math.cos(heading)
+    sine = math.sin(heading)
+    cosine = math.cos(heading)
     distance = math.hypot(ball.x - player.x, ball.y - player.y)
-    velocity_x, velocity_y = ball.velocity_x / _BALL_SPEED, ball.velocity_y / _BALL_SPEED
+    velocity_x = ball.velocity_x / _BALL_SPEED
+    velocity_y = ball.velocity_y / _BALL_SPEED
     values = [
         *_scaled(player.x, player.y),
         *(player.velocity_x / _PLAYER_SPEED, player.velocity_y / _PLAYER_SPEED, sine, cosine),
@@ -203,8 +225,8 @@ def observe(player: Body, heading: float, ball: Body, keeper: Body | None) -> np
         *_seen(player, heading, ball.x, ball.y),
         min(distance, NEAR) * 2.0 / NEAR - 1.0,
         1.0 if distance <= KICKABLE_DISTANCE else -1.0,
-        *_seen(ball, heading, *_CENTRE),
-        *_seen(player, heading, *_CENTRE),
+        *_seen(ball, heading, *_CENTER),
+        *_seen(player, heading, *_CENTER),
         *_seen(player, heading, *_LEFT),
         *_seen(player, heading, *_RIGHT),
     ]
@@ -218,26 +240,32 @@ def _scaled(x: float, y: float) -> tuple[float, float]:
 
 
 def _seen(viewer: Body, heading: float, x: float, y: float) -> tuple[float, float, float, float]:
-    to_x, to_y = x - viewer.x, y - viewer.y
+    to_x = x - viewer.x
+    to_y = y - viewer.y
     angle = math.remainder(math.atan2(to_y, to_x) - heading, 2.0 * math.pi)
     distance = math.sqrt(to_x * to_x + to_y * to_y)
-    # Sine and cosine too: the angle alone jumps behind the viewer.
+    # The angle jumps behind the viewer. Its sine and cosine do not.
     return 2.0 * distance / _DIAGONAL - 1.0, angle / math.pi, math.sin(angle), math.cos(angle)
 
 
-PIXELS_PER_METRE = 6
-MARGIN = 3.0  # metres around the half field
-HEIGHT = round((FIELD_WIDTH + 2 * MARGIN) * PIXELS_PER_METRE)
-WIDTH = round((FIELD_LENGTH + 2 * MARGIN) * PIXELS_PER_METRE)
-_GRASS, _LINE, _GOAL = (58, 125, 68), (235, 235, 235), (250, 250, 140)
-# orange and blue are distinguishable from green and from each other for colour-blind people
-_PLAYER, _KEEPER, _BALL = (240, 170, 30), (50, 90, 220), (255, 255, 255)
-_SIZE = 1.1  # radius of a drawn player in metres, more than its real 0.3
+PIXELS_PER_METER = 6
+MARGIN = 3.0  # So many meters around the half field are drawn.
+HEIGHT = round((FIELD_WIDTH + 2 * MARGIN) * PIXELS_PER_METER)
+WIDTH = round((FIELD_LENGTH + 2 * MARGIN) * PIXELS_PER_METER)
+_GRASS = (58, 125, 68)
+_LINE = (235, 235, 235)
+_GOAL = (250, 250, 140)
+# Color-blind people distinguish orange and blue from green and from each other.
+_PLAYER = (240, 170, 30)
+_KEEPER = (50, 90, 220)
+_BALL = (255, 255, 255)
+_SIZE = 1.1  # A player is drawn with this radius in meters, because the real 0.3 would hardly be seen.
 
 
 def draw(
     player: tuple[float, float], heading: float, ball: tuple[float, float], keeper: tuple[float, float] | None
 ) -> np.ndarray:
+    """Draws the field from above with the bodies at these positions, uint8 ``[HEIGHT, WIDTH, 3]``."""
     picture = np.full((HEIGHT, WIDTH, 3), _GRASS, np.uint8)
     for x in (0.0, FIELD_LENGTH):
         _bar(picture, x, -HALF_WIDTH, x, HALF_WIDTH, _LINE)
@@ -254,19 +282,19 @@ def draw(
 
 
 def _pixel(x: float, y: float) -> tuple[int, int]:
-    return round((HALF_WIDTH + MARGIN - y) * PIXELS_PER_METRE), round((x + MARGIN) * PIXELS_PER_METRE)
+    return round((HALF_WIDTH + MARGIN - y) * PIXELS_PER_METER), round((x + MARGIN) * PIXELS_PER_METER)
 
 
-def _bar(picture: np.ndarray, left: float, bottom: float, right: float, top: float, colour: tuple[int, ...]) -> None:
-    (first_row, first_column), (last_row, last_column) = _pixel(left, top), _pixel(right, bottom)
-    picture[first_row : last_row + 2, first_column : last_column + 2] = colour
+def _bar(picture: np.ndarray, left: float, bottom: float, right: float, top: float, color: tuple[int, ...]) -> None:
+    first_row, first_column = _pixel(left, top)
+    last_row, last_column = _pixel(right, bottom)
+    picture[first_row : last_row + 2, first_column : last_column + 2] = color
 
 
-def _disc(picture: np.ndarray, centre: tuple[float, float], radius: float, colour: tuple[int, ...]) -> None:
+def _disc(picture: np.ndarray, center: tuple[float, float], radius: float, color: tuple[int, ...]) -> None:
     rows, columns = np.ogrid[:HEIGHT, :WIDTH]
-    row, column = _pixel(*centre)
-    distance = np.hypot(rows - row, columns - column)
-    picture[distance <= radius * PIXELS_PER_METRE] = colour
+    row, column = _pixel(*center)
+    picture[np.hypot(rows - row, columns - column) <= radius * PIXELS_PER_METER] = color
 
 
 DASH, TURN, KICK = range(3)
@@ -274,12 +302,12 @@ GOAL_REWARD = 5.0
 
 
 class Start(NamedTuple):
-    """Start positions of a task, in metres, drawn uniformly."""
+    """Start positions of a task, in meters, drawn uniformly."""
 
-    x_low: float  # of the ball's distance from the midline
+    x_low: float  #: Smallest distance of the ball from the midline.
     x_high: float
-    y_limit: float  # the ball starts within ±y_limit
-    behind: float  # largest distance of the player from the ball, on the side away from the goal
+    y_limit: float  #: The ball starts within ±y_limit.
+    behind: float  #: Largest distance of the player from the ball, on the side away from the goal.
 
 
 STARTS = {
@@ -291,28 +319,28 @@ STARTS = {
 
 
 class HalfField(TaskChoice, gymnasium.Env[Any, Any]):
-    """One player, a ball and a goal on 52.5 x 68 metres; reward 5 for a goal, else 0.
+    """One player, a ball and a goal on 52.5 x 68 meters; reward 5 for a goal, else 0.
 
-    The dynamics are the RoboCup server's: speeds, decays, dash, turn with inertia and kick with its effective power
-    (:mod:`~lightning_replay.envs.half_field`), without stamina, collisions and weaker sideways dashes. The tasks differ
-    only in the start of an episode; ``"target"`` is that of Half Field Offense (Hausknecht et al. 2016), in place of
-    the game of Li & Ji 2021, which has no release on PyPI.
+    Speeds, decays, dash, turn with inertia, and kick with its effective power are those of the RoboCup server.
+    There is no stamina and no collision, and sideways dashes are not weaker. The tasks differ only in the start of an
+    episode. ``"target"`` is the task of Half Field Offense (Hausknecht et al. 2016). It replaces the game of Li and Ji
+    2021, which has no release on PyPI.
 
-    An episode terminates when the ball enters the goal, leaves the half field or is caught by the keeper; it is
-    truncated after ``max_steps``, or after ``untouched_limit`` steps without a kick that reached the ball, or
-    terminates then with ``time_outs_terminate``.
+    An episode terminates when the ball enters the goal, leaves the half field, or is caught by the keeper. An episode
+    runs out of time after ``max_steps``, or after ``untouched_limit`` steps without a kick that reached the ball. It is
+    then truncated, or terminated with ``time_outs_terminate``.
 
     Args:
-        task: one of :attr:`TASKS`; ``None`` is the target. See :class:`~lightning_replay.envs.building.TaskChoice`.
-        keeper: whether a keeper guards the goal (``HalfField-1v1``).
-        max_steps: cycles of the server after which an episode is truncated.
-        untouched_limit: cycles in a row without a kick; ``None`` for no limit.
-        frame_skip: cycles for which each action is repeated.
-        time_outs_terminate: whether episodes terminate where they run out of time, as agents of Half Field Offense
-            take it: otherwise no target lowers the values of a policy that walks in circles.
-        player_noise: of the player's movement and turn, as a share of its speed and of the turn (RoboCup: 0.1).
-        ball_noise: of the ball's movement, as a share of its speed (RoboCup: 0.05).
-        kick_noise: of a kick with power 100, in metres per step (RoboCup: 0.1).
+        task: One of :attr:`TASKS`; ``None`` is the target. See :class:`~lightning_replay.envs.building.TaskChoice`.
+        keeper: Whether a keeper guards the goal (``HalfField-1v1``).
+        max_steps: Cycles of the server after which an episode is truncated.
+        untouched_limit: Cycles in a row without a kick; ``None`` for no limit.
+        frame_skip: Cycles for which each action is repeated.
+        time_outs_terminate: Whether episodes terminate when they run out of time, as agents of Half Field Offense
+            assume. Otherwise, no target lowers the values of a policy that walks in circles.
+        player_noise: Noise of the player's movement and turn, as a share of its speed and of the turn (RoboCup: 0.1).
+        ball_noise: Noise of the ball's movement, as a share of its speed (RoboCup: 0.05).
+        kick_noise: Noise of a kick with power 100, in meters per step (RoboCup: 0.1).
         render_mode: ``None`` or ``"rgb_array"``.
 
     Action: ``Tuple(Discrete(3), Box[2], Box[1], Box[2])``: the choice of dash, turn or kick, then the parameters of
@@ -323,7 +351,7 @@ class HalfField(TaskChoice, gymnasium.Env[Any, Any]):
         :func:`~lightning_replay.envs.half_field.observe`.
 
     Info: ``task`` (index), ``goal``, ``caught`` and ``kicked`` (bool), ``ball_distance`` (of the player from the
-        ball) and ``goal_distance`` (of the ball from the goal's centre) in metres.
+        ball) and ``goal_distance`` (of the ball from the center of the goal) in meters.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012 (as Gymnasium declares it)
@@ -366,11 +394,11 @@ class HalfField(TaskChoice, gymnasium.Env[Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Places ball and player by the task, or by ``options={"task": name}``, the player with a random heading."""
+        """Places ball and player by the task, or by ``options={"task": name}``; the player's heading is drawn."""
         super().reset(seed=seed)
         self._begin_task(options)
         start = STARTS[self.task]
-        # Always six numbers: with and without a keeper a seed gives the same start.
+        # Six numbers are always drawn, so that a seed gives the same start with and without a keeper.
         draw_x, draw_y, draw_distance, draw_side, draw_heading, draw_keeper = self.np_random.random(6).tolist()
         x = start.x_low + (start.x_high - start.x_low) * draw_x
         y = start.y_limit * (2.0 * draw_y - 1.0)
@@ -389,7 +417,7 @@ class HalfField(TaskChoice, gymnasium.Env[Any, Any]):
     def step(
         self, action: tuple[int, np.ndarray, np.ndarray, np.ndarray]
     ) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """Steps ``frame_skip`` cycles; ``kicked`` is whether any of the kicks reached the ball."""
+        """Takes ``frame_skip`` cycles; ``kicked`` is whether any of the kicks reached the ball."""
         kicked = False
         for _ in range(self.frame_skip):
             goal, caught, outside, touched = self._cycle(*action)
@@ -399,8 +427,8 @@ class HalfField(TaskChoice, gymnasium.Env[Any, Any]):
             if terminated or timed_out:
                 break
         terminated |= timed_out and self.time_outs_terminate
-        reward, truncated = GOAL_REWARD if goal else 0.0, timed_out and not terminated
-        return self._observation(), reward, terminated, truncated, self._info(goal, caught, kicked)
+        truncated = timed_out and not terminated
+        return self._observation(), GOAL_REWARD * goal, terminated, truncated, self._info(goal, caught, kicked)
 
     def render(self) -> np.ndarray | None:  # type: ignore[override]  # Gymnasium returns a type variable that nothing binds
         """Returns the field from above, uint8 ``[height, width, 3]``; ``None`` without a render mode."""
@@ -410,13 +438,13 @@ class HalfField(TaskChoice, gymnasium.Env[Any, Any]):
         return draw((self.player.x, self.player.y), self.heading, (self.ball.x, self.ball.y), keeper)
 
     def _cycle(self, choice: int, dash: np.ndarray, turn: np.ndarray, kick: np.ndarray) -> tuple[bool, ...]:
-        # One cycle of the server: the player acts, then everything moves.
-        player, ball = self.player, self.ball
+        # In one cycle of the server, the player acts before everything moves.
+        player = self.player
+        ball = self.ball
         push_x = push_y = flight_x = flight_y = 0.0
         kicked = False
         if choice == DASH:
-            push, direction = dash_acceleration(_power(dash[0])), self.heading + _angle(dash[1])
-            push_x, push_y = push * math.cos(direction), push * math.sin(direction)
+            push_x, push_y = _toward(dash_acceleration(_power(dash[0])), self.heading + _angle(dash[1]))
         elif choice == TURN:
             angle = _angle(turn[0])
             if self.player_noise:
@@ -424,24 +452,26 @@ class HalfField(TaskChoice, gymnasium.Env[Any, Any]):
             turned = angle / (1.0 + TURN_INERTIA * player.speed)
             self.heading = math.remainder(self.heading + turned, 2.0 * math.pi)
         elif choice == KICK:
-            power, direction = _power(kick[0]), self.heading + _angle(kick[1])
-            to_x, to_y = ball.x - player.x, ball.y - player.y
+            power = _power(kick[0])
+            direction = self.heading + _angle(kick[1])
+            to_x = ball.x - player.x
+            to_y = ball.y - player.y
             distance = math.sqrt(to_x * to_x + to_y * to_y)
             kicked = distance <= KICKABLE_DISTANCE
             if kicked:
                 angle = math.remainder(math.atan2(to_y, to_x) - self.heading, 2.0 * math.pi)
                 flight = kick_acceleration(power, distance, angle)
-                flight_x, flight_y = flight * math.cos(direction), flight * math.sin(direction)
-                flight_x, flight_y = self._noisy(flight_x, flight_y, self.kick_noise * power / 100.0)
+                flight_x, flight_y = self._noisy(*_toward(flight, direction), self.kick_noise * power / 100.0)
         else:
             raise ValueError(f"the action's choice is {choice!r}; accepted are 0 (dash), 1 (turn) and 2 (kick)")
         self._move(player, push_x, push_y, self.player_noise)
         player.stay_on_the_field()
-        from_x, from_y = ball.x, ball.y
+        from_x = ball.x
+        from_y = ball.y
         self._move(ball, flight_x, flight_y, self.ball_noise)
         exit_point = first_exit(from_x, from_y, ball.x, ball.y)
         if exit_point is not None:
-            ball.x, ball.y = exit_point  # where the episode ends
+            ball.x, ball.y = exit_point  # The episode ends on the line.
         caught = False
         if self.keeper is not None:
             self.keeper.act(ball)
@@ -453,9 +483,8 @@ class HalfField(TaskChoice, gymnasium.Env[Any, Any]):
         return goal, caught, exit_point is not None and not caught and not goal, kicked
 
     def _move(self, body: Body, x: float, y: float, noise: float) -> None:
-        if noise:  # a share of its new speed
-            x, y = self._noisy(x, y, noise * math.hypot(body.velocity_x + x, body.velocity_y + y))
-        body.move(x, y)
+        # The noise is a share of the new speed.
+        body.move(*self._noisy(x, y, noise and noise * math.hypot(body.velocity_x + x, body.velocity_y + y)))
 
     def _noisy(self, x: float, y: float, noise: float) -> tuple[float, float]:
         if not noise:
@@ -464,13 +493,13 @@ class HalfField(TaskChoice, gymnasium.Env[Any, Any]):
         return x + noise_x, y + noise_y
 
     def _info(self, goal: bool, caught: bool, kicked: bool) -> dict[str, Any]:
-        ball, player = self.ball, self.player
+        ball = self.ball
         return {
             "task": self._running_task,
             "goal": goal,
             "caught": caught,
             "kicked": kicked,
-            "ball_distance": math.hypot(ball.x - player.x, ball.y - player.y),
+            "ball_distance": math.hypot(ball.x - self.player.x, ball.y - self.player.y),
             "goal_distance": math.hypot(FIELD_LENGTH - ball.x, ball.y),
         }
 
@@ -478,8 +507,12 @@ class HalfField(TaskChoice, gymnasium.Env[Any, Any]):
         return observe(self.player, self.heading, self.ball, None if self.keeper is None else self.keeper.body)
 
 
+def _toward(length: float, direction: float) -> tuple[float, float]:
+    return length * math.cos(direction), length * math.sin(direction)
+
+
 def _power(power: float) -> float:
-    power = float(power)  # NumPy's numbers are slower
+    power = float(power)  # NumPy's numbers are slower.
     if not math.isfinite(power):
         raise ValueError(f"the action's power is {power}; accepted are numbers in [0, 100]")
     return min(max(power, 0.0), 100.0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Callbacks of EnvRunners that choose each episode's level, and the grids of the level-replay paper."""
+"""Callbacks of EnvRunners that choose each episode's level."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-import gymnasium
-import numpy as np
 import ray
-from gymnasium.envs.registration import register, registry
 
 from lightning_replay.envs.building import MAX_EPISODE_STEPS, LimitedEpisodes
 from rllib_ext.levels.evaluation import LEVEL_ID, DrawnLevel, PlayedLevel, test_of
@@ -102,25 +99,3 @@ def begin_episode(
         return drawn[1]()
 
     played.drawn, played.choose, played.is_waiting, played.is_running = drawn, choose, True, False
-
-
-_ROWS = [np.eye(count, dtype=np.float32) for count in (11, 6, 4)]  # kinds, colours and states of MiniGrid's cells
-
-
-def one_hot(cells: np.ndarray) -> np.ndarray:
-    return np.concatenate([rows[cells[..., place]] for place, rows in enumerate(_ROWS)], axis=-1)
-
-
-def make(name: str, **options: Any) -> gymnasium.Env[Any, Any]:
-    """Makes an environment of :mod:`lightning_replay.envs`, named without its version.
-
-    Kind, colour and state, uint8 ``[W, H, 3]``, are observed as one-hot vectors, float32 ``[W, H, 21]``.
-    """
-    grid = gymnasium.make(f"lightning_replay.envs:{name}-v0", **options)
-    space = gymnasium.spaces.Box(0.0, 1.0, (*(grid.observation_space.shape or ())[:2], 21), np.float32)
-    return gymnasium.wrappers.TransformObservation(grid, one_hot, space)
-
-
-for _name in ("MultiRoom-N4-Random", *(f"ObstructedMazeGamut-{size}" for size in ("Easy", "Medium", "Hard"))):
-    if f"{_name}-OneHot-v0" not in registry:
-        register(f"{_name}-OneHot-v0", entry_point=functools.partial(make, _name))

@@ -108,3 +108,14 @@ def test_atari_without_opencv_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cv2", None)
     with pytest.raises(ModuleNotFoundError, match=r"needs opencv-python-headless, which is not installed"):
         gymnasium.make("Atari-v0", game="Breakout")
+
+
+@pytest.mark.parametrize("grid", ["MultiRoom-N4-Random", "ObstructedMazeGamut-Easy"])
+def test_a_one_hot_grid_has_the_cells_of_the_grid(grid: str) -> None:
+    cells, _ = gymnasium.make(f"{grid}-v0").reset(seed=5)
+    env = gymnasium.make(f"{grid}-OneHot-v0")
+    vectors, _ = env.reset(seed=5)
+    assert vectors.dtype == np.float32 and env.observation_space.contains(vectors)
+    parts = np.split(vectors, [11, 17], axis=-1)
+    assert np.array_equal(np.stack([part.argmax(-1) for part in parts], -1), cells)
+    assert (np.stack([part.sum(-1) for part in parts]) == 1).all()
