@@ -41,15 +41,19 @@ class Coordinator:
 
     def __init__(self, options: ReplayOptions) -> None:
         self._lock = threading.Lock()
-        self._idle, self._at_work = threading.Condition(self._lock), set[str]()
-        self._call = threading.local()  # of each thread: its caller, and when that one waits no longer
-        self._kept: dict[str, Exception] = {}  # errors of feedback, by the caller that gave it
+        self._idle = threading.Condition(self._lock)
+        self._at_work: set[str] = set()
+        # The caller of each thread, and the time until which it waits.
+        self._call = threading.local()
+        # Errors of feedback, by the caller that gave it.
+        self._kept: dict[str, Exception] = {}
         self._has_started = self._has_stopped = False
         self.options: ReplayOptions = options
         self._key = secrets.randbelow(NUM_KEYS)
         self._template = options.template()
         self._batch_size = self._template.batch_size
-        count, seed = options.shards.num_shards, options.of_recipe["seed"]
+        count = options.shards.num_shards
+        seed = options.of_recipe["seed"]
         self.shards: ShardActors = ShardActors(
             ReplayShard,
             lambda shard: (options.recipe, options.of_recipe, shard, count),
@@ -65,15 +69,18 @@ class Coordinator:
         self._num_writers = self._num_draws = self._num_inserted = 0
         self._clocks: dict[str, int] = {}
         self._world_size = 1
-        self._requests: set[int] = set()  # ranks that wait for the next batch
-        self._shares: dict[int, DrawnRows] = {}  # of the last one, by rank, those that were not taken
+        # Ranks that wait for the next batch.
+        self._requests: set[int] = set()
+        # Shares of the last batch that their ranks have not taken.
+        self._shares: dict[int, DrawnRows] = {}
 
     def call(self, caller: str, method: str, timeout_s: float, arguments: tuple[Any, ...]) -> Any:
-        """Calls a method for the process ``caller``, or raises what a shard has raised for its earlier feedback."""
+        """Calls a method for the process ``caller``, or raises the error of a shard for its earlier feedback."""
         with self._lock:
             self._check_running()
-            self._call.caller, self._call.deadline = caller, time.monotonic() + timeout_s
-            # Not in the middle of an extend, whose rows are on their way.
+            self._call.caller = caller
+            self._call.deadline = time.monotonic() + timeout_s
+            # The error waits until the rows of an extend are stored.
             if method not in ("stop", "look_at") and caller in self._kept:
                 raise self._kept.pop(caller)
             if method != "start" and not self._has_started:
@@ -81,20 +88,26 @@ class Coordinator:
             return getattr(self, method)(*arguments)
 
     def start(self) -> None:
+        """Starts the shards, and waits for them."""
         self.shards.start()
         self._has_started = True
 
     def key_for(self, options: ReplayOptions) -> int:
+        """Returns the number in all batches of this replay, by which feedback of another replay is refused.
+
+        Raises:
+            ValueError: The caller's options differ from those of the running replay.
+        """
         options.check_same(self.options)
-        return self._key  # which batches carry, so that feedback of another replay is refused
+        return self._key
 
     def new_writer(self) -> int:
-        # For a process that numbers trajectories; no other has it.
+        """Returns a number that no other process that fills this replay has."""
         self._num_writers += 1
         return self._num_writers - 1
 
     def enter_rank(self, rank: int, world_size: int) -> int:
-        # Discards shares not taken yet; returns the rank's number as a writer.
+        """Discards shares that no rank has taken, and returns the rank's number as a writer."""
         with self._alone("draw"):
             self._world_size = world_size
             self._requests.clear()
@@ -102,28 +115,38 @@ class Coordinator:
         return _FIRST_RANK + rank
 
     def extend(self, parts: Sequence[tuple[int, list[ray.ObjectRef[Any]], int]], layout: Layout) -> list[Any] | NotYet:
-        self.shards.settle({})  # an insert waits for no shard
+        """Sends references of rows to their shards, and returns the references of the answers.
+
+        Args:
+            parts: Shard, reference of its rows, and their number, for each shard.
+            layout: Layout of the rows, which must be that of the first rows.
+        """
+        # An insert waits for no shard.
+        self.shards.settle({})
         if layout != self._layout and self._layout is not None and not sum(self.shards.settle().rows.values()):
-            self._layout = None  # as a shard has refused the first rows
+            # A shard has refused the first rows.
+            self._layout = None
         self._layout = check_layout(layout, self._layout)
         if late := [shard for shard, _, _ in parts if self.shards.is_late(shard)]:
             return NotYet(self.shards.unanswered(late), "Nothing was stored. Give the rows again later")
         if not self._limiter.may_insert(self._num_inserted, pending=0):
             return NotYet(self._limiter.reached("inserted"), _REMEDY_FOR_RATIO)
         answers = []
-        for shard, reference, rows in parts:  # the reference in a list, or Ray would fetch the rows to this process
+        # The reference stands in a list, because Ray would fetch the rows to this process otherwise.
+        for shard, reference, rows in parts:
             self._limiter.insert(rows, size=self._num_inserted)
             self._num_inserted += rows
             answers.append(self.shards.send(shard, "extend", reference, self.draws.largest(shard), steps=rows))
         return answers
 
     def look_at(self, shard: int) -> str:
-        with suppress(TimeoutError):  # the caller waits no longer
+        """Returns the text of an error about a shard, after a look at its answers."""
+        with suppress(TimeoutError):
             self.shards.settle()
         return self.shards.unanswered([shard])
 
     def draw(self, batch_size: int, clocks: Mapping[str, int], is_counted: bool = True) -> DrawnRows | NotYet:
-        # Not counted in the ratio where it replaces rows of a draw that were lost with their shard.
+        """Draws rows for one process; a draw that replaces lost rows is not counted in the ratio."""
         with self._alone("draw"):
             return self._draw(batch_size, clocks, is_counted)
 
@@ -131,7 +154,7 @@ class Coordinator:
         is_limited = is_counted and self._limiter.samples_per_insert is not None
         if is_limited and not self._limiter.may_sample(self._num_inserted):
             return NotYet(self._limiter.reached("drawn"), _REMEDY_FOR_RATIO)
-        # Rows may be on their way, or in late shards, which the draw waits for.
+        # Rows may be on their way, or in late shards. The draw waits for both.
         if not self.shards.rows and not self.shards.settle().rows and all(self.shards.alive):
             raise RuntimeError("the sharded replay is empty; call extend before sample")
         self._clocks |= clocks
@@ -146,15 +169,17 @@ class Coordinator:
         return {"env_steps": env_steps, "updates": self._clocks.get("updates", self._num_draws + 1) + draws_before}
 
     def draw_share(self, rank: int, world_size: int, clocks: Mapping[str, int]) -> DrawnRows | NotYet:
+        """Returns the share of a rank, of a batch that the last rank to request it draws for all."""
         with self._alone("draw"):
-            if (share := self._shares.pop(rank, None)) is not None:  # another rank has drawn it meanwhile
+            share = self._shares.pop(rank, None)
+            if share is not None:
                 return share
             if world_size != self._world_size:
                 raise ValueError(
                     f"rank {rank} shares draws with {world_size} ranks, and {self._world_size} entered since; call "
                     "for_rank in every rank before the first of them draws"
                 )
-            # The last rank to request the batch draws it, with the TD errors that the others gave before.
+            # The last rank draws the batch, so that the TD errors of all ranks are in it.
             self._requests.add(rank)
             if missing := sorted(set(range(world_size)) - self._requests):
                 return NotYet(
@@ -165,67 +190,85 @@ class Coordinator:
             if isinstance(drawn, NotYet):
                 return drawn
             ends = np.linspace(0, len(drawn), world_size + 1).astype(int).tolist()
-            self._shares = {one: drawn.cut(*ends[one : one + 2]) for one in range(world_size)}
+            self._shares = {number: drawn.rows(*ends[number : number + 2]) for number in range(world_size)}
             self._requests.clear()
             return self._shares.pop(rank)
 
-    def update(self, index: np.ndarray, generation: np.ndarray, td_errors: np.ndarray, signals: Any) -> None:
-        # What the shards refuse, the caller's next call raises.
+    def update(
+        self,
+        index: np.ndarray,
+        generation: np.ndarray,
+        td_errors: np.ndarray,
+        signals: Mapping[str, np.ndarray],
+    ) -> None:
+        """Sends TD errors to their rows; the caller's next call raises the error of a shard that refuses them."""
         failed = functools.partial(self._kept.setdefault, self._call.caller)
         self.draws.update(MODULE, index, generation, td_errors, signals, failed)
 
     def end_episodes(self, writer: int, trajectories: np.ndarray | None) -> None:
+        """Ends running episodes of a writer in every shard; ``None`` ends all of them."""
         self._call_of_all("end_episodes", writer, trajectories)
 
     def num_rows(self) -> int:
+        """Returns the number of stored rows, after all answers."""
         return sum(self.shards.settle().rows.values())
 
     def num_inserted(self) -> int:
+        """Returns the number of rows that processes have given."""
         return self._num_inserted
 
     def progress(self, task: str, value: float) -> None:
+        """Passes a progress signal to the curriculum."""
         self._template.progress(task, value)
 
     def actor_tasks(self, num_actors: int) -> list[int]:
+        """Returns the task of each actor of a curriculum."""
         return self._template.actor_tasks(num_actors)
 
     def seed(self, seed: int) -> None:
+        """Seeds the draws and every shard."""
         self._template.seed(seed)
         self.draws.divider(MODULE).reseed(seed)
-        self.options.of_recipe["seed"] = seed  # of shards that are started again, too
+        # Shards that are started again use this seed.
+        self.options.of_recipe["seed"] = seed
         self._call_of_all("seed", seed)
 
     def _call_of_all(self, method: str, *arguments: Any) -> None:
-        # Also of one that is lost meanwhile and started again.
+        # A shard that is lost and started again is sent the call again.
         sent = self.shards.send_all(method, lambda shard: arguments)
         try:
             self.shards.values_of(sent, again=True)
         except TimeoutError as error:
-            raise TimeoutError(f"{error}. It does what it was sent ({method}) once it answers") from error
+            raise TimeoutError(f"{error}. The shard runs {method} once it answers") from error
 
     def stats(self) -> dict[str, Any]:
+        """Returns the statistics that :meth:`ShardedReplay.stats` documents."""
         limits = self._limiter.stats()
         counts = {"num_rows_inserted": self._num_inserted, "num_draws": self._num_draws}
         return {**stats_of(self.shards, self.draws), **counts, "rate_limiter": limits}
 
     def save(self, folder: Folder, previous: Path | None) -> None:
+        """Lets every shard write its rows, and writes the state of the draws and the manifest."""
         with self._alone("save"):
             write_shards(self.shards, folder, NAMES, self._state, self._options_in_saves(), previous)
 
     def load(self, folder: Folder) -> None:
-        """Replaces everything by a save of the same recipe and options; after an error nothing is changed."""
+        """Replaces everything by a save of the same recipe and options. After an error nothing is changed."""
         with self._alone("save"):
             saved = SavedShards.read(folder, NAMES, manifest_of)
-            is_of_shards, here = saved.state is not None, self._options_in_saves()
+            is_of_shards = saved.state is not None
+            here = self._options_in_saves()
             there = {name: saved.manifest.get(name) for name in here}
-            if is_of_shards and there != here:  # else its rows are checked as they are stored
+            # The rows of a save without shards are checked when they are stored.
+            if is_of_shards and there != here:
                 raise ValueError(
                     f"{folder} holds a sharded replay of {there}, and this one is of {here}. Build one with the "
                     "options of the save to load it. Nothing was loaded"
                 )
 
             def restore(staged: list[Any]) -> None:
-                self.shards.epochs += 1  # TD errors of rows that were drawn before belong to none of these
+                # TD errors of earlier draws belong to none of the loaded rows.
+                self.shards.epochs += 1
                 self._restore(saved.state or first_state(staged))
                 if not is_of_shards:
                     self.shards.last_save = None
@@ -249,16 +292,19 @@ class Coordinator:
         self._limiter.load_state_dict(state["limiter"])
         self.shards.lost.load(state["losses"])
         num_writers, self._num_draws, self._num_inserted = state["counts"]
-        self._num_writers = max(self._num_writers, num_writers)  # numbers given since are in use
-        self._layout, self._clocks = state["layout"], {}
+        # Running processes go on to use their numbers.
+        self._num_writers = max(self._num_writers, num_writers)
+        self._layout = state["layout"]
+        self._clocks = {}
         self._requests.clear()
         self._shares.clear()
 
     def generator_fingerprint(self) -> bytes:
+        """Returns bytes that change with each draw."""
         return repr((self._num_draws, self.draws.divider(MODULE).state_dict()["generator"].sum().item())).encode()
 
     def stop(self) -> None:
-        # This process ends a moment later. Until then calls of other processes come, and some wait here.
+        """Ends the shards. This process ends a moment later, and refuses the calls that come until then."""
         self._has_stopped = True
         self.shards.stop()
 
@@ -272,7 +318,8 @@ class Coordinator:
     def _wait(self, references: list[Any], *, num_returns: int = 1, timeout: float) -> Any:
         if timeout <= 0:
             return ray.wait(references, num_returns=num_returns, timeout=0)
-        self._lock.release()  # while it waits, other calls run
+        # Other calls run while this one waits.
+        self._lock.release()
         try:
             found = ray.wait(references, num_returns=num_returns, timeout=timeout)
         finally:
@@ -282,7 +329,7 @@ class Coordinator:
 
     @contextmanager
     def _alone(self, work: str) -> Iterator[None]:
-        # While it waits, other calls run.
+        # Other calls run while this one waits.
         if not self._idle.wait_for(lambda: work not in self._at_work, timeout=max(self._time_left(), 0.0)):
             raise TimeoutError(f"another process's {work} has not ended: {self.shards.unanswered()}")
         self._check_running()
@@ -295,25 +342,25 @@ class Coordinator:
 
 
 class NotYet(NamedTuple):
-    """The answer to a call that has to wait and is to be repeated."""
+    """The answer to a call that must wait: the caller repeats the call."""
 
-    # For the error if that takes too long.
-    reason: str
-    remedy: str
+    reason: str  #: First sentence of the error if the call waits too long.
+    remedy: str  #: Advice of the error.
 
 
 def stats_of(shards: ShardActors, draws: DividedDraws) -> dict[str, Any]:
-    """Returns what the shards hold and what was lost, after everything sent has been answered.
+    """Returns the contents of the shards and the losses, after all answers have come.
 
-    * ``num_shards``, ``num_rows`` and ``bytes`` stored;
-    * of each shard ``rows``, ``mass`` (what its rows are drawn in proportion to), ``alive`` and ``epochs`` (how often
-      it was started; of a ``ShardedReplay`` saves that were loaded count as well);
-    * ``draws_in_flight``, which the shards have made ahead;
-    * ``rows_lost`` with shards, and steps that these had been sent;
-    * ``td_errors_dropped`` because their shard was lost, ``stale_updates_dropped`` because their row had left;
-    * ``fragments_lost`` with EnvRunners before a shard had fetched them.
+    * ``num_shards``, ``num_rows``, and ``bytes`` count all shards together.
+    * ``rows``, ``mass``, ``alive``, and ``epochs`` list one value for each shard. Rows are drawn in proportion to
+      ``mass``. ``epochs`` counts the starts of a shard, and the saves that a ``ShardedReplay`` loaded.
+    * ``draws_in_flight`` counts the draws that the shards have made ahead.
+    * ``rows_lost`` counts rows that were lost with shards, and rows that these shards had been sent.
+    * ``td_errors_dropped`` counts TD errors whose shard was lost.
+    * ``stale_updates_dropped`` counts TD errors whose row had left.
+    * ``fragments_lost`` counts fragments that were lost with EnvRunners before a shard had fetched them.
 
-    Shards that are late or are being started are left out of ``bytes`` and ``stale_updates_dropped``.
+    Late and starting shards are left out of ``bytes`` and ``stale_updates_dropped``.
     """
     answers: list[dict[str, dict[str, Any]]] = []
     for shard in range(len(shards.handles)):
@@ -331,7 +378,7 @@ def stats_of(shards: ShardActors, draws: DividedDraws) -> dict[str, Any]:
         "draws_in_flight": len(draws.in_flight),
         "rows_lost": shards.lost.rows,
         "td_errors_dropped": shards.lost.td_errors,
-        "stale_updates_dropped": sum(one["stale_updates_dropped"] for one in replays),
+        "stale_updates_dropped": sum(stats["stale_updates_dropped"] for stats in replays),
         "fragments_lost": sum(report.fragments_lost for report in shards.reports),
-        "bytes": sum(one["nbytes"] for one in replays),
+        "bytes": sum(stats["nbytes"] for stats in replays),
     }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches drawn from shards and their TD errors returned; rows lie in the object store until they are fetched."""
+"""Draws batches from shards and returns TD errors to them. Rows wait in the object store until they are fetched."""
 
 from __future__ import annotations
 
@@ -19,18 +19,24 @@ from lightning_replay.sharded.rows import NUM_EPOCHS, Block, Columns, cut_blocks
 if TYPE_CHECKING:
     import ray
 
-    from lightning_replay.divided_draws import Divider, Division
+    from lightning_replay.divided_draws import Divider, Division, ShardDraw
 
 
-_MOST_EMPTY_DRAWS = 10  # in a row, in which every shard that was sent a part was lost
+#: A draw fails if every shard that should draw rows is lost so many times in a row.
+_MOST_EMPTY_DRAWS = 10
 
 
 class DividedDraws:
     """Divides draws over the shards of an algorithm, one draw for each of its modules, and returns TD errors to rows.
 
-    Draws in flight, which ``num_prefetch`` permits, are no part of the state. ``build`` makes the divider of a module;
-    ``clocks`` returns ``env_steps`` and ``updates`` of a draw, given how many will be returned before it; ``prepare``
-    is called with module and batch size before each division; ``key`` is in the numbers of the rows.
+    Draws in flight, which ``num_prefetch`` permits, are not part of the state.
+
+    Args:
+        actors: Actors of the shards.
+        build: Returns the divider of a module.
+        clocks: Returns ``env_steps`` and ``updates`` of a draw, given the number of draws that come before it.
+        prepare: Receives module and batch size before each division.
+        key: Number in the identities of all rows.
     """
 
     def __init__(
@@ -41,21 +47,26 @@ class DividedDraws:
         prepare: Callable[[str, int], None] = lambda module_id, batch_size: None,
         key: int = 0,
     ) -> None:
-        self._actors, self._build, self._clocks, self._prepare, self._key = actors, build, clocks, prepare, key
+        self._actors = actors
+        self._build = build
+        self._clocks = clocks
+        self._prepare = prepare
+        self._key = key
         self.dividers: dict[str, Divider] = {}
         self.in_flight: deque[_InFlight] = deque()
 
     def divider(self, module_id: str) -> Divider:
+        """Returns the divider of a module, which is built when it is first asked for."""
         if module_id not in self.dividers:
             self.dividers[module_id] = self._build(module_id)
         return self.dividers[module_id]
 
     def draw(self, batch_size: int, *request: Any) -> dict[str, DrawnRows]:
-        """Draws ``batch_size`` rows of each module that has any; ``request`` are further arguments of the actors.
+        """Draws ``batch_size`` rows of each module that has rows; ``request`` holds further arguments of the actors.
 
-        Returns the oldest draw in flight, once its shards have answered, and sends others until there are
-        ``num_prefetch``; they are discarded where they were sent for other arguments. A shard that is lost, or late,
-        after the draw was sent gives no rows: the batch is shorter.
+        Returns the oldest draw in flight when its shards have answered, and sends draws until ``num_prefetch`` are in
+        flight. Draws that were sent for other arguments are discarded. If a shard is lost or late after the draw was
+        sent, the batch is shorter.
         """
         if self.in_flight and self.in_flight[0].request != (batch_size, *request):
             self.in_flight.clear()
@@ -63,33 +74,37 @@ class DividedDraws:
             if not self.in_flight:
                 self._actors.settle()
                 while not self._drawable() and not all(self._actors.alive):
-                    self._actors.wait_for_any()  # steps were sent to these shards, too
+                    # These shards may hold rows.
+                    self._actors.wait_for_any()
                 if not self._drawable():
                     raise RuntimeError("cannot sample from an empty replay buffer; call add first")
                 self._send(batch_size, *request)
             oldest = self.in_flight.popleft()
-            self._actors.settle(oldest.answers)  # no longer than shard_timeout_s: a late shard gives no rows
+            # The wait is at most shard_timeout_s: a late shard gives no rows.
+            self._actors.settle(oldest.answers)
             if oldest.errors:
                 raise joined_errors(oldest.errors)
-            if drawn := self._weighed(oldest):  # else all shards of the draw are lost: divide one over those left
-                with suppress(RuntimeError):  # too few rows, after a loss: the next call raises it if that lasts
+            if drawn := self._weighed(oldest):
+                # After a loss there may be too few rows. If that lasts, the next call raises the error.
+                with suppress(RuntimeError):
                     while len(self.in_flight) < self._actors.options.num_prefetch and self._drawable():
-                        # Behind the draw that is about to be returned.
+                        # These draws come after the draw that is returned now.
                         self._send(batch_size, *request, ahead=len(self.in_flight) + 1)
                 return drawn
         raise RuntimeError(f"every shard that was to draw rows was lost or late, {_MOST_EMPTY_DRAWS} times in a row")
 
     def _send(self, batch_size: int, *request: Any, ahead: int = 0) -> None:
-        # Divided by what the shards last reported; raises an error where there are too few rows.
-        actors, clocks, divisions = self._actors, self._clocks(ahead), {}
+        actors = self._actors
+        clocks = self._clocks(ahead)
+        divisions = {}
         for name in self._drawable():
             self._prepare(name, batch_size)
             self.divider(name).advance(**clocks)
-            # How many rows each shard draws, by the masses that it reported last.
+            # The masses that the shards reported last determine how many rows each shard draws.
             divisions[name] = self.divider(name).divide(batch_size, actors.totals(name))
         draw = _InFlight((batch_size, *request), divisions, actors.epochs.copy(), {}, {}, [])
         for shard in range(len(actors)):
-            parts = {name: one.parts[shard] for name, one in divisions.items() if len(one.parts[shard])}
+            parts = {name: division.parts[shard] for name, division in divisions.items() if len(division.parts[shard])}
             if parts:
                 then = functools.partial(draw.parts.__setitem__, shard)
                 draw.answers[shard] = actors.send(
@@ -98,19 +113,22 @@ class DividedDraws:
         self.in_flight.append(draw)
 
     def _weighed(self, draw: _InFlight) -> dict[str, DrawnRows]:
-        # Without the rows of shards that have not answered or were lost since. The weights are those of the draw's own
-        # number, however many were divided since.
-        current, drawn = self._actors.epochs == draw.epochs, {}
+        # The rows of late and lost shards are missing. The weights follow from the clocks of this draw, whatever was
+        # divided later.
+        current = self._actors.epochs == draw.epochs
+        drawn = {}
         for name, division in draw.divisions.items():
             answers = ((shard, draw.parts.get(shard, {})) for shard in draw.answers if current[shard])
             parts = {shard: answer[name] for shard, answer in answers if name in answer}
             if parts:
-                replies = [parts[shard].reply if shard in parts else None for shard in range(len(self._actors))]
+                replies: list[ShardDraw | None] = [None] * len(self._actors)
+                for shard, part in parts.items():
+                    replies[shard] = part.reply
                 numbers = [
                     numbers_of(shard, draw.epochs[shard], part.slot, part.generation, self._key)
                     for shard, part in parts.items()
                 ]
-                index, generation = (np.concatenate(one) for one in zip(*numbers, strict=True))
+                index, generation = (np.concatenate(columns) for columns in zip(*numbers, strict=True))
                 self.divider(name).advance(**self._clocks(0))
                 columns = {"index": index, "generation": generation} | self.divider(name).weigh(division, replies)
                 blocks = [Block(part.reference, 0, len(part.slot)) for part in parts.values()]
@@ -118,7 +136,7 @@ class DividedDraws:
         return drawn
 
     def _drawable(self) -> list[str]:
-        # The modules that have rows in a shard that can be drawn from, in the same order in every run.
+        # The modules are sorted, so that they come in the same order in every run.
         pairs = zip(self._actors.reports, self._actors.alive, strict=True)
         return sorted({name for report, alive in pairs if alive for name, count in report.rows.items() if count})
 
@@ -131,7 +149,7 @@ class DividedDraws:
         signals: Mapping[str, np.ndarray] | None = None,
         failed: Callable[[Exception], object] | None = None,
     ) -> None:
-        """Sends TD errors, ``[B]`` or ``[B, k]``, to the shards of their rows; drops those of shards lost since."""
+        """Sends TD errors, ``[B]`` or ``[B, k]``, to the shards of their rows; drops TD errors of lost shards."""
         check_td_errors(td_errors, len(index))
         ids = row_ids_of(index, generation)
         # A slot of a shard that was started again holds another row, whatever its generation.
@@ -145,7 +163,7 @@ class DividedDraws:
             self._actors.send(shard, "update", *given, td_errors=len(places), failed=failed)
 
     def largest(self, shard: int) -> dict[str, float]:
-        """Returns the largest priority of each module over all shards, where it is above that of this one."""
+        """Returns the largest priority of each module over all shards, if it is above the largest of this shard."""
         largest: dict[str, float] = {}
         for report in self._actors.reports:
             for name, total in report.totals.items():
@@ -154,15 +172,18 @@ class DividedDraws:
         return {name: priority for name, priority in largest.items() if priority > own.get(name, 0.0)}
 
     def state_dict(self) -> Mapping[str, Any]:
+        """Returns the state of each divider, by module."""
         return {name: divider.state_dict() for name, divider in self.dividers.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores the dividers, and discards draws in flight."""
         self.in_flight.clear()
         for name, saved in state.items():
             self.divider(name).load_state_dict(saved)
 
 
 def check_td_errors(td_errors: np.ndarray, count: int) -> None:
+    """Raises ``ValueError`` unless there is one finite TD error for each of ``count`` rows."""
     if len(td_errors) != count or not np.isfinite(td_errors).all():
         raise ValueError(
             f"td_error must hold one finite value for each of the {count} rows of the batch; got shape "
@@ -175,37 +196,37 @@ class _InFlight(NamedTuple):
     """A draw that was sent to the shards."""
 
     request: tuple[Any, ...]
-    divisions: dict[str, Division]  # by module
-    epochs: np.ndarray  # of the shards when it was sent, int64 [S]
-    answers: dict[int, ray.ObjectRef[Any]]  # by shard
-    parts: dict[int, dict[str, RemoteShardDraw]]  # those that have come, by shard
-    errors: list[Exception]  # that shards have raised
+    divisions: dict[str, Division]  #: Division of each module.
+    epochs: np.ndarray  #: int64 ``[S]``, epochs of the shards when the draw was sent.
+    answers: dict[int, ray.ObjectRef[Any]]  #: References of the answers, by shard.
+    parts: dict[int, dict[str, RemoteShardDraw]]  #: Answers that have come, by shard and module.
+    errors: list[Exception]  #: Errors that shards have raised.
 
 
 class DrawnRows(NamedTuple):
     """Rows of a batch, which are in the object store until a process fetches them."""
 
-    blocks: list[Block]  # where they are, in order
-    #: ``[n]`` or ``[n, 2]`` each: ``index`` and ``generation``, and what depends on all shards, as ``priority_weight``.
+    blocks: list[Block]  #: References of the rows, in order.
+    #: ``[n]`` or ``[n, 2]`` each: ``index``, ``generation``, and columns of all shards, such as ``priority_weight``.
     columns: dict[str, np.ndarray]
-    parts: Mapping[
-        int, RemoteShardDraw
-    ] = {}  # by shard, as they were drawn; none once the rows are dealt out to processes
+    #: Draws of the shards; empty if the rows are the share of one rank.
+    parts: Mapping[int, RemoteShardDraw] = {}
 
     def __len__(self) -> int:
         return len(self.columns["index"])
 
-    def cut(self, start: int, stop: int) -> DrawnRows:
+    def rows(self, start: int, stop: int) -> DrawnRows:
+        """Returns the rows from ``start`` to below ``stop``."""
         columns = {name: column[start:stop] for name, column in self.columns.items()}
         return DrawnRows(cut_blocks(self.blocks, start, stop), columns)
 
     def fetch(self, timeout_s: float) -> list[Columns]:
         """Returns the columns of each block, without blocks that were lost with their shard."""
         found: list[Columns] = []
-        first = 0  # place of the block in the draw
+        first = 0
         columns_of_blocks = fetched([block.reference for block in self.blocks], timeout_s)
         for (_, start, stop), columns in zip(self.blocks, columns_of_blocks, strict=True):
-            of_draw: Columns = {(name,): one[first : first + stop - start] for name, one in self.columns.items()}
+            of_draw: Columns = {(name,): column[first : first + stop - start] for name, column in self.columns.items()}
             first += stop - start
             if columns is not None:
                 found.append({name: column[start:stop] for name, column in columns.items()} | of_draw)
@@ -213,6 +234,7 @@ class DrawnRows(NamedTuple):
 
 
 def batch_of(blocks: Sequence[Columns]) -> TensorDict:
+    """Returns one batch ``[B]`` of the rows of all blocks."""
     columns = {key: np.concatenate([block[key] for block in blocks]) for key in blocks[0]}
     batch = TensorDict({}, batch_size=[len(columns["index",])])
     for key, column in columns.items():

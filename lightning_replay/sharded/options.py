@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of shards and of the replay in each, checked before anything starts."""
+"""Checks the options of shards, and of the replay in each shard, before anything starts."""
 
 from __future__ import annotations
 
@@ -31,27 +31,26 @@ RESTARTS = ("empty", "last_save")
 #: Options of recipes that are divided by the number of shards.
 CAPACITIES = ("capacity", "capacity_per_task", "frame_capacity")
 _ROWS_OF_TEMPLATE = 1024
-_BETWEEN_SEEDS = 15_485_863  # a prime, so that shards draw independently of each other and of lengths of returns
+#: A prime, so that shards draw independently of each other and of the lengths of returns.
+_BETWEEN_SEEDS = 15_485_863
 _OF_REPLAY = ("name", "wait_timeout_s")
 
 
 @dataclasses.dataclass(frozen=True)
 class ShardOptions:
-    """How many shards there are, where they run, and what becomes of one that is lost.
+    """A description of the shards: their number, their nodes, and the restart of a lost shard.
 
     Attributes:
-        num_shards: Ray actors that hold the rows; each has its part of every capacity, rounded up.
-        num_cpus_per_shard: that Ray reserves for each; 0 reserves none.
+        num_shards: Ray actors that hold the rows. Each has its part of every capacity, rounded up.
+        num_cpus_per_shard: CPUs that Ray reserves for each shard; 0 reserves none.
         shard_placement: ``"spread"`` over the nodes, or ``"pack"`` on the nodes of the Learners as far as there is
             room.
-        restart_shards: a shard that is lost starts again ``"empty"``, or with its rows of the ``"last_save"`` of the
-            algorithm, if there is one.
-        shard_timeout_s: seconds after which a draw goes on without a shard that has not answered, and another call of
-            all shards raises an error; after four times as long the shard is ended and started again, as one that is
-            lost.
-        save_timeout_s: seconds that a save or a load may take.
-        num_prefetch: draws in flight ahead of the Learners. Their rows wait in the object store, and are as old as the
-            updates that have been made since.
+        restart_shards: ``"empty"``, or ``"last_save"`` to start a lost shard with its rows of the last save.
+        shard_timeout_s: Seconds after which a draw goes on without a shard that has not answered. Another call of all
+            shards raises an error then. After four times as long the shard is started again like a lost shard.
+        save_timeout_s: Seconds that a save or a load may take.
+        num_prefetch: Draws in flight ahead of the Learners. Their rows wait in the object store, and their priorities
+            are older than the updates made since.
     """
 
     num_shards: int
@@ -76,12 +75,13 @@ SHARD_OPTIONS = tuple(field.name for field in dataclasses.fields(ShardOptions))
 
 
 def split_options(options: Mapping[str, Any]) -> tuple[ShardOptions, dict[str, Any]]:
+    """Returns the options of the shards, and the remaining options."""
     given = {name: value for name, value in options.items() if name in SHARD_OPTIONS}
     return ShardOptions(**given), {name: value for name, value in options.items() if name not in SHARD_OPTIONS}
 
 
 def check_room(options: ShardOptions) -> None:
-    # Ray would wait for a shard that no node has room for without an end.
+    """Raises ``ValueError`` if no node has room for a shard, because Ray would wait for it forever."""
     needed = options.num_cpus_per_shard
     if needed == 0:
         return
@@ -91,20 +91,23 @@ def check_room(options: ShardOptions) -> None:
         listed = ", ".join(f"{cpus:g}" for cpus in sorted(nodes, reverse=True))
         raise ValueError(
             f"num_shards is {options.num_shards} with num_cpus_per_shard={needed:g}, and the nodes, of {listed} CPUs, "
-            f"have room for {room}: the others would wait for ever. Give fewer shards, lower num_cpus_per_shard (0 "
+            f"have room for {room}: the others would wait forever. Give fewer shards, lower num_cpus_per_shard (0 "
             "reserves none), or start Ray with more, ray.init(num_cpus=...)"
         )
 
 
 def placement_of(shard: int, nodes: Sequence[str]) -> dict[str, Any]:
+    """Returns the options by which Ray places the actor of a shard, on ``nodes`` (IDs) in turn if there are any."""
     group = ray.util.get_current_placement_group()
-    if group is not None:  # as of a trial of Tune: a shard has one of its bundles, which reserve CPUs and no memory
+    # A trial of Tune has such a group, and its bundles reserve CPUs and no memory.
+    if group is not None:
         return {"scheduling_strategy": PlacementGroupSchedulingStrategy(group)}
     strategy: Any = "SPREAD"
     if nodes:
         node = nodes[shard % len(nodes)]
         strategy = NodeAffinitySchedulingStrategy(node, soft=True, _spill_on_unavailable=True)
-    return {"scheduling_strategy": strategy, "memory": 1}  # a byte: Ray chooses any node if nothing is needed
+    # One byte, because Ray chooses any node for an actor that needs nothing.
+    return {"scheduling_strategy": strategy, "memory": 1}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,38 +115,45 @@ class ReplayOptions:
     """Options that a sharded replay is built with; :meth:`checked` makes them from the arguments of a user."""
 
     recipe: str
-    of_recipe: dict[str, Any]  # for all shards together, among them a seed
+    of_recipe: dict[str, Any]  #: Options of the recipe for all shards together, with a seed.
     shards: ShardOptions
-    limits: dict[str, Any]  # ``samples_per_insert`` and ``error_buffer``, which the rate limiter checks
+    limits: dict[str, Any]  #: ``samples_per_insert`` and ``error_buffer``, which the rate limiter checks.
 
     @classmethod
     def checked(cls, recipe: str, options: Mapping[str, Any], limits: dict[str, Any]) -> ReplayOptions:
-        from lightning_replay import recipes  # here: RLlib's EnvRunners import this file without TorchRL
+        """Returns the checked options of a recipe and its shards, with a seed."""
+        # RLlib's EnvRunners import this file without TorchRL.
+        from lightning_replay import recipes
 
         shards, of_recipe = split_options(options)
         check_kind("recipe", recipe, str, "the name of a recipe, such as 'prioritized'")
         if of_recipe.get("prefetch"):
-            raise ValueError("prefetch is of a replay in one process; use num_prefetch, or leave it out")
+            raise ValueError("prefetch is an option of a replay in one process; use num_prefetch, or leave it out")
         names = accepted_names(recipes.by_name(recipe)) or []
         listed = [*_OF_REPLAY, *limits, *SHARD_OPTIONS, *(name for name in names if name != "prefetch")]
         refuse_unknown(f"ShardedReplay({recipe!r})", [name for name in of_recipe if name not in names], listed)
-        # Drawn where it is missing, as all shards start from it and one that is started again does too.
+        # All shards start from one seed, a shard that is started again too. Without a seed it is drawn here.
         seed = checked_seed(of_recipe.get("seed"))
-        of_recipe["seed"] = int(torch.randint(2**31, (), device="cpu")) if seed is None else seed
+        if seed is None:
+            seed = int(torch.randint(2**31, (), device="cpu"))
+        of_recipe["seed"] = seed
         return cls(recipe, of_recipe, shards, limits)
 
     @property
     def capacities(self) -> dict[str, int]:
+        """Capacities of all shards together, by option."""
         return {name: int(self.of_recipe[name]) for name in CAPACITIES if self.of_recipe.get(name) is not None}
 
     def template(self) -> Replay:
+        """Returns a replay without rows that is built like the replays of the shards; its sampler divides draws."""
         from lightning_replay import recipes
 
-        # A replay as in the shards, but without rows: its sampler divides draws.
         return recipes.by_name(self.recipe)(**options_of_shard(self.of_recipe, self.shards.num_shards))
 
     def check_same(self, running: ReplayOptions) -> None:
-        given, present = self._compared(), running._compared()
+        """Raises ``ValueError`` if a running replay of this name was built with other options."""
+        given = self._compared()
+        present = running._compared()
         names = sorted({name for name, _ in given.items() ^ present.items()})
         ours, theirs = ({name: one.get(name) for name in names} for one in (given, present))
         if names:
@@ -153,16 +163,17 @@ class ReplayOptions:
             )
 
     def _compared(self) -> dict[str, Any]:
-        # Without the seed and objects such as schedules and tables, which cannot be compared.
+        # Objects such as schedules and tables cannot be compared.
         plain = {name: value for name, value in self.of_recipe.items() if isinstance(value, str | int | float)}
         plain.pop("seed", None)
         return {**plain, **self.limits, "recipe": self.recipe, "num_shards": self.shards.num_shards}
 
 
 def options_of_shard(options: Mapping[str, Any], num_shards: int, number: int | None = None) -> dict[str, Any]:
-    """Returns the options of the replay in one shard, or without ``number`` of that by whose sampler draws are divided.
+    """Returns the options of the replay in one shard; without ``number``, those of the replay that divides draws.
 
-    Capacities, also of tables, are divided by the number of shards and rounded up; ``memmap`` gets a folder for each.
+    Capacities, also of tables, are divided by the number of shards and rounded up. ``memmap`` gets a folder for each
+    shard.
     """
     divided = dict(options)
     memmap = divided.pop("memmap", None)
@@ -191,9 +202,11 @@ def options_of_shard(options: Mapping[str, Any], num_shards: int, number: int | 
         ]
     if (seed := checked_seed(divided.get("seed"))) is not None:
         divided["seed"] = seed_of_shard(seed, number)
-    divided.pop("min_size", None)  # of all shards together, which the one that divides draws compares
+    # The replay that divides draws compares the rows of all shards with min_size.
+    divided.pop("min_size", None)
     return divided
 
 
 def seed_of_shard(seed: int, number: int) -> int:
+    """Returns the seed of one shard, which differs from those of others."""
     return (seed + (number + 1) * _BETWEEN_SEEDS) % 2**63

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A replay of any recipe divided over Ray actors, which several processes fill and draw from."""
+"""A replay of any recipe, whose rows are divided over Ray actors and shared by several processes."""
 
 from __future__ import annotations
 
@@ -42,58 +42,65 @@ from lightning_replay.storage.columns import TransitionCheck, normalized, rows_o
 from lightning_replay.training_replay import TrainingReplay
 
 NAMESPACE = "lightning_replay"
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.02
-_THREADS = 32  # of the coordinator: callers that wait at once
-_GRACE_S = 5.0  # at most, of the time that a call may take, for the coordinator's own error, which names the shard
-_LEAST_S = 0.5  # for an answer after the time is over, as to a last look at a shard
-_MOST_REDRAWS = 10  # in a row, in which shards that drew were lost
-_LOOK_S = 1.0  # after which a process that waits for its rows to be stored looks at what their shard does
+_FIRST_PAUSE_S = 0.001
+_LONGEST_PAUSE_S = 0.02
+#: Threads of the coordinator, which is the number of callers that can wait at once.
+_THREADS = 32
+#: At most so many seconds of a call are left for the coordinator's own error, which names the shard.
+_GRACE_S = 5.0
+#: Seconds for an answer after the time of a call is over, such as the last look at a shard.
+_LEAST_S = 0.5
+#: A draw fails after so many draws in a row whose rows were lost.
+_MOST_REDRAWS = 10
+#: Seconds after which a process that waits for its rows looks at their shard.
+_LOOK_S = 1.0
 
 
-def _of_template(name: str) -> Any:  # of a replay as in the shards, but without rows
+def _of_template(name: str) -> Any:
+    # The template is built like the replays of the shards, but holds no rows.
     return property(attrgetter(f"_template.{name}"))
 
 
 class ShardedReplay(TrainingReplay):
-    """A replay of a recipe whose rows are divided over Ray actors ("shards"); draws are those of one replay of all.
+    """A replay whose rows are divided over Ray actors ("shards"), and whose draws are those of one replay of all rows.
 
-    Use it in place of a :class:`~lightning_replay.Replay`: :meth:`extend`, :meth:`sample`, :meth:`update_priority`. It
-    is a ``replay_buffer`` of TorchRL's ``RayCollector``, and a replay of
-    :class:`~lightning_replay.lit.ReplayDataModule`. Send other processes this object, or what :meth:`for_rank` returns:
-    each puts rows into Ray's object store for the shards and fetches those of its batches, and one more actor, the
-    coordinator, moves identities, masses and TD errors alone. It divides draws as
-    :class:`~lightning_replay.divided_draws.Divider`; ``docs/scaling.md`` lists what is local to a shard.
+    Use it in place of a :class:`~lightning_replay.Replay`: :meth:`extend`, :meth:`sample`, :meth:`update_priority`. You
+    can pass it to TorchRL's ``RayCollector`` as ``replay_buffer``, and to
+    :class:`~lightning_replay.lit.ReplayDataModule`. Send other processes this object, or the result of
+    :meth:`for_rank`. Each process puts rows into Ray's object store for the shards, and fetches the rows of its
+    batches. One more actor, the coordinator, only moves identities, masses, and TD errors. It divides draws by a
+    :class:`~lightning_replay.divided_draws.Divider`. ``docs/scaling.md`` lists what is local to a shard.
 
-    Whole episodes are stored in one shard: rows need ``trajectory`` or ``("collector", "traj_ids")`` where several
-    environments are interleaved. Without, all rows that one process gives are one environment in order, and get a
-    column ``trajectory``. In each further process that fills the replay, numbers of trajectories are stored with a
-    multiple of 2^40 added, so that they differ.
+    Whole episodes are stored in one shard. If several environments are interleaved, rows need ``trajectory`` or
+    ``("collector", "traj_ids")``. Without such a column, all rows of one process count as one environment in order, and
+    get a column ``trajectory``. In each further process that fills the replay, a multiple of 2^40 is added to the
+    numbers of trajectories, so that the numbers differ.
 
-    A shard that is lost is started again, empty or with its last save, and training goes on; ``stats`` counts what was
-    lost. The coordinator and the shards end with the process that built the replay, or with :meth:`stop`.
+    A lost shard is started again, empty or with its last save, and training goes on. ``stats`` counts the losses. The
+    coordinator and the shards end with the process that built the replay, or with :meth:`stop`.
 
     Args:
-        recipe: name of one in :mod:`lightning_replay.recipes`.
-        num_shards: actors that hold the rows.
-        name: by which another process finds this replay: building one of a name that exists in the cluster connects to
-            it. ``None`` builds one of its own.
-        samples_per_insert: rows drawn for each row inserted: :meth:`extend` and :meth:`sample` wait for each other, see
+        recipe: Name of a recipe in :mod:`lightning_replay.recipes`.
+        num_shards: Actors that hold the rows.
+        name: Name by which another process finds this replay. If a replay of this name runs in the cluster, you get a
+            connection to it. ``None`` builds a new replay.
+        samples_per_insert: Rows drawn for each inserted row: :meth:`extend` and :meth:`sample` wait for each other, see
             :class:`~lightning_replay.sharded.rate_limiter.RateLimiter`. ``None`` leaves the ratio free.
-        error_buffer: rows by which draws may be ahead or behind; at least ``batch_size`` and ``samples_per_insert``.
-        wait_timeout_s: seconds after which a call that waits for shards or for other processes raises ``TimeoutError``,
-            which names them; a save and a load have ``save_timeout_s``.
-        options: of the recipe, whose capacities and ``batch_size`` are those of all shards together, and of
-            :class:`~lightning_replay.sharded.options.ShardOptions`.
+        error_buffer: Rows by which draws may be ahead or behind; at least ``batch_size`` and ``samples_per_insert``.
+        wait_timeout_s: Seconds after which a call that waits for shards or processes raises ``TimeoutError``, which
+            names them. A save and a load have ``save_timeout_s`` instead.
+        options: Options of the recipe, with the capacities and the ``batch_size`` of all shards together, and options
+            of :class:`~lightning_replay.sharded.options.ShardOptions`.
 
     Sampled keys:
-        index: int64 ``[B]`` (``[B, 2]`` of pairs), the shard times 2^40 plus the slot.
-        generation: int64, the replay, the life of the shard, and how often the slot was written, in one number.
+        index: int64 ``[B]`` (``[B, 2]`` for pairs), the shard times 2^40 plus the slot.
+        generation: int64, the key of the replay, the starts of the shard, and the generation of the slot in one number.
         priority_weight: float32 ``[B]``, with a prioritized recipe.
 
     Raises:
-        ValueError: an unknown recipe, more shards than rows, shards that no node has room for, an ``error_buffer`` that
-            is too small, or another replay of that name.
-        TypeError: an unknown option, or a recipe whose draws cannot be divided.
+        ValueError: The recipe is unknown, there are more shards than rows, no node has room for a shard, the
+            ``error_buffer`` is too small, or a running replay of this name has other options.
+        TypeError: An option is unknown, or draws of the recipe cannot be divided.
         RuntimeError: Ray is not running, or shards have not started in time.
 
     Example::
@@ -106,7 +113,7 @@ class ShardedReplay(TrainingReplay):
     """
 
     is_shared = True
-    service_backend = "ray"  #: By which TorchRL's ``RayCollector`` accepts a replay.
+    service_backend = "ray"  #: TorchRL's ``RayCollector`` accepts a replay by this attribute.
 
     def __init__(
         self,
@@ -137,8 +144,9 @@ class ShardedReplay(TrainingReplay):
         self._clocks: dict[str, int] = {}
         self._draws_since_update = 0
         self._router: RowRouter | None = None
-        self._unanswered: _Sent | None = None  # the rows of a call that has timed out
-        # Shards have only some of the episodes.
+        # The rows of a call that has timed out.
+        self._unanswered: _Sent | None = None
+        # Beginnings are compared here, because each shard sees only some of the episodes.
         self._beginnings = Beginnings(False, is_silent=not self._options.of_recipe.get("check_continuity", True))
         self._check = TransitionCheck(self._options.of_recipe.get("check_finite", True))
 
@@ -153,13 +161,13 @@ class ShardedReplay(TrainingReplay):
 
     @property
     def capacity(self) -> int:
-        """Most transitions kept, in all shards together."""
+        """Transitions that all shards together can hold."""
         given = self._options.capacities
         return given.get("capacity", given.get("capacity_per_task", 0) * max(1, len(self.tasks)))
 
     @property
     def sampler_name(self) -> str:
-        """Name of the class of the samplers."""
+        """Name of the samplers' class."""
         return f"{self._template.sampler_name} of {self._options.shards.num_shards} shards"
 
     tasks: Any = _of_template("tasks")
@@ -179,23 +187,23 @@ class ShardedReplay(TrainingReplay):
         return self._connection.call("num_inserted")
 
     def __len__(self) -> int:
-        """Rows stored, once every shard has stored what it was sent."""
+        """Rows stored, after every shard has stored the rows that it was sent."""
         return self._connection.call("num_rows")
 
     def for_rank(self, rank: int, world_size: int) -> ShardedReplay:
         """Returns this replay for one of several processes that train together, such as the ranks of DDP.
 
-        Each :meth:`sample` of a rank returns its ``batch_size / world_size`` rows of one batch, drawn for all once
-        every rank has requested it: weights, shares of event tables and the task of a curriculum are those of one draw,
-        and TD errors that a rank has given before its request are in it. Call it in every rank before the first of them
-        draws; it starts all of them anew.
+        Each :meth:`sample` of a rank returns its ``batch_size / world_size`` rows of one batch. The batch is drawn for
+        all ranks when every rank has requested it, so weights, shares of event tables, and the task of a curriculum are
+        those of one draw. The draw knows the TD errors that ranks gave before their requests. Call this method in every
+        rank before the first rank draws, because it discards earlier requests.
 
         Args:
-            rank: of this process, from 0 on.
-            world_size: of all.
+            rank: Rank of this process, from 0 on.
+            world_size: Number of processes.
 
         Raises:
-            ValueError: no such rank, or a batch size that is no multiple of ``world_size``.
+            ValueError: The rank does not exist, or the batch size is not a multiple of ``world_size``.
         """
         checked_count("world_size", world_size, of="processes")
         if checked_count("rank", rank, 0) >= world_size:
@@ -205,8 +213,10 @@ class ShardedReplay(TrainingReplay):
                 f"batch_size is {self.batch_size}, and {world_size} processes cannot draw equal shares of it; give a "
                 f"multiple of {world_size}"
             )
-        shared, number = self.client(), self._connection.call("enter_rank", rank, world_size)
-        shared._rank, shared._router = (rank, world_size), RowRouter(self._options.shards.num_shards, number)
+        shared = self.client()
+        number = self._connection.call("enter_rank", rank, world_size)
+        shared._rank = (rank, world_size)
+        shared._router = RowRouter(self._options.shards.num_shards, number)
         return shared
 
     def client(self) -> ShardedReplay:
@@ -225,25 +235,25 @@ class ShardedReplay(TrainingReplay):
         return self.extend(data.unsqueeze(0))
 
     def extend_columns(self, columns: Mapping[NestedKey, Tensor | np.ndarray]) -> Tensor:
-        """Stores transitions given column by column, as :meth:`~lightning_replay.Replay.extend_columns`."""
+        """Stores transitions given column by column, like :meth:`~lightning_replay.Replay.extend_columns`."""
         return self.extend(rows_of_columns(columns))
 
     def extend(self, tensordicts: TensorDictBase) -> Tensor:
-        """Stores transitions, and returns once the shards have.
+        """Stores transitions, and returns when the shards have stored them.
 
         Args:
             tensordicts: TensorDict ``[N]``, as for :meth:`~lightning_replay.Replay.extend`.
 
         Returns:
-            int64, the indices of the rows that entered, those of one shard after those of the other. Rows sent to a
-            shard that was lost meanwhile are missing, and counted.
+            int64, the indices of the stored rows, shard after shard. Rows that were lost with their shard are missing,
+            and counted.
 
         Raises:
-            TypeError, ValueError: as :meth:`~lightning_replay.Replay.extend`. Nothing is stored, except by shards that
-                got rows which a part of the recipe does not refuse.
-            TimeoutError: draws are behind, see ``samples_per_insert``, or a shard has not answered. A call with the
-                same rows goes on waiting for them and stores them once.
-            RuntimeError: the replay has stopped.
+            TypeError, ValueError: The rows are refused, as by :meth:`~lightning_replay.Replay.extend`. Only shards
+                whose part of the recipe accepts their rows store them.
+            TimeoutError: Draws are behind (see ``samples_per_insert``), or a shard has not answered. A call with the
+                same rows goes on waiting, and stores the rows once.
+            RuntimeError: The replay has stopped.
         """
         _check_process()
         if not isinstance(tensordicts, TensorDictBase):
@@ -253,22 +263,27 @@ class ShardedReplay(TrainingReplay):
         rows = normalized(tensordicts)
         if rows.ndim != 1:
             raise wrong_shape(rows)
-        if not len(rows):  # all of them are padding
+        # All rows may be padding.
+        if not len(rows):
             return torch.zeros(0, dtype=torch.int64, device="cpu")
         columns = columns_of(rows)
         self._check(columns)
-        # The rows of a call that timed out are on their way: given again, they are waited for and not sent twice.
-        before, self._unanswered = self._unanswered, None
-        sent = before if before is not None and before.digest == _digest(columns) else self._send(columns)
+        # The rows of a call that timed out are on their way. If they are given again, they are not sent twice.
+        sent = self._unanswered
+        self._unanswered = None
+        if sent is None or sent.digest != _digest(columns):
+            sent = self._send(columns)
         deadline = time.monotonic() + self.wait_timeout_s
         try:
             stored = {shard: self._answer(shard, answer, deadline) for shard, answer in sent.answers.items()}
         except (TimeoutError, KeyboardInterrupt):
-            # They are on their way: further rows of their episodes follow them.
-            self._router, self._unanswered = sent.router, sent._replace(digest=_digest(columns))
+            # The rows are on their way, and further rows of their episodes follow them.
+            self._router = sent.router
+            self._unanswered = sent._replace(digest=_digest(columns))
             raise
         errors = [slots for slots in stored.values() if isinstance(slots, Exception)]
-        if len(errors) < len(stored):  # some were stored, so that later rows of their episodes follow them
+        # If some rows were stored, later rows of their episodes follow them.
+        if len(errors) < len(stored):
             self._router = sent.router
         if errors:
             raise errors[0]
@@ -280,7 +295,7 @@ class ShardedReplay(TrainingReplay):
         if self._router is None:
             self._router = RowRouter(self._options.shards.num_shards, self._connection.call("new_writer"))
         routed, router = self._router.route(columns)
-        # Rows go from here to the shards through the object store; the coordinator gets their references.
+        # Rows go to the shards through the object store, and the coordinator gets their references.
         parts = [(shard, [ray.put(own)], len(next(iter(own.values())))) for shard, own in routed.items()]
         answers = self._connection.call("extend", parts, layout_of(next(iter(routed.values()))))
         return _Sent(dict(zip(routed, answers, strict=True)), parts, router, b"")
@@ -298,26 +313,30 @@ class ShardedReplay(TrainingReplay):
                         f"{found}. The rows are on their way to it; give the same ones again to wait for them, or go "
                         "on with the next"
                     ) from None
-            except RayError:  # the shard was lost; the coordinator counts its rows
+            except RayError:
+                # The shard was lost, and the coordinator counts its rows.
                 return np.zeros(0, dtype=np.int64)
 
     def sample(self, batch_size: int | None = None) -> TensorDictBase:
-        """Draws a batch; of a rank, its share of one.
+        """Draws a batch; a rank gets its share of a batch.
 
         Args:
-            batch_size: rows, when other than the replay's own; not of a rank, nor with ``samples_per_insert``.
+            batch_size: Rows, if not the replay's own number. Ranks, and replays with ``samples_per_insert``, cannot
+                choose it.
 
         Returns:
-            TensorDict ``[B]``, on the CPU. Rows that are lost with their shard before they are fetched are replaced by
-            those of a further draw.
+            TensorDict ``[B]``, on the CPU. If rows are lost with their shard before they are fetched, a further draw
+            replaces them.
 
         Raises:
-            RuntimeError: the replay is empty or has stopped.
-            ValueError: a ``batch_size`` that cannot be given here.
-            TimeoutError: inserts are behind, other ranks have not requested the batch, or shards have not answered.
+            RuntimeError: The replay is empty or has stopped.
+            ValueError: ``batch_size`` cannot be chosen here.
+            TimeoutError: Inserts are behind, other ranks have not requested the batch, or shards have not answered.
         """
         deadline = time.monotonic() + self.wait_timeout_s
-        own = self.batch_size if self._rank is None else self.batch_size // self._rank[1]
+        own = self.batch_size
+        if self._rank is not None:
+            own //= self._rank[1]
         if batch_size is not None and batch_size != own:
             checked_count("batch_size", batch_size, of="transitions")
             if self._rank is not None or self._options.limits["samples_per_insert"] is not None:
@@ -326,14 +345,18 @@ class ShardedReplay(TrainingReplay):
                     f"that the replay was built for, here {own} rows. Leave it out"
                 )
             own = batch_size
-        # The coordinator answers with identities and references; the rows are fetched from here.
-        method, *arguments = ("draw", own) if self._rank is None else ("draw_share", *self._rank)
-        drawn: DrawnRows = self._connection.call(method, *arguments, self._clocks)
+        # The coordinator answers with identities and references, and this process fetches the rows.
+        request: tuple[Any, ...] = ("draw", own)
+        if self._rank is not None:
+            request = ("draw_share", *self._rank)
+        drawn: DrawnRows = self._connection.call(*request, self._clocks)
         timeout_s = min(self._options.shards.shard_timeout_s, self.wait_timeout_s)
         blocks = drawn.fetch(timeout_s)
         redraws = 0
-        while missing := own - sum(len(block["index",]) for block in blocks):  # rows lost with their shard meanwhile
-            if (redraws := redraws + 1) > _MOST_REDRAWS:
+        # Rows may be lost with their shard before they are fetched.
+        while missing := own - sum(len(block["index",]) for block in blocks):
+            redraws += 1
+            if redraws > _MOST_REDRAWS:
                 raise RuntimeError(f"rows of the batch were lost with their shards, {_MOST_REDRAWS} times in a row")
             left_s = max(deadline - time.monotonic(), 0.0)
             blocks += self._connection.call("draw", missing, {}, False, timeout_s=left_s).fetch(timeout_s)
@@ -348,25 +371,26 @@ class ShardedReplay(TrainingReplay):
         generation: Tensor | None = None,
         **signals: Any,
     ) -> None:
-        """Sends TD errors to the rows they belong to, without waiting for the shards.
+        """Sends TD errors to their rows, without waiting for the shards.
 
         Args:
-            index: a batch that this replay has drawn, in any process; or its ``index``.
-            td_error: signed, ``[B]`` or ``[B, 1]``; also accepted as ``priority``. Those of rows that have left, or of
-                a lost shard, are dropped.
-            generation: with an index alone, the batch's ``generation``.
-            signals: further feedback, as for :meth:`~lightning_replay.Replay.update_priority`.
+            index: Batch that this replay has drawn in any process, or its ``index``.
+            td_error: Signed TD errors, ``[B]`` or ``[B, 1]``; also accepted as ``priority``. TD errors of rows that
+                have left, or of a lost shard, are dropped.
+            generation: The batch's ``generation``, if ``index`` is not a batch.
+            signals: Further feedback, as for :meth:`~lightning_replay.Replay.update_priority`.
 
         Raises:
-            TypeError: no TD errors, no ``index`` or ``generation``, or a signal of another name.
-            ValueError: another number of TD errors than of rows, NaN or infinite ones, signals that the writer refuses,
-                or rows of another replay. Nothing is changed. What a shard refuses beyond this, the next call of this
-                object raises before it does anything.
+            TypeError: TD errors, ``index``, or ``generation`` are missing, or a signal has an unknown name.
+            ValueError: The number of TD errors differs from the number of rows, TD errors are not finite, the writer
+                refuses a signal, or the rows belong to another replay. Nothing is changed. If only a shard refuses the
+                feedback, the next call of this object raises the error.
         """
         writer = as_replay_writer(self._template.writer)
         feedback = checked_feedback(index, td_error, generation, signals, self._key, writer)
         self._draws_since_update = 0
-        if self.takes_feedback:  # else it was only checked
+        # Without such a part the feedback is only checked.
+        if self.takes_feedback:
             self._connection.call("update", *feedback)
 
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
@@ -374,118 +398,133 @@ class ShardedReplay(TrainingReplay):
         Replay.update_tensordict_priority(self, data)  # type: ignore[arg-type]
 
     def end_episodes(self, trajectories: Iterable[int] | None = None) -> None:
-        """Ends running episodes that this process has given, ``None`` all of them.
+        """Ends running episodes of this process; ``None`` ends all of them.
 
         See :meth:`~lightning_replay.Replay.end_episodes`.
         """
         if self._router is not None:
-            ids = None if trajectories is None else np.fromiter(trajectories, dtype=np.int64)
-            self._connection.call("end_episodes", self._router.writer, self._router.ended(ids))
+            numbers = None
+            if trajectories is not None:
+                numbers = np.fromiter(trajectories, dtype=np.int64)
+            self._connection.call("end_episodes", self._router.writer, self._router.ended(numbers))
 
     def advance(self, *, env_steps: int | None = None, updates: int | None = None) -> None:
-        """Sets the clocks of schedules from the next draw on; without it they count rows given and draws."""
+        """Sets the clocks of schedules from the next draw on. Otherwise the clocks count given rows and draws."""
         for name, reading in (("env_steps", env_steps), ("updates", updates)):
             if reading is not None:
                 self._clocks[name] = checked_count(name, reading, 0)
 
     def progress(self, task: str, value: float) -> None:
+        """Passes a progress signal of a task to the curriculum."""
         self._connection.call("progress", task, value)
 
     def actor_tasks(self, num_actors: int) -> list[int]:
+        """Returns the task of each actor of a curriculum."""
         return self._connection.call("actor_tasks", num_actors)
 
     def seed(self, seed: int) -> None:
+        """Seeds the draws of all shards."""
         self._connection.call("seed", checked_count("seed", seed, 0))
 
     def generator_fingerprint(self) -> bytes:
+        """Returns bytes that change with each draw.
+
+        :meta private:
+        """
         return self._connection.call("generator_fingerprint")
 
     def stats(self) -> dict[str, Any]:
-        """Returns :func:`~lightning_replay.sharded.coordinator.stats_of`, and:
+        """Returns the statistics of all shards.
 
-        * ``num_rows_inserted`` and ``num_draws`` so far,
-        * ``rate_limiter``, its counts.
+        The keys are those of :func:`~lightning_replay.sharded.coordinator.stats_of`, ``num_rows_inserted`` and
+        ``num_draws`` so far, and ``rate_limiter`` with its counts.
         """
         return self._connection.call("stats")
 
     def save(
         self, path: str | Path, *, previous: str | Path | None = None, filesystem: FileSystem | None = None
     ) -> None:
-        """Saves every shard into a folder in ``path``, and what decides the next draws; the manifest is written last.
+        """Saves every shard into a folder in ``path``, and the state of the draws; the manifest is written last.
 
         Args:
-            path: a directory, or a URI such as ``s3://bucket/first``. Files of shards on nodes that do not see a
+            path: Directory, or a URI such as ``s3://bucket/first``. Files of shards on nodes that do not see a
                 directory pass through the node of the process that built this replay.
-            previous: an earlier save in a directory, whose unchanged files are linked by one in another.
-            filesystem: of pyarrow, on which ``path`` is.
+            previous: Earlier save in another directory. Files that have not changed since are linked to its files.
+            filesystem: File system of pyarrow that holds ``path``.
 
         Raises:
-            RuntimeError: a shard was lost meanwhile; a save that was there before is unchanged, as after any error.
-            TimeoutError: a shard has not answered, or not finished within ``save_timeout_s``; it is named.
-            ValueError: a file system of which each node has one of its own.
+            RuntimeError: A shard was lost during the save. An earlier save at ``path`` is unchanged after any error.
+            TimeoutError: The named shard has not answered, or has not finished within ``save_timeout_s``.
+            ValueError: Each node has its own file system of this kind.
         """
-        before = None if previous is None else checked_local_path("previous", previous).absolute()
+        before = None
+        if previous is not None:
+            before = checked_local_path("previous", previous).absolute()
         timeout_s = self._options.shards.save_timeout_s
         self._connection.call("save", Folder.of_user(path, filesystem), before, timeout_s=timeout_s)
 
     def load(self, path: str | Path, *, filesystem: FileSystem | None = None) -> None:
         """Restores a save into this replay: the same rows, and the same next draws.
 
-        From a save of another number of shards, or of a :class:`~lightning_replay.Replay`, whole episodes with their
-        priorities, each rounded once more, are dealt out anew; a shard that gets more rows than it holds keeps the
-        newest. Each shard then reads one saved one after the other.
+        If the save has another number of shards, or is a save of a :class:`~lightning_replay.Replay`, whole episodes
+        are dealt out again with their priorities, each rounded once more. A shard that gets too many rows keeps the
+        newest. Each shard reads the saved shards one after the other.
 
         Args:
-            path, filesystem: as of :meth:`save`.
+            path: Directory or URI of the save.
+            filesystem: File system of pyarrow that holds ``path``.
 
         Raises:
-            FileNotFoundError, DamagedFileError: no save, or a damaged one.
-            ValueError: of another recipe or other options; or, of another number of shards, rows that are kept by
-                importance. Nothing is loaded.
-            RuntimeError: a shard was lost while it read. Nothing is loaded.
-            TimeoutError: a shard has not answered, or not finished within ``save_timeout_s``; it is named.
+            FileNotFoundError, DamagedFileError: The save is missing or damaged.
+            ValueError: The save has another recipe or other options, or its number of shards differs and its rows are
+                kept by importance. Nothing is loaded.
+            RuntimeError: A shard was lost while it read the save. Nothing is loaded.
+            TimeoutError: The named shard has not answered, or has not finished within ``save_timeout_s``.
         """
         timeout_s = self._options.shards.save_timeout_s
         self._connection.call("load", Folder.of_user(path, filesystem), timeout_s=timeout_s)
-        # Episodes that ran here are none of the save's; new ones get a number of a writer that it lacks.
+        # The save does not know the episodes that run here, so new episodes get the number of a new writer.
         self._unanswered = None
         self._draws_since_update = 0
         if self._rank is None:
             self._router = None
 
     def stop(self) -> None:
-        """Ends the shards, and what they hold, for all processes."""
+        """Ends the shards and their rows, for all processes."""
         self._connection.stop()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._connection.is_owner:  # others may still use one that was found by its name
+        # Other processes may still use a replay that this process found by its name.
+        if self._connection.is_owner:
             self.stop()
 
     def __getstate__(self) -> dict[str, Any]:
-        # The copy is another writer of trajectories, except that a rank stays what it is. Its template has memory of
-        # its own and is built again.
-        state = vars(self) | {"_unanswered": None} | ({"_router": None} if self._rank is None else {})
+        state = vars(self) | {"_unanswered": None}
+        # The copy builds its own template.
         state.pop("_template", None)
+        # The copy is another writer of trajectories, except for a rank.
+        if self._rank is None:
+            state["_router"] = None
         return state
 
 
 class _Sent(NamedTuple):
     """Rows of one call that were sent to their shards."""
 
-    answers: dict[int, ray.ObjectRef[Any]]  # of each shard
-    parts: list[tuple[int, list[ray.ObjectRef[Any]], int]]  # references of the rows, which live as long as this
-    router: RowRouter  # for further rows
-    digest: bytes  # of the rows; empty before a call has timed out
+    answers: dict[int, ray.ObjectRef[Any]]  #: References of the answers, by shard.
+    parts: list[tuple[int, list[ray.ObjectRef[Any]], int]]  #: References that keep the rows in the object store.
+    router: RowRouter  #: Router for further rows.
+    digest: bytes  #: Digest of the rows; empty before the call has timed out.
 
 
 def _digest(columns: Columns) -> bytes:
-    found = hashlib.blake2b(repr(layout_of(columns)).encode(), digest_size=20)
+    digest = hashlib.blake2b(repr(layout_of(columns)).encode(), digest_size=20)
     for key in sorted(columns):
-        found.update(columns[key].tobytes())
-    return found.digest()
+        digest.update(columns[key].tobytes())
+    return digest.digest()
 
 
 def checked_feedback(
@@ -496,8 +535,11 @@ def checked_feedback(
     key: int,
     writer: WriterHooks,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, dict[str, np.ndarray]]:
-    # Index, generation, TD errors [B] and signals by name.
-    # Everything is refused here that can be: an error in a shard comes with a later call.
+    """Returns index, generation, TD errors ``[B]``, and signals by name as arrays.
+
+    As much as possible is refused here, because the error of a shard comes with a later call. Raises ``TypeError`` and
+    ``ValueError`` as :meth:`ShardedReplay.update_priority` documents.
+    """
     index, td_error, generation = parse_td_errors(index, td_error_of(td_error, signals, SIGNALS), generation)
     if generation is None:
         raise TypeError("update_priority got no generation; give the batch, or generation=batch['generation']")
@@ -506,10 +548,12 @@ def checked_feedback(
     errors = td_error.cpu().float().reshape(-1).numpy()
     check_td_errors(errors, len(index))
     given = {}
-    if writer.needs_feedback:  # others ignore signals
+    # Other writers ignore signals.
+    if writer.needs_feedback:
         writer.read_feedback(len(index), torch.from_numpy(errors), signals)
         given = {name: torch.as_tensor(value).detach().cpu().numpy() for name, value in signals.items()}
-    numbers, generations = index.cpu().numpy(), generation.cpu().numpy()
+    numbers = index.cpu().numpy()
+    generations = generation.cpu().numpy()
     if len(generations) != len(index):
         raise ValueError(f"generation has {len(generations)} rows and index {len(index)}; give those of one batch")
     others = np.count_nonzero(row_ids_of(numbers, generations).key != key)
@@ -532,23 +576,23 @@ def _check_process() -> None:
 class Connection:
     """Calls methods of a coordinator, from any process of the cluster and any that can reach it.
 
-    The coordinator ends with the process that started it. Connections that are sent to another process find it by
-    name; if Ray is not running there, it is connected to the cluster first.
+    The coordinator ends with the process that started it. A connection that is sent to another process finds the
+    coordinator by its name. If Ray is not running in that process, the connection starts it first.
     """
 
     def __init__(self, name: str, wait_timeout_s: float, actor: Any = None) -> None:
         self._name = name
-        self.wait_timeout_s: float = wait_timeout_s  # after which a call raises an error
+        self.wait_timeout_s: float = wait_timeout_s  #: Seconds after which a call raises an error.
         self._caller = uuid.uuid4().hex
         self._actor = actor
         self._address: str = ray.get_runtime_context().gcs_address
         self._has_stopped = False
-        self.is_owner = False  # whether this process has started the coordinator
+        self.is_owner = False  #: Whether this process has started the coordinator.
 
     @classmethod
     def start(cls, name: str, wait_timeout_s: float, options: ReplayOptions) -> Connection:
-        """Connects to the coordinator of a name, or starts it, on this node if there is room, and its shards."""
-        with suppress(ValueError):  # no such actor
+        """Connects to the coordinator of a name; if it does not run, starts it and its shards."""
+        with suppress(ValueError):
             return cls(name, wait_timeout_s, ray.get_actor(name, namespace=NAMESPACE))
         check_room(options.shards)
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
@@ -556,7 +600,8 @@ class Connection:
         actor = actor.options(name=name, namespace=NAMESPACE, scheduling_strategy=here, max_concurrency=_THREADS)
         try:
             handle = actor.remote(options)
-        except ActorAlreadyExistsError:  # which another process has just started
+        except ActorAlreadyExistsError:
+            # Another process has just started it.
             return cls(name, wait_timeout_s)
         connection = cls(name, wait_timeout_s, handle)
         try:
@@ -570,7 +615,8 @@ class Connection:
     def call(self, method: str, *arguments: Any, timeout_s: float | None = None) -> Any:
         """Calls a method until it returns another result than :class:`~lightning_replay.sharded.coordinator.NotYet`."""
         limit_s = self.wait_timeout_s if timeout_s is None else timeout_s
-        deadline, pause = time.monotonic() + limit_s, _FIRST_PAUSE_S
+        deadline = time.monotonic() + limit_s
+        pause = _FIRST_PAUSE_S
         while isinstance(result := self._call(method, arguments, deadline - time.monotonic()), NotYet):
             if time.monotonic() > deadline:
                 raise TimeoutError(
@@ -592,32 +638,36 @@ class Connection:
             ) from None
         except RayTaskError as error:
             cause: Exception = error
-            while isinstance(cause, RayTaskError):  # of a shard's error there are two
+            # The error of a shard is wrapped twice.
+            while isinstance(cause, RayTaskError):
                 cause = cause.cause
             raise cause from None
         except RayActorError as error:
             raise RuntimeError(HAS_STOPPED) from error
 
     def stop(self) -> None:
+        """Ends the coordinator, and its shards with it."""
         if self._has_stopped:
             return
         try:
-            with suppress(TimeoutError):  # the shards end with the coordinator
+            with suppress(TimeoutError):
                 self.call("stop")
             ray.kill(self._handle())
-        except RuntimeError:  # another process has ended them
+        except RuntimeError:
+            # Another process has ended them.
             pass
         self._has_stopped = True
 
     def __getstate__(self) -> dict[str, Any]:
-        # Another process is another caller: errors of feedback go to the one that gave it.
+        # Another process is another caller, because errors of feedback go to the caller that gave it.
         return {**vars(self), "_actor": None, "_caller": uuid.uuid4().hex, "is_owner": False}
 
     def _handle(self) -> Any:
         if self._has_stopped:
             raise RuntimeError(HAS_STOPPED)
         _check_process()
-        if self._actor is None:  # this object was sent here, and finds the coordinator by name
+        # An object that was sent here finds the coordinator by its name.
+        if self._actor is None:
             if not ray.is_initialized():
                 ray.init(address=self._address, log_to_driver=False)
             try:

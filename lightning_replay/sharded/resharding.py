@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Resharding: rows of saved replays dealt out to another number of shards, whole episodes with their priorities."""
+"""Deals rows of saved replays out to another number of shards, as whole episodes with their priorities."""
 
 from __future__ import annotations
 
@@ -20,50 +20,56 @@ _ROWS_AT_ONCE = 4096
 
 
 class ReshardedRows:
-    """One new shard's rows of saved replays, which are dealt out to several.
+    """Collects the rows of saved replays that one new shard gets.
 
     Each episode goes to the shard with the fewest rows so far. Call :meth:`add` with every saved replay, in the same
-    order for every shard, then :meth:`store`. Rows keep their priorities and their order within an episode; of rows of
-    different replays the age is compared by their place in the replay. Rows between which others have left, as out of
-    event tables, are dealt out as different episodes.
+    order for every shard, and then :meth:`store`. Rows keep their priorities and their order within an episode. The age
+    of rows of different replays is compared by their places in the replays. If rows have left an episode, as from event
+    tables, its parts are dealt out as different episodes.
 
-    Episodes keep the numbers of their trajectories. Where an earlier one has the same, they get negative numbers, which
-    no process gives.
+    Episodes keep the numbers of their trajectories. If an earlier episode has the same number, an episode gets a
+    negative number, because no process gives negative numbers.
     """
 
     def __init__(self, number: int, num_shards: int) -> None:
-        self._number, self._router = number, Router(num_shards)
+        self._number = number
+        self._router = Router(num_shards)
         self._names: set[int] = set()
-        self._lowest = 0  # of these and 0
+        self._lowest = 0
         self._rows: list[TensorDictBase] = []
         self._priorities: list[Tensor] = []
         self._places: list[np.ndarray] = []
         self._largest = -1.0
 
     def add(self, replay: Replay) -> None:
-        """Adds the rows of a replay, which may be discarded then; refuses rows that only as many shards can keep."""
+        """Adds the rows of a replay.
+
+        Raises:
+            ValueError: Only as many shards as were saved can hold the rows.
+        """
         delaying = [type(one).__name__ for one in replay.transform if isinstance(one, NStepTransitions)]
         if delaying or as_replay_writer(replay.writer).may_refuse:
             what = "rows kept by importance"
             if delaying:
                 what = f"returns that {delaying[0]} formed before they were stored"
             raise ValueError(
-                f"the save holds {what}, and its rows can be restored into as many shards as were saved alone. "
-                "Give num_shards the number of the save"
+                f"the save holds {what}, and only as many shards as were saved can hold its rows. Give num_shards the "
+                "number of the save"
             )
         slots = replay.oldest_first()
         if not len(slots):
             return
         episode, given = episodes_of(replay, slots)
         _, first, inverse, lengths = np.unique(episode, return_index=True, return_inverse=True, return_counts=True)
-        shard, names = np.empty(len(first), dtype=np.int64), given[first]
+        shard = np.empty(len(first), dtype=np.int64)
+        names = given[first]
         # Every shard deals out all episodes in the same order, and keeps its own.
-        for one in np.argsort(first).tolist():
-            shard[one] = self._router.shard_of(one, int(lengths[one]), ended=True)
-            if int(names[one]) in self._names:
-                names[one] = self._lowest - 1
-            self._lowest = min(self._lowest, int(names[one]))
-            self._names.add(int(names[one]))
+        for number in np.argsort(first).tolist():
+            shard[number] = self._router.shard_of(number, int(lengths[number]), ended=True)
+            if int(names[number]) in self._names:
+                names[number] = self._lowest - 1
+            self._lowest = min(self._lowest, int(names[number]))
+            self._names.add(int(names[number]))
         kept = torch.from_numpy(np.flatnonzero(shard[inverse] == self._number))
         rows = replay.storage.get(slots[kept]).exclude("index", "generation")
         key = next((key for key in TRAJECTORY_KEYS if rows.get(key, None) is not None), TRAJECTORY_KEYS[0])
@@ -77,21 +83,26 @@ class ReshardedRows:
             self._largest = max(self._largest, replay.group_totals().max_priority)
 
     @property
-    def next_trajectory(self) -> int:  # above those of all episodes, of other shards too
+    def next_trajectory(self) -> int:
+        """A number above the numbers of all episodes, in every shard."""
         return max(self._names, default=-1) + 1
 
     def store(self, replay: Replay) -> TensorDictBase | None:
-        """Stores the rows in a new replay, which keeps the newest, and returns all of them; ``None`` without any."""
+        """Stores the rows in a new replay, which keeps the newest, and returns all rows; ``None`` without rows."""
         if not self._rows:
             return None
-        # By place in their replays, so that the oldest rows of all come first.
+        # Rows are sorted by their place in their replay, so that the oldest rows of all replays come first.
         order = torch.from_numpy(np.argsort(np.concatenate(self._places), kind="stable"))
         rows = torch.cat(self._rows)[order]
         # Without any feedback so far, new rows get the same priority as these.
-        priority = torch.cat(self._priorities)[order] if self._largest >= 0 else None
-        at_once = min(_ROWS_AT_ONCE, replay.capacity if replay.tables is None else int(replay.tables.capacity.min()))
+        priority = None
+        if self._largest >= 0:
+            priority = torch.cat(self._priorities)[order]
+        # Each part must fit into every table, because the slots of all its rows get their priorities.
+        at_once = min(_ROWS_AT_ONCE, replay.capacity)
+        if replay.tables is not None:
+            at_once = min(at_once, int(replay.tables.capacity.min()))
         for start in range(0, len(rows), at_once):
-            # No more than fit at once: the slots of all are known, and get their priorities.
             replay.extend(rows[start : start + at_once], update_priority=False)
             if priority is not None:
                 slots, stored, _ = replay.last_insertion
@@ -103,13 +114,19 @@ class ReshardedRows:
 
 def episodes_of(replay: Replay, slots: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Returns the episode of each row, int64 ``[N]``, numbered here, and the number of its trajectory (0 without)."""
-    storage, count = replay.storage, len(slots)
+    storage = replay.storage
+    count = len(slots)
     assert isinstance(storage, PackedStorage), "recipes have no other"
-    trajectory, done = read_trajectory(storage, slots), storage.column(("next", "done"), slots)
-    given = np.zeros(count, dtype=np.int64) if trajectory is None else trajectory.reshape(-1).cpu().long().numpy()
-    ended = np.zeros(count, dtype=bool) if done is None else done.reshape(count, -1).any(1).cpu().numpy()
+    given = np.zeros(count, dtype=np.int64)
+    trajectory = read_trajectory(storage, slots)
+    if trajectory is not None:
+        given = trajectory.reshape(-1).cpu().long().numpy()
+    ended = np.zeros(count, dtype=bool)
+    done = storage.column(("next", "done"), slots)
+    if done is not None:
+        ended = done.reshape(count, -1).any(1).cpu().numpy()
     order = np.argsort(given, kind="stable")
-    # An episode begins with another trajectory, after an end, and where rows between have left.
+    # An episode begins with another trajectory, after an end, and after rows that have left.
     begins = (given[order][1:] != given[order][:-1]) | ended[order][:-1]
     successor = replay.successors(slots)
     if successor is not None:

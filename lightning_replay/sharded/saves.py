@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves of shards: a folder that each shard writes, a manifest written last, and restarts of lost shards from them."""
+"""Saves and loads shards: each shard writes a folder, and the manifest is written last."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from lightning_replay.sharded.actors import Losses, ShardActors, ShardLostError
 from lightning_replay.sharded.rows import Layout
 
 logger: logging.Logger = logging.getLogger(__name__)
-PIECE_BYTES = 64 << 20  # in memory at once, of each shard
+#: Bytes of a file that are in memory at once, for each shard.
+PIECE_BYTES = 64 << 20
 _PIECE_TIMEOUT_S = 300.0
 _FORMAT = "lightning-replay-shards"
 _DATA = "shards"
@@ -34,10 +35,10 @@ _DATA = "shards"
 class FileNames(NamedTuple):
     """Names in a save of shards."""
 
-    manifest: str  # of all
-    replaced: str  # the manifest in its place, of a replay without shards
-    of_shard: str  # the manifest in the folder of each shard
-    state: str  # the folder of what is saved beside the shards
+    manifest: str  #: Manifest of all shards.
+    replaced: str  #: Manifest of a replay without shards, which a save of shards replaces.
+    of_shard: str  #: Manifest in the folder of each shard.
+    state: str  #: Folder of the state that is saved beside the shards.
 
 
 NAMES = FileNames(MANIFEST_OF_SHARDS, MANIFEST_OF_REPLAY, MANIFEST_OF_REPLAY, "draws")
@@ -52,41 +53,47 @@ def write_shards(
     previous: Path | None,
     *arguments: Any,
 ) -> None:
-    """Lets every shard write into a folder of its own, then writes the ``state`` of that moment and the manifest.
+    """Lets every shard write into its own folder, and then writes the ``state`` of that moment and the manifest.
 
-    After an error, or when this process is killed, ``folder`` holds the save before; what the next save finds of this
-    one it removes. Unchanged files of ``previous``, a save of as many shards, are linked. Errors are those of
+    After an error, or if this process is killed, ``folder`` still holds the earlier save. The next save removes the
+    remains. Unchanged files of ``previous``, a save of as many shards, are linked. Errors are the errors of
     :meth:`ShardedReplay.save <lightning_replay.sharded.replay.ShardedReplay.save>`.
     """
-    shards.start_lost()  # a save without a shard's rows would be no save
-    count, earlier = len(shards), _folders_in(previous, names)
+    # The save must contain the rows of every shard.
+    shards.start_lost()
+    count = len(shards)
+    earlier = _folders_in(previous, names)
     if len(earlier) != count:
         earlier = [None] * count
-    # The manifest is written on leaving: before, the folder holds the save that was there.
+    # The manifest is written when the block ends. Until then the folder holds the earlier save.
     with (
         folder.to_write() as local,
         replaced_save(local, names.manifest, folder=_DATA, replaces=names.replaced) as save,
     ):
-        data, own = folder / save.data.name, [f"{save.data.name}/shard-{shard}" for shard in range(count)]
+        data = folder / save.data.name
+        own = [f"{save.data.name}/shard-{shard}" for shard in range(count)]
         seen = folders_of_shards(shards, folder, save.data.name)
-        parts = [one / name for one, name in zip(seen, own, strict=True)]
+        parts = [root / name for root, name in zip(seen, own, strict=True)]
         try:
             limit_s = shards.options.save_timeout_s
             sent = shards.send_all("save", lambda shard: (parts[shard], earlier[shard], *arguments), limit_s=limit_s)
-            # Other processes may fill it and draw from it until all have written: each shard saves what it has now.
+            # Other processes may go on to store and draw, because each shard saves its present rows.
             saved_beside = state()
             sizes = shards.values_of(sent)
             files = folder.filesystem.get_file_info([(folder / name / names.of_shard).path for name in own])
             if unseen := [shard for shard, file in enumerate(files) if not file.is_file]:
-                # Of which each node, or each process, has one of its own.
+                # Each node, or each process, has its own file system.
                 raise ValueError(
                     f"shards {unseen} have written into {folder}, and the driver does not find it there; no checkpoint "
                     "was made. Give a path, a URI or a file system that is the same from every node"
                 )
         except BaseException as error:
-            data.remove()  # all shards have finished, or are named by the error
+            # All shards have finished, or the error names those that have not.
+            data.remove()
             if isinstance(error, ShardLostError | TimeoutError):
-                kind = RuntimeError if isinstance(error, ShardLostError) else TimeoutError
+                kind: type[Exception] = TimeoutError
+                if isinstance(error, ShardLostError):
+                    kind = RuntimeError
                 raise kind(
                     f"{error}; this was while the shards saved into {folder}. No checkpoint was made, and the replay "
                     "saved there before is unchanged. Save again, or raise save_timeout_s"
@@ -100,7 +107,7 @@ def write_shards(
 
 
 def _folders_in(previous: Path | None, names: FileNames) -> Sequence[Folder | None]:
-    # Of the shards of an earlier save; none of one that is missing or damaged, which is not linked to.
+    # A missing or damaged save has no folders to link to.
     if previous is not None:
         with suppress(DamagedFileError, OSError, ValueError):
             manifest = read_manifest(previous / names.manifest, SHARDS_VERSION)
@@ -114,28 +121,29 @@ def load_shards(
 ) -> Callable[[Callable[[list[Any]], None]], None]:
     """Lets every shard read a save (with ``fields`` of its ``stage``) without using it yet.
 
-    Returns a function that lets all use it; the function that it is given restores the state beside them, and gets what
-    the shards have answered.
+    Returns a function that lets all shards use the save. Its argument is a function that restores the state beside the
+    shards, and receives the answers of the shards.
     """
     shards.start_lost()
     seen = folders_of_shards(shards, folder, saved.data)
-    parts = [[one / name if name else one for name in saved.shards] for one in seen]
+    parts = [[root / name if name else root for name in saved.shards] for root in seen]
     sent = shards.send_all("stage", lambda shard: (parts[shard], *fields), limit_s=shards.options.save_timeout_s)
     values = shards.values_of(sent)
 
     def use(restore: Callable[[list[Any]], None]) -> None:
-        is_own = len(saved.shards) == len(parts)  # rows of other shards belong to none of these
-        shards.last_save = [part[shard] for shard, part in enumerate(parts)] if is_own else None
+        shards.last_save = None
+        if len(saved.shards) == len(parts):
+            shards.last_save = [part[shard] for shard, part in enumerate(parts)]
         shards.take_over(sent, functools.partial(restore, values))
 
     return use
 
 
 def folders_of_shards(shards: ShardActors, folder: Folder, data: str) -> list[Folder]:
-    """Returns a save's folder as each shard reaches it: itself, or where a shard does not see it, by an actor here."""
+    """Returns a save's folder as each shard reaches it: directly, or through an actor on this node."""
     if folder.local is None:
         return [folder] * len(shards)
-    # By a name found nowhere else: another node may have a folder at the same path.
+    # The folder's name is unique, because another node may have a folder at the same path.
     sees = shards.values_of(shards.send_all("sees", lambda shard: ((folder / data).path,)))
     if all(sees):
         return [folder] * len(shards)
@@ -149,7 +157,7 @@ class FolderServer:
     """A Ray actor that reads and writes files of its node."""
 
     def files(self, folder: str) -> list[tuple[str, int]] | None:
-        # Relative paths and sizes.
+        """Returns relative paths and sizes in bytes of all files; ``None`` without the folder."""
         root = Path(folder)
         if not root.is_dir():
             return None
@@ -157,11 +165,13 @@ class FolderServer:
         return [(file.relative_to(root).as_posix(), file.stat().st_size) for file in found]
 
     def read(self, file: str, start: int, count: int) -> bytes:
+        """Returns ``count`` bytes of a file from ``start`` on."""
         with Path(file).open("rb") as stream:
             stream.seek(start)
             return stream.read(count)
 
     def append(self, file: str, piece: bytes) -> None:
+        """Appends bytes to a file, and waits until they are on the disk."""
         Path(file).parent.mkdir(parents=True, exist_ok=True)
         with Path(file).open("ab") as stream:
             stream.write(piece)
@@ -173,13 +183,15 @@ class FolderServer:
 class ServedFolder(Folder):
     """A folder of another node."""
 
-    server: Any  #: handle of a :class:`FolderServer` on that node
+    server: Any  #: Handle of a :class:`FolderServer` on that node.
 
     @property
     def local(self) -> None:
+        """``None``: this node has no path to the folder."""
         return None
 
     def exists(self) -> bool:
+        """Returns whether the folder exists on its node."""
         return _answer(self.server.files.remote(self.path)) is not None
 
     def _upload(self, source: Path, parts: list[Path]) -> None:
@@ -202,16 +214,17 @@ class ServedFolder(Folder):
 
 
 def _answer(reference: ray.ObjectRef[Any]) -> Any:
-    return ray.get(reference, timeout=_PIECE_TIMEOUT_S)  # as the server's process may hang
+    # The server's process may hang.
+    return ray.get(reference, timeout=_PIECE_TIMEOUT_S)
 
 
 class SavedShards(NamedTuple):
-    """A save of shards, or of a replay without."""
+    """A save of shards, or of a replay without shards."""
 
     manifest: Mapping[str, Any]
-    data: str  # the folder of its data
-    shards: list[str]  # their folders; of a replay without shards one without a name, as it is the save itself
-    state: dict[str, Any] | None  # saved beside the shards
+    data: str  #: Folder of the data.
+    shards: list[str]  #: Folders of the shards; ``[""]`` for a replay without shards.
+    state: dict[str, Any] | None  #: State that is saved beside the shards.
 
     @classmethod
     def read(cls, folder: Folder, names: FileNames, read: Callable[[Path], Mapping[str, Any]]) -> SavedShards:
@@ -231,6 +244,7 @@ class SavedShards(NamedTuple):
 
 
 def manifest_of(directory: Path) -> Mapping[str, Any]:
+    """Reads the manifest of a save, with or without shards."""
     if (directory / MANIFEST_OF_SHARDS).exists():
         return read_manifest(directory / MANIFEST_OF_SHARDS, SHARDS_VERSION)
     return replay_manifest(directory)

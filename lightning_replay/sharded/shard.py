@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Ray actor that holds a part of a sharded replay."""
+"""The Ray actor that holds one shard of a sharded replay."""
 
 from __future__ import annotations
 
@@ -28,10 +28,18 @@ MODULE = "replay"
 
 
 class ReplayShard:
-    """Replays of whole episodes in a process of their own, by module: one, or in RLlib one of each module.
+    """A process with the rows of whole episodes: one replay, or in RLlib one replay for each module.
 
-    Every method that the driver calls returns an :class:`~lightning_replay.sharded.actors.Answer`; one that raises an
-    error has changed nothing. Recipe and options are of the whole sharded replay; ``folder`` is a save to begin with.
+    Every method that the driver calls returns an :class:`~lightning_replay.sharded.actors.Answer`. A method that raises
+    an error has changed nothing. Recipe and options describe the whole sharded replay.
+
+    Args:
+        recipe: Name of the recipe; ``None`` in RLlib.
+        options: Options of the whole sharded replay.
+        number: Number of this shard.
+        num_shards: Number of shards.
+        fetch_timeout_s: Seconds after which rows that cannot be fetched count as lost.
+        folder: Folder of a save to begin with.
     """
 
     def __init__(
@@ -43,30 +51,36 @@ class ReplayShard:
         fetch_timeout_s: float,
         folder: Folder | None,
     ) -> None:
-        self._recipe, self._options = recipe, options
-        self._number, self._num_shards = number, num_shards
+        self._recipe = recipe
+        self._options = options
+        self._number = number
+        self._num_shards = num_shards
         self._fetch_timeout_s = fetch_timeout_s
         self._not_fetched = 0
         self._staged: Any = None
-        self.held: Any = self._build(number, num_shards)  # a Replay; in RLlib a buffer of episodes
+        #: A :class:`~lightning_replay.Replay`, or in RLlib a buffer of episodes.
+        self.held: Any = self._build(number, num_shards)
         if folder is not None:
             self._use(self._read(folder, self.held))
 
     @property
     def replays(self) -> dict[str, Replay]:
+        """The replay of each module."""
         return {MODULE: self.held}
 
     def report(self) -> Answer:
+        """Returns an empty answer with the report of this shard."""
         return self._answer()
 
     def extend(self, reference: Sequence[ray.ObjectRef[Any]], largest: Mapping[str, float]) -> Answer:
-        """Stores the rows of a reference to columns ``[N, ...]``, which get the ``largest`` priority of any shard.
+        """Stores the rows of a reference to columns ``[N, ...]`` with the ``largest`` priority of any shard.
 
-        Returns the slots, int64 ``[n]``; or the error, not raised, if they are refused: it belongs to the process that
-        sent them, not to the next that waits for this shard.
+        Returns the slots, int64 ``[n]``. If the rows are refused, it returns the error and does not raise it. The error
+        belongs to the process that sent the rows, and not to the next process that waits for this shard.
         """
         columns: Columns | None = fetched(reference, self._fetch_timeout_s)[0]
-        if columns is None:  # its sender was lost, or hangs, before it could be fetched
+        if columns is None:
+            # The sender was lost, or hangs.
             self._not_fetched += 1
             return self._answer(np.zeros(0, dtype=np.int64))
         # A new row gets the largest priority of all shards, as in one replay.
@@ -79,10 +93,11 @@ class ReplayShard:
         return self._answer(slots)
 
     def draw(self, parts: Mapping[str, ShardRequest], clocks: Mapping[str, int], *request: Any) -> Answer:
-        """Draws this shard's rows of a batch, which wait in the object store; returns one draw by module."""
-        replays, drawn = self.replays, {}
+        """Draws this shard's rows of a batch into the object store; returns one draw for each module."""
+        replays = self.replays
+        drawn = {}
         for name, part in parts.items():
-            # A part is left out where all priorities have become 0 since the draw was divided.
+            # All priorities may have become 0 since the draw was divided.
             if (replays[name].group_totals().mass[part.groups] > 0).all():
                 drawn[name] = self._draw_part(name, part, clocks, *request)
         return self._answer(drawn)
@@ -95,60 +110,75 @@ class ReplayShard:
         td_errors: np.ndarray,
         signals: Mapping[str, np.ndarray] | None = None,
     ) -> Answer:
-        # Rows that have left since, by their generation, are dropped and counted.
+        """Sets priorities; drops and counts TD errors whose generation shows that their row has left."""
         given = {name: torch.tensor(values) for name, values in (signals or {}).items()}
-        index, td_error = torch.tensor(slot), torch.tensor(td_errors)
+        index = torch.tensor(slot)
+        td_error = torch.tensor(td_errors)
         self.held.update_priority(index, td_error, generation=torch.tensor(generation), **given)
         return self._answer()
 
     def end_episodes(self, writer: int, trajectories: np.ndarray | None) -> Answer:
+        """Ends running episodes of a writer; ``None`` ends all of its episodes."""
         if not len(self.held):
             self.held.end_episodes()
             return self._answer()
         assert isinstance(self.held.storage, PackedStorage)
-        running = [one for one in stored_trajectories(self.held.storage) if one is not None]
-        own = np.array(running, dtype=np.int64)
-        own = own[is_of_writer(own, writer)]  # other processes' episodes go on
-        self.held.end_episodes((own if trajectories is None else np.intersect1d(own, trajectories)).tolist())
+        stored = [trajectory for trajectory in stored_trajectories(self.held.storage) if trajectory is not None]
+        running = np.array(stored, dtype=np.int64)
+        # Episodes of other processes go on.
+        running = running[is_of_writer(running, writer)]
+        if trajectories is not None:
+            running = np.intersect1d(running, trajectories)
+        self.held.end_episodes(running.tolist())
         return self._answer()
 
     def seed(self, seed: int) -> Answer:
+        """Seeds the draws of this shard."""
         self.held.seed(seed_of_shard(seed, self._number))
         return self._answer()
 
     def stats(self) -> Answer:
+        """Returns the statistics of each module's replay."""
         return self._answer({name: replay.stats() for name, replay in self.replays.items()})
 
     def sees(self, folder: str) -> Answer:
+        """Returns whether this node has the folder."""
         return self._answer(Path(folder).is_dir())
 
     def save(self, folder: Folder, previous: Folder | None, *fields: Any) -> Answer:
-        """Saves into a folder; returns the bytes of all files, and of those written."""
+        """Saves into a folder; returns the bytes of all files, and the bytes of written files."""
+        earlier = None
+        if previous is not None:
+            earlier = previous.local
         with folder.to_write() as local:
-            size = self._write(local, None if previous is None else previous.local, *fields)
+            size = self._write(local, earlier, *fields)
         return self._answer(tuple(size))
 
     def stage(self, folders: Sequence[Folder], is_of_shards: bool) -> Answer:
-        """Reads a save, of shards in their ``folders`` or of a replay without, and does not use it yet.
+        """Reads a save, with or without shards, and does not use it yet.
 
-        Of another number than there are shards, episodes are dealt out anew. Returns how many rows this shard holds of
-        it, and the layout of all where they were dealt out.
+        If the number of shards differs, whole episodes are dealt out again. Returns the number of rows of this shard,
+        and the layout of rows that were dealt out.
         """
-        self._staged = None  # of a save that another shard could not read
-        staged, layout = self._build(self._number, self._num_shards), None
+        # Another shard may have failed to read an earlier save.
+        self._staged = None
+        staged = self._build(self._number, self._num_shards)
+        layout = None
         if is_of_shards and len(folders) == self._num_shards:
             self._read(folders[self._number], staged)
         else:
-            # Of another number of shards: every shard reads all rows, one saved shard after the other.
+            # Every shard reads all rows, one saved shard after the other.
             resharded = ReshardedRows(self._number, self._num_shards)
             for place, folder in enumerate(folders):
                 resharded.add(self._read(folder, self._build(place, len(folders))))
             rows = resharded.store(staged)
-            layout = None if rows is None else layout_of(columns_of(rows))
+            if rows is not None:
+                layout = layout_of(columns_of(rows))
         self._staged = staged
         return self._answer((len(staged), layout))
 
     def take_over(self) -> Answer:
+        """Uses the save that :meth:`stage` has read."""
         assert self._staged is not None
         self._use(self._staged)
         self._staged = None
@@ -156,14 +186,16 @@ class ReplayShard:
 
     def _build(self, number: int, num_shards: int) -> Any:
         assert self._recipe is not None
-        # A batch size of 1, as the part that each draw gives this shard is of any size.
+        # Each draw says how many rows this shard draws, so the batch size does not matter.
         return recipes.by_name(self._recipe)(**options_of_shard(self._options, num_shards, number) | {"batch_size": 1})
 
     def _draw_part(self, name: str, part: ShardRequest, clocks: Mapping[str, int], *request: Any) -> RemoteShardDraw:
-        self.held.advance(**clocks)  # schedules follow the draws and rows of all shards
+        # Schedules follow the draws and rows of all shards.
+        self.held.advance(**clocks)
         batch, reply = self.held.sample_shard(part)
         columns = columns_of(batch)
-        slot, generation = columns.pop(("index",)), columns.pop(("generation",))
+        slot = columns.pop(("index",))
+        generation = columns.pop(("generation",))
         return RemoteShardDraw(ray.put(columns), slot, generation, reply)
 
     def _write(self, local: Path, previous: Path | None, *fields: Any) -> Sequence[int]:
