@@ -301,7 +301,7 @@ def test_bad_shares(rank: int, world_size: int, message: str) -> None:
     [
         ({"recipe": "prioritised"}, ValueError, "there is no recipe 'prioritised'.*Did you mean 'prioritized'"),
         ({"num_shards": 101}, ValueError, "num_shards is 101 and capacity is 100; every shard holds at least one row"),
-        ({"prefetch": 2}, ValueError, "prefetch is of a replay in one process"),
+        ({"prefetch": 2}, ValueError, "prefetch is an option of a replay in one process"),
         ({"samples_per_insert": 4.0, "error_buffer": 7.0}, ValueError, "error_buffer is 7.*Give at least 8"),
         ({"wait_timeout_s": 0.0}, ValueError, "wait_timeout_s"),
         ({"batch_size": 101}, ValueError, "capacity 100 is below batch_size 101"),
