@@ -23,6 +23,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch.nn.parameter import is_lazy
 
 from lightning_replay.levels import LevelSelector
+from lightning_replay.lightning_compat import remove_open_step, save_best, save_last, training_steps
 from lightning_replay.lit.checkpoint_files import REQUEUED, ReplayCheckpointIO
 from lightning_replay.lit.collection import Collection
 from lightning_replay.lit.data import ActsAtUpdates, EnvStepDataModule, source_of
@@ -181,7 +182,7 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
             self._signals.ignore()  # until the last state is saved
         try:
             self._release()
-            progress: Any = trainer.fit_loop.epoch_loop.batch_progress.current  # declared without `processed`
+            progress = training_steps(trainer)
             # Whether training_step had ended: its update counts, and Lightning's counts are made to agree.
             is_learned = progress.ready == progress.processed == progress.completed + 1
             self._is_step_open = progress.ready > progress.processed
@@ -239,7 +240,7 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
         is_best = metric is not None and not is_seen and self.check_monitor_top_k(trainer, metric)
         if is_best:
             self._settle()
-            self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))
+            save_best(self, trainer)
         if metric is not None:  # that of an evaluation is absent until the next one
             self._seen = metric
         return is_best
@@ -262,7 +263,7 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
         return source.updates_done - self._saved[1] >= every
 
     def _save_last(self, trainer: L.Trainer, source: EnvStepDataModule) -> None:
-        self._save_last_checkpoint(trainer, self._monitor_candidates(trainer))
+        save_last(self, trainer)
         self._saved = source.clocks
         self._newest = self.last_model_path
 
@@ -302,10 +303,7 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         # Lightning counts a step when it begins; an unfinished one is removed, as from the data module's clock.
         if self._is_step_open:
-            progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
-            for counts in (progress["total"], progress["current"]):
-                counts.update(dict.fromkeys(counts, counts["completed"]))
-            progress["is_last_batch"] = False
+            remove_open_step(checkpoint)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         # The best ones may be in another folder, or gone.
@@ -315,7 +313,8 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
     def _find_last_checkpoints(self, trainer: L.Trainer) -> set[str]:
         found: set[str] = super()._find_last_checkpoints(trainer)
         if self.dirpath is not None and "://" in str(self.dirpath):  # Lightning drops the protocol
-            found = {self._fs.unstrip_protocol(path) for path in found}
+            filesystem = fsspec.core.url_to_fs(self.dirpath)[0]
+            found = {filesystem.unstrip_protocol(path) for path in found}
         if not found and self._has_own_folder and trainer.loggers:
             logger = trainer.loggers[0]
             runs = Path(logger.save_dir or trainer.default_root_dir) / str(logger.name)

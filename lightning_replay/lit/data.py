@@ -16,9 +16,7 @@ from typing import Any, NoReturn
 import gymnasium
 import lightning as L
 import torch
-from lightning.fabric.plugins.environments import SLURMEnvironment
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.trainer.connectors.signal_connector import _HandlersCompose
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
@@ -27,6 +25,7 @@ from torch import Tensor
 
 from lightning_replay.agents.interfaces import TrainingData, UpdateBatches, idle_schedulers
 from lightning_replay.envs.building import check_env
+from lightning_replay.lightning_compat import NO_VALIDATION, replace_options, requeue_signal
 from lightning_replay.lit.checkpoint_files import CheckedCheckpointIO, ReplayCheckpointIO
 from lightning_replay.lit.collection import Collector, OfflineSchedule, RolloutSchedule, UpdateSchedule, check_tasks
 from lightning_replay.lit.rollouts import make_environment
@@ -122,18 +121,11 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
         # Several processes would save after different updates, and wait for each other without end.
         if self.trainer is None or self.trainer.world_size > 1:
             return
-        cluster = self.trainer._accelerator_connector.cluster_environment
-        is_main_thread = threading.current_thread() is threading.main_thread()
-        if not isinstance(cluster, SLURMEnvironment) or not cluster.auto_requeue or not is_main_thread:
-            return
-        number = cluster.requeue_signal
-        if number is None:
-            return
-        handler = signal.getsignal(number)
-        if isinstance(handler, _HandlersCompose):  # Lightning keeps a handler that the user installed, and so do we
-            self._requeue_handler = handler
+        number = requeue_signal(self.trainer)
+        if number is not None and threading.current_thread() is threading.main_thread():
             self._requeue_signal = None
-            signal.signal(number, self._receive_requeue)  # until Lightning restores the handler from before the run
+            # Lightning restores the handler from before the run at its end.
+            self._requeue_handler = signal.signal(number, self._receive_requeue)
 
     def _receive_requeue(self, number: int, frame: FrameType | None) -> None:
         self._requeue_signal = number
@@ -232,14 +224,9 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
 
     def _limit_validation(self, is_fitting: bool) -> None:
         assert self.trainer is not None
-        # In fit Lightning's own validation would count epochs. Its interval is reset too: callbacks wait for validation
-        # where it differs from the default.
-        vars(self.trainer).update(self._validation)
-        self._validation = {}
-        if is_fitting:
-            options = {"limit_val_batches": 0, "val_check_interval": 1.0, "check_val_every_n_epoch": 1}
-            self._validation = {name: getattr(self.trainer, name) for name in options}
-            vars(self.trainer).update(options)
+        replace_options(self.trainer, self._validation)
+        # In fit Lightning's own validation would count epochs.
+        self._validation = replace_options(self.trainer, NO_VALIDATION) if is_fitting else {}
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         return batch  # draw has moved it; moving a TensorDict to where it is costs 50 µs

@@ -19,6 +19,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from tqdm.auto import tqdm
 
 from lightning_replay.envs.building import MAX_EPISODE_STEPS
+from lightning_replay.lightning_compat import end_epoch
 from lightning_replay.lit.data import ActsAtUpdates, EnvStepDataModule, source_of
 from lightning_replay.lit.level_data import level_source_of
 from lightning_replay.lit.rollouts import episode_returns
@@ -159,14 +160,14 @@ class Evaluate(L.Callback, ActsAtUpdates):
             for name in self._metrics():
                 trainer.callback_metrics.pop(name, None)
         if self.is_due(source_of(trainer, self)):
-            _end_epoch(trainer)  # now, as schedulers of automatic optimisation step before on_train_batch_end
+            end_epoch(trainer)  # now, as schedulers of automatic optimisation step before on_train_batch_end
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if not self.is_due(source_of(trainer, self)):
             return
-        _end_epoch(trainer)
+        end_epoch(trainer)
         for averaging in _averaging(trainer):  # once per update, whatever the callbacks' order
             averaging.on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
         if not is_overridden("on_train_batch_end", pl_module):  # which follows, and may change the weights
@@ -228,10 +229,6 @@ class Evaluate(L.Callback, ActsAtUpdates):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.history = [(int(steps), float(value)) for steps, value in state_dict["history"]]
-
-
-def _end_epoch(trainer: L.Trainer) -> None:
-    trainer.fit_loop.epoch_loop.batch_progress.is_last_batch = True
 
 
 def _averaging(trainer: L.Trainer) -> list[WeightAveraging]:

@@ -33,8 +33,8 @@ ORDER = (
     ),
     *("divided_draws", "episodes", "tables", "feedback", "events", "neighbors", "priority_tree", "schedulers"),
     *("schedules", "losses", "samplers", "training_replay", "saves", "retention", "writers", "replay", "transforms"),
-    *("agents", "collecting", "loading", "inspection", "table_replay", "mixed_replay", "recipes", "lit"),
-    *("__main__",),
+    *("lightning_compat", "agents", "collecting", "loading", "inspection", "table_replay", "mixed_replay", "recipes"),
+    *("lit", "__main__"),
     *("dataset_files", "datasets", "sb3", "sharded", "start_method"),
 )
 #: The files that a prioritized replay loads, apart from those that only import others: no method is among them.
@@ -78,7 +78,8 @@ def _top_levels(names: set[str]) -> set[str]:
 
 
 def _is_of_lightning_integration(path: Path) -> bool:
-    return path.relative_to(ROOT / "lightning_replay").parts[0] in {"agents", "lit", "__main__.py"}
+    files = {"agents", "lit", "lightning_compat.py", "__main__.py"}
+    return path.relative_to(ROOT / "lightning_replay").parts[0] in files
 
 
 def _unit(name: str) -> str | None:
