@@ -105,19 +105,23 @@ class VectorSteps(VectorWrapper):
         """Takes a step, whose transitions are in ``columns``."""
         if not self._keys:
             raise gymnasium.error.ResetNeeded("VectorSteps has no observation to step from; call its reset() first")
-        parts = _leaves(actions) if self._acts_in_parts else [((), actions)]
-        columns: Columns = {_key("action", path): _owned_array(part) for path, part in parts}
+        if self._acts_in_parts:
+            columns: Columns = {_key("action", path): _owned_array(part) for path, part in _leaves(actions)}
+        else:
+            columns = {"action": _owned_array(actions)}
         results = observations, reward, terminated, truncated, infos = self.env.step(actions)
-        shapes = [np.shape(one) for one in (reward, terminated, truncated)]
+        # Columns of their own: a vector may return the same arrays at each step.
+        rewards = np.asarray(reward).astype(np.float32)
+        is_terminated = np.asarray(terminated).copy()
+        is_truncated = np.asarray(truncated).copy()
+        shapes = [rewards.shape, is_terminated.shape, is_truncated.shape]
         if shapes.count(self._everywhere.shape) < len(shapes):
             raise ValueError(
                 f"{self.env} returned rewards, terminated and truncated of the shapes {shapes}; a vector returns one "
                 f"of each for each of its environments, {list(self._everywhere.shape)}. Nothing was stored"
             )
-        # Columns of their own: a vector may return the same arrays at each step.
         following = [_owned_array(part) for part in _arrays(observations)]
-        flags = [np.asarray(flag).copy() for flag in (terminated, truncated)]
-        done = np.logical_or(*flags)
+        done = np.logical_or(is_terminated, is_truncated)
         ended = np.flatnonzero(done).tolist() if np.count_nonzero(done) else []
         last = following
         if ended and self._mode is AutoresetMode.SAME_STEP:
@@ -126,9 +130,9 @@ class VectorSteps(VectorWrapper):
             columns[key], columns[next_key] = before, after
         columns |= {
             "trajectory": self._trajectory.copy(),
-            ("next", "reward"): np.asarray(reward).astype(np.float32)[:, None],
-            ("next", "terminated"): flags[0][:, None],
-            ("next", "truncated"): flags[1][:, None],
+            ("next", "reward"): rewards[:, None],
+            ("next", "terminated"): is_terminated[:, None],
+            ("next", "truncated"): is_truncated[:, None],
             ("next", "done"): done[:, None],
         }
         self._observation, self.is_transition = following, self._everywhere

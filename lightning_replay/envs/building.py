@@ -227,7 +227,7 @@ class CheckedSteps(gymnasium.Wrapper[Any, Any, Any, Any]):
         if expected is None:
             return []
         space, accepted, bounds = expected
-        shape = np.shape(observation)
+        shape = observation.shape if type(observation) is np.ndarray else np.shape(observation)
         if shape != accepted:
             return [f"{entry} of shape {list(shape)}, and its observation_space has the shape {list(accepted)}"]
         if bounds is None and not self._checks_dtypes:

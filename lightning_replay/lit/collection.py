@@ -216,7 +216,8 @@ class Collection(Collector):
         ended = self._count_step(reward, done)
         if ended and self._assignment is not None:
             self._assignment.finish(vector.env, np.flatnonzero(done), [returned for _, returned, _ in ended])
-        self.episodes.extend(Episode(self.env_steps, returned, length) for _, returned, length in ended)
+        for _, returned, length in ended:
+            self.episodes.append(Episode(self.env_steps, returned, length))
 
     def _store(self) -> None:
         excess = max(0, self.env_steps - self._last_step)  # of the last step of several environments
@@ -403,11 +404,12 @@ class UpdateSchedule:
         ratio = checked_number("updates_per_env_step", updates_per_env_step, 1e-6)
         # 0.1 means a tenth, not its nearest binary fraction: an update must not slip by one step
         self._numerator, self._denominator = Fraction(ratio).limit_denominator(1_000_000).as_integer_ratio()
-        self._first_step, self._first_update = self.warmup_steps, 0
+        self._begin(self.warmup_steps, 0)
 
-    @property
-    def total_updates(self) -> int:
-        return self.updates_due(self.env_steps)
+    def _begin(self, first_step: int, first_update: int) -> None:
+        self._first_step = first_step
+        self._first_update = first_update
+        self.total_updates: int = self.updates_due(self.env_steps)
 
     def updates_due(self, steps: int) -> int:
         return self._first_update + max(0, steps - self._first_step) * self._numerator // self._denominator
@@ -425,10 +427,10 @@ class UpdateSchedule:
     def resume(self, state: Mapping[str, Any], env_steps: int, updates: int) -> None:
         # From these clocks if the ratio is another; a run without updates has the warm-up that is given now.
         if updates and state["ratio"] == [self._numerator, self._denominator]:
-            self._first_step, self._first_update = state["first_step"], state["first_update"]
+            self._begin(state["first_step"], state["first_update"])
         elif updates:
             first = self.warmup_steps if state["ratio"] is None else 0  # of a run that collected nothing
-            self._first_step, self._first_update = max(env_steps, first), updates
+            self._begin(max(env_steps, first), updates)
 
 
 class OfflineSchedule:

@@ -365,9 +365,10 @@ class UpdateStream:
         if source.remaining_updates == 0:
             trainer.should_stop = True
         is_last = trainer.max_steps > 0 and trainer.global_step >= trainer.max_steps
+        if trainer.should_stop or is_last:
+            return True
         callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set by its connectors
-        is_due = (isinstance(one, ActsAtUpdates) and one.is_due(source) for one in callbacks)
-        return trainer.should_stop or is_last or any(is_due)
+        return any(callback.is_due(source) for callback in callbacks if isinstance(callback, ActsAtUpdates))
 
     def __getitem__(self, index: int) -> NoReturn:
         raise RuntimeError(

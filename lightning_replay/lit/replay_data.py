@@ -246,9 +246,9 @@ class ReplayDataModule(EnvStepDataModule):
     def env_steps_done(self) -> int:
         return self.collection.env_steps * self._world_size
 
-    def _collect_until(self, env_steps: int) -> None:
+    def _collect_until(self, env_steps: int, agent: L.LightningModule) -> None:
         share = -(-env_steps // self._world_size)
-        self.collection.collect_until(share, self._agent, self.pause_hooks)
+        self.collection.collect_until(share, agent, self.pause_hooks)
 
     def train_dataloader(self) -> UpdateStream:
         """Returns one epoch; not a DataLoader, whose workers would draw from a stale copy of the buffer."""
@@ -327,7 +327,7 @@ class ReplayDataModule(EnvStepDataModule):
     def start_epoch(self) -> None:
         super().start_epoch()
         if self.remaining_updates == 0:
-            self._collect_until(self.pace.env_steps)
+            self._collect_until(self.pace.env_steps, self._agent)
 
     def draw(self) -> TensorDictBase:
         """Collects what is due before the next update, then draws its batch, on the agent's device."""
@@ -341,7 +341,7 @@ class ReplayDataModule(EnvStepDataModule):
             )
         self.is_update_open: bool = False
         # The steps due before this update are stored first, then the schedules are set to both clocks.
-        self._collect_until(self.pace.steps_for(self.updates_done + 1))
+        self._collect_until(self.pace.steps_for(self.updates_done + 1), agent)
         # If nothing is collected here, the agent may collect, and advance the clock of environment steps.
         replay.advance(env_steps=self.env_steps_done if self.pace.env_steps else None, updates=self.updates_done)
         batch = replay.sample()
