@@ -16,6 +16,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from lightning_replay.fast_path import overrides
 from lightning_replay.levels import scores
 from lightning_replay.levels.episodes import ActiveEpisode, Segment
 from lightning_replay.levels.level_ids import LEVEL_IDS, Actor, checked_level_id, checked_level_ids, fingerprint
@@ -160,10 +161,9 @@ class LevelBuffer(LevelSelector):
         self._new = UnseenLevels(ids, self.levels, generate)
         self._edited: deque[int] = deque(maxlen=self.capacity)  # made by the editor and not played yet
         self._of_episodes: EpisodeScore | None = score if isinstance(score, EpisodeScore) else None
-        # of_columns takes the lists that a segment has anyway: an update takes half the time. A subclass may override
-        # __call__, which of_columns would bypass
+        # of_columns reads the lists that a segment has anyway, and bypasses __call__: an update takes half the time.
         self._of_columns: Callable[..., float] | None = None
-        if isinstance(score, ValueScore) and type(score).__call__ is ValueScore.__call__:
+        if isinstance(score, ValueScore) and not overrides(score, ValueScore, "__call__"):
             self._of_columns = score.of_columns
         is_own = type(score).__module__ != scores.__name__ and not isinstance(score, EpisodeScore)
         self.reads_all_columns: bool = is_own and self._of_columns is None

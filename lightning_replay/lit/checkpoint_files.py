@@ -21,6 +21,7 @@ from lightning.fabric.plugins import CheckpointIO, TorchCheckpointIO
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from lightning_utilities.core.apply_func import apply_to_collection
 
+from lightning_replay.fast_path import overrides
 from lightning_replay.saves import FrozenReplay, save_id
 from lightning_replay.saving import DamagedFileError
 from lightning_replay.saving.directory import exclusive, local_folder, remote_folder
@@ -40,7 +41,9 @@ class CheckedCheckpointIO(CheckpointIO):
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         # Lightning moves the file from the folder of temporary files, which on another device is a copy: killed then,
         # half a checkpoint would be left. Other plug-ins may write later or elsewhere.
-        is_local = type(self.wrapped) is TorchCheckpointIO and "://" not in str(path)
+        is_plain = isinstance(self.wrapped, TorchCheckpointIO)
+        is_plain = is_plain and not overrides(self.wrapped, TorchCheckpointIO, "save_checkpoint")
+        is_local = is_plain and "://" not in str(path)
         written = Path(path).with_name(f".{Path(path).name}.unfinished") if is_local else path
         self.wrapped.save_checkpoint(checkpoint, written, storage_options)
         if self._is_first:

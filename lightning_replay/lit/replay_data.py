@@ -30,6 +30,7 @@ from lightning_replay.agents.interfaces import (
 )
 from lightning_replay.agents.spaces import spaces_of_sizes
 from lightning_replay.envs.building import checked_info_keys
+from lightning_replay.fast_path import has_fast_path
 from lightning_replay.lit.check_stored_rows import STATE, Columns, row_differences
 from lightning_replay.lit.checkpoint_files import saved_replay
 from lightning_replay.lit.collection import Collection, OfflineSchedule, TaskAssignment, UpdateSchedule
@@ -107,6 +108,7 @@ class ReplayDataModule(EnvStepDataModule):
     updates_done: int
     rollout_rows: int = 0
     takes_td_errors = True
+    exact: bool = True
 
     @with_named_arguments
     def __init__(
@@ -311,8 +313,8 @@ class ReplayDataModule(EnvStepDataModule):
         callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set by its connectors
         own = ActsAtUpdates | UpdatePriorities
         is_observed = any(observes_batches(one) for one in callbacks if not isinstance(one, own))
-        # A subclass may move batches in its hooks; it declares the number that they take.
-        return type(self) is ReplayDataModule and not any(limits) and not is_observed
+        # A subclass may override a hook that moves or counts batches.
+        return has_fast_path(self) and not any(limits) and not is_observed
 
     def evaluation_returns(self) -> Iterable[float]:
         with closing(self.make_environment()) as environment:

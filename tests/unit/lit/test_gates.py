@@ -101,6 +101,7 @@ def test_the_last_checkpoint_is_the_one_that_the_callback_finds(tmp_path: Path) 
         L.Trainer(max_epochs=1, callbacks=[Finds()], logger=False, accelerator="cpu").fit(Manual(), ckpt_path="last")
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # jsonargparse tells Lightning of a former name
 def test_the_command_line_reads_the_hyperparameters_of_a_checkpoint_by_one_method(monkeypatch: Any) -> None:
     calls: list[object] = []
     monkeypatch.setattr(LightningCLI, "_parse_ckpt_path", lambda self: calls.append(self))
