@@ -312,8 +312,8 @@ class SizedAgent(L.LightningModule):
     @property
     def takes_plain_gradients(self) -> bool:
         """Whether the trainer neither scales gradients nor syncs them between devices."""
-        trainer = self.trainer
-        return type(trainer.precision_plugin) is Precision and isinstance(trainer.strategy, SingleDeviceStrategy)
+        strategy = self.trainer.strategy
+        return type(strategy.precision_plugin) is Precision and isinstance(strategy, SingleDeviceStrategy)
 
 
 # The columns of a batch by name, with those under "next" in a dictionary of their own.
@@ -337,7 +337,8 @@ def bootstrapped(batch: Columns | TensorDictBase, values: Tensor, discount: floa
     n is the column ``steps_to_next_obs``, 1 without it; a truncated row keeps its bootstrap. The targets are computed
     in the memory of ``values`` ``[B]``, those of the next observations without gradients.
     """
-    following, steps = batch["next"], batch.get("steps_to_next_obs", None)
+    following = batch["next"]
+    steps = batch.get("steps_to_next_obs", None)
     reward, ended = following.get("reward", None), following.get("terminated", None)
     if ended is None:
         ended = following.get("done", None)
@@ -348,6 +349,22 @@ def bootstrapped(batch: Columns | TensorDictBase, values: Tensor, discount: floa
         )
     factor = discount if steps is None else discount ** steps.view_as(values)
     return values.mul_(factor).masked_fill_(ended.view_as(values).bool(), 0.0).add_(reward.view_as(values))
+
+
+def double_q_target(batch: Columns | TensorDictBase, values: Tensor, target_values: Tensor, discount: float) -> Tensor:
+    """Returns the targets of double Q-learning from the values of the next observations, ``[..., A]``.
+
+    ``values`` choose each next action, and ``target_values`` value it.
+    """
+    best = values.argmax(dim=-1, keepdim=True)
+    return bootstrapped(batch, target_values.gather(-1, best).squeeze(-1), discount)
+
+
+def plain_columns(batch: TensorDictBase) -> dict[str, Any]:
+    """Returns a batch as a dictionary, from which nine columns are read in the time of one from a TensorDict."""
+    columns: dict[str, Any] = dict(batch.items())
+    columns["next"] = dict(columns["next"].items())
+    return columns
 
 
 def target_of(network: Network) -> Network:
@@ -364,7 +381,7 @@ class TargetUpdate:
         self._rate = rate
 
     def step(self) -> None:
-        with torch.no_grad():
+        with torch.set_grad_enabled(False):  # less than half the time of torch.no_grad()
             torch._foreach_lerp_(self._targets, self._sources, self._rate)
 
 
@@ -380,7 +397,7 @@ class OffPolicyAgent(SizedAgent):
     def __init__(self) -> None:
         super().__init__()
         self._steps_directly = False  # until a trainer is known
-        self._averse_step: ConflictAverseStep | None = None
+        self.conflict_averse_step: ConflictAverseStep | None = None
         self.observation_encoder: nn.Module = nn.Identity()
         self.target_observation_encoder: nn.Module = nn.Identity()
 
@@ -407,7 +424,7 @@ class OffPolicyAgent(SizedAgent):
     def avert_conflicts(self, parameters: Iterable[Tensor]) -> None:
         """Lets :meth:`descend_rows` step these parameters as the option ``conflict_aversion`` demands."""
         if self._conflict_aversion != 0:
-            self._averse_step = ConflictAverseStep(parameters, self._conflict_aversion)
+            self.conflict_averse_step = ConflictAverseStep(parameters, self._conflict_aversion)
 
     def descend_rows(self, optimizer: LightningOptimizer, rows: Tensor, batch: TensorDictBase) -> Tensor:
         """Steps an optimizer by the losses of the rows, ``[B]``, times their weights; returns their mean.
@@ -415,7 +432,7 @@ class OffPolicyAgent(SizedAgent):
         With conflict aversion by the gradients of the batch's tables.
         """
         loss = weighted_mean(rows, batch)
-        if self._averse_step is None:
+        if self.conflict_averse_step is None:
             self.descend(optimizer, loss)
             return loss.detach()
         table, weight = batch.get("table", None), batch.get("priority_weight", None)
@@ -425,7 +442,7 @@ class OffPolicyAgent(SizedAgent):
                 "(recipes.event_tables), or set conflict_aversion=0.0."
             )
         weighted = rows if weight is None else rows * weight.reshape(rows.shape)
-        self.descend(optimizer, weighted, partial(self._averse_step.backward, parts=table))
+        self.descend(optimizer, weighted, partial(self.conflict_averse_step.backward, parts=table))
         return loss.detach()
 
     def update(self, batch: TensorDictBase) -> dict[str, Tensor]:
@@ -454,7 +471,7 @@ class OffPolicyAgent(SizedAgent):
         With conflict aversion also gradients that the trainer syncs between devices.
         """
         super().on_fit_start()
-        if self._averse_step is not None and not self.takes_plain_gradients:
+        if self.conflict_averse_step is not None and not self.takes_plain_gradients:
             raise ValueError(
                 f"conflict_aversion is {self.hparams['conflict_aversion']!r}, which needs one device and 32-bit "
                 "precision. Use Trainer(devices=1, precision=32), or conflict_aversion=0.0."
@@ -480,10 +497,11 @@ class OffPolicyAgent(SizedAgent):
         if not self._steps_directly or not isinstance(optimizer, LightningOptimizer):
             super().take_step(optimizer)
             return
-        self.clip(parameter for group in optimizer.param_groups for parameter in group["params"])
+        plain = optimizer.optimizer
+        self.clip(parameter for group in plain.param_groups for parameter in group["params"])
         progress = self.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
         progress.increment_ready()
-        optimizer.optimizer.step()
+        plain.step()
         progress.increment_completed()
 
     def critic_and_other_optimizers(self) -> tuple[LightningOptimizer, list[torch.optim.Optimizer]]:
@@ -496,13 +514,13 @@ class OffPolicyAgent(SizedAgent):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint.update({key: vars(self)[name] for key, name in self.counters.items()})
-        if self._averse_step is not None:
-            checkpoint["dqn_conflict_aversion"] = self._averse_step.state_dict()
+        if self.conflict_averse_step is not None:
+            checkpoint["dqn_conflict_aversion"] = self.conflict_averse_step.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         vars(self).update({name: checkpoint.get(key, 0) for key, name in self.counters.items()})
-        if self._averse_step is not None and "dqn_conflict_aversion" in checkpoint:
-            self._averse_step.load_state_dict(checkpoint["dqn_conflict_aversion"])
+        if self.conflict_averse_step is not None and "dqn_conflict_aversion" in checkpoint:
+            self.conflict_averse_step.load_state_dict(checkpoint["dqn_conflict_aversion"])
 
 
 class ExploringAgent(OffPolicyAgent):
@@ -529,15 +547,16 @@ class ExploringAgent(OffPolicyAgent):
         super().on_fit_start()
         self._num_processes = self.trainer.world_size
 
-    def draw_random(self, count: int) -> Tensor:
-        """Draws which of ``count`` actions are random, bool ``[N]``, each with :attr:`exploration_rate`."""
-        is_random = torch.rand(count, device=self.device) < self.exploration_rate
-        self._explored_steps += count * self._num_processes
-        return is_random
+    def draw_random(self, count: int) -> tuple[Tensor, float]:
+        """Draws uniform numbers ``[N]`` for ``count`` actions; those below the rate, also returned, are random."""
+        drawn = torch.rand(count, device=self.device)
+        rate = self.exploration_rate
+        vars(self)["_explored_steps"] += count * self._num_processes  # a third of the time of an attribute of a module
+        return drawn, rate
 
     def with_random(self, greedy: Tensor) -> Tensor:
         """Returns the actions ``[N]``, each replaced by a random one with probability :attr:`exploration_rate`."""
-        is_random = self.draw_random(len(greedy))
-        if not any(is_random.tolist()):  # faster than torch for a few environments
+        drawn, rate = self.draw_random(len(greedy))
+        if min(drawn.tolist(), default=rate) >= rate:  # faster than torch for a few environments
             return greedy
-        return torch.where(is_random, torch.randint_like(greedy, self.hparams["num_actions"]), greedy)
+        return torch.where(drawn < rate, torch.randint_like(greedy, self.hparams["num_actions"]), greedy)

@@ -3,26 +3,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
-from torch.nn.functional import linear, smooth_l1_loss
+from torch.nn.functional import smooth_l1_loss
 from torchrl.modules import reset_noise
 
-from lightning_replay.agents.agent import (
-    Columns,
-    ExploringAgent,
-    TargetUpdate,
-    bootstrapped,
-    target_of,
-    weighted_mean,
-)
-from lightning_replay.agents.networks import ImageNetwork, Layers, Perceptron, perceive, with_noise
+from lightning_replay.agents.agent import ExploringAgent, TargetUpdate, double_q_target, plain_columns, target_of
+from lightning_replay.agents.direct import set_gradients
+from lightning_replay.agents.networks import ImageNetwork, Perceptron, with_noise
 from lightning_replay.agents.spaces import SizeReader, discrete_sizes, image_sizes
+from lightning_replay.fast_path import has_fast_path
 from lightning_replay.retention.surprise import categorical_projection, cross_entropy, kl_divergence, squared_td_error
 from lightning_replay.schedules import Constant, Linear, Schedule
 
@@ -66,6 +59,7 @@ class DQN(ExploringAgent):
     """
 
     takes_update_batches = True
+    exact: bool = True
     counters: ClassVar[dict[str, str]] = {"dqn_explored_steps": "_explored_steps"}
     size_names: ClassVar[tuple[str, ...]] = ("observation_size", "num_actions")
     read_sizes: ClassVar[SizeReader] = staticmethod(discrete_sizes)
@@ -111,40 +105,20 @@ class DQN(ExploringAgent):
 
     def distances(self, batch: TensorDictBase) -> Tensor:
         """Returns the values of the actions taken less their targets, ``[B]``: what another loss is computed from."""
-        columns = _plain_columns(batch)
-        taken, target = self._taken_and_target(columns, self.network, self.target_network)
-        return self.network(self.features_of(columns["observation"])).gather(-1, taken).squeeze(-1) - target
-
-    @torch.no_grad()
-    def _taken_and_target(
-        self, batch: Columns, network: Callable[[Tensor], Tensor], target_network: Callable[[Tensor], Tensor]
-    ) -> tuple[Tensor, Tensor]:
-        following = batch["next"]["observation"]
-        best = network(self.features_of(following)).argmax(dim=-1, keepdim=True)
-        values = target_network(self.features_of(following, target=True)).gather(-1, best).squeeze(-1)
-        target = bootstrapped(batch, values, self.hparams["discount"])
-        return batch["action"].reshape(best.shape), target
-
-    @torch.no_grad()
-    def _differentiate(self, batch: Columns) -> tuple[Tensor, Tensor]:
-        """Sets the gradients of the weighted mean of :meth:`losses`; returns it and magnitudes of TD errors ``[B]``."""
-        # In two thirds of the time of autograd's graph.
-        layers = self.network.layers()  # read once, and past the hooks of modules, of which there are none
-        networks = (partial(perceive, layers), partial(perceive, self.target_network.layers()))
-        taken, target = self._taken_and_target(batch, *networks)
-        *inputs, values = _activations_of(layers, self.features_of(batch["observation"]))
-        current = values.gather(-1, taken).squeeze(-1)
-        loss = weighted_mean(smooth_l1_loss(current, target, reduction="none"), batch)
-        difference, weight = current - target, batch.get("priority_weight", None)
-        share = 1.0 / len(values)
-        slope = difference.clamp(-1.0, 1.0).mul_(share if weight is None else weight.reshape(-1) * share)
-        _set_gradients(layers, inputs, torch.zeros_like(values).scatter_(-1, taken, slope.unsqueeze(-1)))
-        return loss, difference.abs_()
+        columns = plain_columns(batch)
+        with torch.no_grad():
+            following = columns["next"]["observation"]
+            following_values = self.network(self.features_of(following))
+            target_values = self.target_network(self.features_of(following, target=True))
+            target = double_q_target(columns, following_values, target_values, self.hparams["discount"])
+        values = self.network(self.features_of(columns["observation"]))
+        return values.gather(-1, columns["action"].reshape(*target.shape, 1)).squeeze(-1) - target
 
     def update(self, batch: TensorDictBase) -> dict[str, Tensor]:
         optimizer, _ = self.critic_and_other_optimizers()
-        if self._sets_gradients(batch):
-            loss, td_error = self._differentiate(_plain_columns(batch))
+        direct = set_gradients(self, self.network, self.target_network, batch) if has_fast_path(self) else None
+        if direct is not None:
+            loss, td_error = direct
             self.take_step(optimizer)
         else:
             rows, td_error = self.losses(batch)
@@ -152,53 +126,8 @@ class DQN(ExploringAgent):
         self.target_update.step()
         return {"loss": loss.detach(), "td_error": td_error}
 
-    def _sets_gradients(self, batch: TensorDictBase) -> bool:
-        # Only where the methods that it stands for are those of this class, and backward would set the gradients alone.
-        kind = type(self)
-        return (
-            self._averse_step is None
-            and next(self.observation_encoder.parameters(), None) is None
-            and batch.ndim == 1
-            and kind.losses is DQN.losses
-            and kind.distances is DQN.distances
-            and kind.descend is DQN.descend
-            and kind.descend_rows is DQN.descend_rows
-            and kind.take_gradients is DQN.take_gradients
-            and vars(self).keys().isdisjoint(("losses", "distances", "descend", "descend_rows", "take_gradients"))
-            and self.takes_plain_gradients
-            and not (torch.is_anomaly_enabled() or torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled())
-            and not any(
-                not one.requires_grad or one._backward_hooks or one._post_accumulate_grad_hooks
-                for layer in self.network.layers()  # last: a subclass with losses of its own may have another network
-                for one in layer
-            )
-        )
-
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return self.adam(self._learned_parameters())
-
-
-def _plain_columns(batch: TensorDictBase) -> dict[str, Any]:
-    # In dictionaries, from which nine columns are read in the time of one from a TensorDict.
-    return {key: dict(value.items()) if key == "next" else value for key, value in batch.items()}
-
-
-def _activations_of(layers: Layers, inputs: Tensor) -> list[Tensor]:
-    """Returns the inputs ``[B, I]`` of each layer, and last the outputs."""
-    *hidden, (last_weight, last_bias) = layers
-    activations = [inputs]
-    for weight, bias in hidden:
-        activations.append(torch.relu_(linear(activations[-1], weight, bias)))
-    return [*activations, linear(activations[-1], last_weight, last_bias)]
-
-
-def _set_gradients(layers: Layers, inputs: list[Tensor], gradient: Tensor) -> None:
-    # Those that autograd computes from the gradient of the outputs [B, O], without its graph.
-    for place in reversed(range(len(layers))):
-        weight, bias = layers[place]
-        weight.grad, bias.grad = gradient.t().mm(inputs[place]), gradient.sum(0)
-        if place:
-            gradient = torch.ops.aten.threshold_backward(gradient.mm(weight), inputs[place], 0)
 
 
 _ROWS_PER_PASS = 256  # of initial_surprise; the warm-up stores 1,024 rows at once, later steps a few

@@ -18,6 +18,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from lightning_replay.fast_path import has_fast_path
 from lightning_replay.replay import SIGNALS
 from lightning_replay.training_replay import TrainingReplay
 
@@ -194,7 +195,7 @@ def rollout_agent(agent: L.LightningModule) -> RolloutAgent:
 def takes_update_batches(agent: L.LightningModule) -> bool:
     """Returns whether the agent's own class declares ``takes_update_batches = True``, and is not compiled."""
     # Not inherited: a subclass may log in each update, or take a single batch. Compiled code cannot draw.
-    return bool(vars(type(agent)).get("takes_update_batches")) and not is_compiled(agent)
+    return has_fast_path(agent, "takes_update_batches") and not is_compiled(agent)
 
 
 def is_compiled(agent: L.LightningModule) -> bool:

@@ -172,7 +172,8 @@ class MPDQN(ExploringAgent):
             parameters = self.parameter_network(features).clamp(-1.0, 1.0)
             discrete = self.action_values(self.value_network, features, parameters).argmax(dim=-1)
             if explore:
-                is_random = self.draw_random(len(discrete))
+                drawn, rate = self.draw_random(len(discrete))
+                is_random = drawn < rate
                 any_action = torch.randint_like(discrete, len(self.hparams["parameter_sizes"]))
                 discrete = torch.where(is_random, any_action, discrete)
                 if noise := self.hparams["exploration_noise"]:

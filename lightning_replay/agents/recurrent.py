@@ -10,7 +10,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torch.nn.functional import smooth_l1_loss
 
-from lightning_replay.agents.agent import ExploringAgent, TargetUpdate, bootstrapped, target_of
+from lightning_replay.agents.agent import ExploringAgent, TargetUpdate, double_q_target, target_of
 from lightning_replay.agents.networks import RecurrentNetwork
 from lightning_replay.agents.spaces import SizeReader, discrete_sizes
 
@@ -109,8 +109,7 @@ class RecurrentDQN(ExploringAgent):
             _, target_values = self.unroll(batch, target=True)
         values, following_values = self.unroll(batch)
         batch = batch[:, self.hparams["burn_in"] :]
-        bootstrap = target_values.gather(-1, following_values.argmax(-1, keepdim=True)).squeeze(-1)
-        target = bootstrapped(batch, bootstrap, self.hparams["discount"])
+        target = double_q_target(batch, following_values, target_values, self.hparams["discount"])
         current = values.gather(-1, batch["action"].reshape(*target.shape, 1)).squeeze(-1)
         return smooth_l1_loss(current, target, reduction="none"), (target - current.detach()).abs(), batch["mask"]
 

@@ -85,6 +85,7 @@ class Bare(L.LightningModule):
 class PlainDQN(DQN):
     """The same update outside a trainer, with torch's optimiser."""
 
+    exact = True
     takes_plain_gradients = True
 
     def critic_and_other_optimizers(self):

@@ -209,7 +209,7 @@ def test_agents_learn_with_the_gradient_of_their_tables(make, tmp_path: Path) ->
         losses.append(record[0]["loss"])
     plain, none, averse = map(gradient_of, agents)
     torch.testing.assert_close(plain, none)
-    assert agents[0]._averse_step is None and losses[0] == losses[1] == losses[2]
+    assert agents[0].conflict_averse_step is None and losses[0] == losses[1] == losses[2]
     assert float((averse - plain).norm() / plain.norm()) == pytest.approx(0.9, rel=1e-4)
 
 
@@ -224,10 +224,10 @@ def test_rainbow_limits_the_norm_of_the_combined_gradient(tmp_path: Path) -> Non
 def test_agents_save_their_place_in_the_schedule(make, tmp_path: Path) -> None:
     agent = make_agent(make, Linear(0.8, 0.0, duration=4, clock="updates"))
     trainer, _ = fit(agent, [make_batch(agent) for _ in range(3)], tmp_path)
-    assert agent._averse_step is not None and agent._averse_step.c == pytest.approx(0.2)
+    assert agent.conflict_averse_step is not None and agent.conflict_averse_step.c == pytest.approx(0.2)
     trainer.save_checkpoint(tmp_path / "agent.ckpt")
     again = type(agent).load_from_checkpoint(tmp_path / "agent.ckpt")
-    assert again._averse_step is not None and again._averse_step.c == pytest.approx(0.2)
+    assert again.conflict_averse_step is not None and again.conflict_averse_step.c == pytest.approx(0.2)
 
 
 @of_all_agents

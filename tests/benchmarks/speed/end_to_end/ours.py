@@ -145,6 +145,7 @@ def bare(kind: type[OffPolicyAgent]):
     class Plain(kind):  # type: ignore[valid-type,misc]
         """The same updates outside a trainer, with torch's optimisers."""
 
+        exact = True
         takes_plain_gradients = True
 
         def critic_and_other_optimizers(self) -> Any:
