@@ -12,7 +12,7 @@ from torchrl.data.replay_buffers import Sampler
 
 from lightning_replay.options import BELOW_ONE, check_kind, checked_count, checked_seed
 from lightning_replay.parts import GroupTotals, ReplaySampler, ShardDraw, ShardRequest, as_replay_sampler, unwrap
-from lightning_replay.state import Stateful
+from lightning_replay.state import SeededStateful
 
 __all__ = ["Divider", "Division", "GroupTotals", "ShardDraw", "ShardRequest", "check_divisible"]
 
@@ -34,7 +34,7 @@ class Division:
     shares: np.ndarray
 
 
-class Divider(Stateful):
+class Divider(SeededStateful):
     """Divides draws over S replays ("shards") such that each row has the probability it has in one replay of all rows.
 
     Keep the last known :class:`~lightning_replay.parts.GroupTotals` of each shard. :meth:`divide` draws points in

@@ -37,7 +37,7 @@ from lightning_replay.training_replay import TrainingReplay
 
 __all__ = ["FrozenReplay", "SavedSize", "read_replay", "save_id", "save_replay", "verify_replay"]
 
-_NEEDED = ("built_from", "sampler", "writer", "transform", "feedback", "storage")
+_NEEDED = ("built_from", "sampler", "writer", "transform", "feedback", "generator", "storage")
 
 R = TypeVar("R")
 
@@ -96,18 +96,15 @@ def restore_state(replay: Any, state: dict[str, Any]) -> None:
             "the rows of a StoreStorage are on a server, and a state could name another server. Nothing was loaded; "
             "build the replay with a PackedStorage, whose rows are saved"
         )
-    saved, present = state["built_from"], _parts_of(replay)
-    # An entry that a save does not have was added to the format later.
+    saved = state["built_from"]
     different = [
-        f"{name} {saved[name]}, here {here}" for name, here in present.items() if saved.get(name, here) != here
+        f"{name} {saved.get(name)}, here {here}" for name, here in _parts_of(replay).items() if saved.get(name) != here
     ]
     if different:
         raise ValueError(
             f"the saved buffer has {'; '.join(different)}. Nothing was loaded; build the buffer with the options of "
             "the saved one, or let load_replay build it"
         )
-    if "rule" in saved:  # where format 3 had the rule of retention first
-        state = {**state, "writer": {"rule": saved["rule"], **state["writer"]}}
     batches: list[Future[Any]] = [Future() for _ in state["prefetched"]]
     for future, batch in zip(batches, state["prefetched"], strict=True):
         future.set_result((TensorDict(batch["data"], batch["batch_size"]), dict(batch["info"])))
@@ -157,7 +154,8 @@ def _restore_all(replay: Any, state: dict[str, Any]) -> None:
     ]
     if episodes is not None and state["episodes"] is not None:
         parts.append(("episodes", episodes.state_dict, lambda saved: episodes.load_state_dict(saved, storage)))
-    generator, saved_generator = replay._torchrl_generator, state.get("generator")  # format 3 began without it
+    generator = replay._torchrl_generator
+    saved_generator = state["generator"]
     # The states of generators on the CPU and on a GPU have different lengths.
     if generator is not None and saved_generator is not None and len(saved_generator) == len(generator.get_state()):
         parts.append(("generator", generator.get_state, lambda saved: generator.set_state(saved.cpu())))

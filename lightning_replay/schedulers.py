@@ -369,11 +369,6 @@ class ReturnProgress(Stateful, ABC):
         self._sent[name] = counted // self.every
         return min(max(self.signal(returns), 0.0), 1.0)
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        # Saves from before ``across_tasks`` had signals at each ``every``-th episode of a task.
-        sent = {name: count // self.every for name, count in state_dict.get("episodes", {}).items()}
-        super().load_state_dict({"sent": sent} | state_dict)
-
     @abstractmethod
     def signal(self, returns: list[float]) -> float:
         """Computes the signal of a task from its newest returns, oldest first; clipped to [0, 1] afterwards."""

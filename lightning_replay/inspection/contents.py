@@ -400,11 +400,8 @@ def _retained_of(writer: Mapping[str, Any]) -> Retained | None:
 
     keys = array_of(rows["keys"])  # the priority in the upper bits, the number of the arrival in the lower ones
     slots = np.delete(np.arange(len(keys)), rows["holes"])
-    surprise = np.full(len(keys), np.nan, np.float32)
-    saved = array_of(rows["surprise"])  # format 3 began with it only where a schedule needs it
-    surprise[: len(saved)] = saved
-    diagnostics = writer.get("diagnostics")
-    newest = np.zeros(0, np.float32) if diagnostics is None else array_of(diagnostics["newest"]["surprise"])
+    surprise = array_of(rows["surprise"])
+    newest = array_of(writer["diagnostics"]["newest"]["surprise"])
     counts = (int(writer[name]) for name in ("offered", "refused", "evicted"))
     known = newest[~np.isnan(newest)]
     return Retained(slots, (keys & ARRIVALS)[slots], priority_of(keys[slots]), surprise[slots], known, *counts)

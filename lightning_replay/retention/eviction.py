@@ -412,6 +412,5 @@ class RetainedRows:
         if self._chances is not None:
             self._chances.load_state_dict(state_dict["chances"])
         for name, column in self._columns().items():
-            if len(column):  # format 3 began with the surprise only where a schedule needs it
-                column[: len(state_dict[name])] = state_dict[name].cpu().numpy()
+            column[: len(state_dict[name])] = state_dict[name].cpu().numpy()
         self._largest = float(state_dict["largest"])

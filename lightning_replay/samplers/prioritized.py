@@ -127,8 +127,7 @@ class PrioritizedBase(ReplaySampler, TorchRLPrioritizedSampler):
         return priority.add(self.priority_offset).pow_(self.priority_exponent)
 
     def _differs(self, option: str, state_dict: Mapping[str, Any]) -> bool:
-        # Format 3 began without the options that a sampler was built with, and these without the smallest priority.
-        return state_dict.get("built_with", self._built_with).get(option, 0.0) != self._built_with[option]
+        return state_dict["built_with"][option] != self._built_with[option]
 
     def _shared_state(self) -> dict[str, Any]:
         schedule = self._importance_exponent

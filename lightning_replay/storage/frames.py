@@ -385,19 +385,16 @@ class FrameStorage(PackedStorage):
         logger.info("room for %s frames of %s bytes is taken as frames come, with about 25 bytes more for each", *sizes)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state of packed rows and the frames used (a view), in lists if there are several columns."""
+        """Returns the state of packed rows and a view of the used frames of each image column."""
         state = super().state_dict()
         if self._images is None:
             return state | {"frames": None, "frame_shape": None, "live": None}
         pools = [images.pool for images in self._images]
-        frames, shapes = [pool.frames[: pool.num_used] for pool in pools], [list(pool.shape) for pool in pools]
-        if self.frame_stack == 1:
-            state["unstacked"] = [not images.is_stacked for images in self._images]
-        if len(pools) > 1:
-            state["image_keys"] = [list(key) for key in self.image_keys]
         return state | {
-            "frames": frames if len(pools) > 1 else frames[0],
-            "frame_shape": shapes if len(pools) > 1 else shapes[0],
+            "frames": [pool.frames[: pool.num_used] for pool in pools],
+            "frame_shape": [list(pool.shape) for pool in pools],
+            "unstacked": [not images.is_stacked for images in self._images],
+            "image_keys": [list(key) for key in self.image_keys],
             "order": [list(key) for key in self._order],
             "live": None if self._live is None else self._live.state(),
         }
@@ -413,7 +410,7 @@ class FrameStorage(PackedStorage):
                     for images, (_, used, _) in zip(self._images, frames_by_column(state), strict=True):
                         frames.append(images.pool.snapshots.take(used))
                         taken.callback(images.pool.snapshots.close, frames[-1])
-                    state["frames"] = frames if len(frames) > 1 else frames[0]
+                    state["frames"] = frames
             yield state
 
     def after_fork(self) -> None:
@@ -479,9 +476,8 @@ class FrameStorage(PackedStorage):
                 f"the saved storage has {most - 1:,} frames and this one room for "
                 f"{self.frame_capacity:,}; build it with the saved frame_capacity"
             )
-        unstacked = state.get("unstacked", [False] * len(saved))
         stacks: dict[Key, torch.Size] = {}
-        for is_alone, (key, _, shape) in zip(unstacked, saved, strict=True):
+        for is_alone, (key, _, shape) in zip(state["unstacked"], saved, strict=True):
             stacks[key] = stacks["next", *key] = torch.Size(shape if is_alone else [stacked, *shape])
         columns: list[Leaf] = []
         for key in map(tuple, state["order"]):

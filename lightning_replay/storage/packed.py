@@ -578,7 +578,7 @@ class PackedStorage(LazyTensorStorage):
             self._least_generation = least
             self._given_device = None
             self._len = state_dict["length"]
-            self._last_cursor = state_dict.get("last_cursor")  # format 3 began without it
+            self._last_cursor = state_dict["last_cursor"]
         self._bump_mutation_revision()
 
     def _saved_layout(self, state_dict: dict[str, Any]) -> RowLayout | None:

@@ -164,14 +164,12 @@ def observation_pairs(rows: TensorDictBase) -> list[tuple[Tensor, Tensor]]:
 
 def frames_by_column(state: Mapping[str, Any]) -> list[tuple[Key, Any, Sequence[int]]]:
     """Returns key, frames ``[F, bytes]`` and shape of one of each column of images in the state of a storage."""
-    frames, shapes = state.get("frames"), state.get("frame_shape")
-    if frames is None:
+    if state.get("frames") is None:
         return []
-    if not isinstance(frames, list):  # of a single column, whose key is in the order alone
-        frames, shapes = [frames], [shapes]
-    packed = [leaf["key"] for leaf in state["layout"]]
-    keys = state.get("image_keys") or [key for key in state["order"] if key not in packed and key[0] != "next"]
-    return list(zip(map(tuple, keys), frames, shapes or (), strict=True))
+    columns = [state["image_keys"], state["frames"], state["frame_shape"], state["unstacked"]]
+    if len({len(column) for column in columns}) != 1:
+        raise ValueError("the saved storage names other image columns than it has frames for; load another save")
+    return list(zip(map(tuple, columns[0]), columns[1], columns[2], strict=True))
 
 
 def shown(key: Key) -> str:

@@ -355,9 +355,10 @@ class MixPairs(ReplayTransform):
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Restores what :meth:`get_extra_state` returned."""
-        super().set_extra_state({"clocks": self._clocks} | state)  # format 3 began without clocks
-        if state.get("concentration", self.mixup_concentration) != self.mixup_concentration:
-            self._ahead = self._ahead[:0]  # of another distribution
+        super().set_extra_state(state)
+        if state["concentration"] != self.mixup_concentration:
+            # The saved coefficients have another distribution.
+            self._ahead = self._ahead[:0]
 
     def _untouched(self, terminated: Tensor | None, discount: Tensor | None) -> Tensor | None:
         # Which pairs [B] are left as their first transition; None where it is known of none.

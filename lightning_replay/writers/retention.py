@@ -448,13 +448,14 @@ class RetentionWriter(ReplayWriter):
             )
         rule: Any = self.rule
         here = self._described_rule()
-        if state_dict.get("rule", here) != here:  # format 3 began with it elsewhere, see restore_state
+        if state_dict["rule"] != here:
             raise ValueError(
                 f"the saved buffer has rule {state_dict['rule']}, here {here}. Nothing was loaded; build the buffer "
                 "with the options of the saved one, or let load_replay build it"
             )
-        saved, options = state_dict.get("rule_options"), self._rule_options()  # format 3 began without them
-        if saved not in (None, options):
+        saved = state_dict["rule_options"]
+        options = self._rule_options()
+        if saved != options:
             raise ValueError(
                 f"the saved buffer has a rule with the options {saved}, here {options}. Nothing was loaded; build the "
                 "buffer with the options of the saved one, or let load_replay build it"
@@ -468,9 +469,7 @@ class RetentionWriter(ReplayWriter):
                 *(rule.surprise_exponent, state_dict["surprise_exponent"]),
             )
         super().load_state_dict(state_dict)
-        self._newest.clear()
-        if "diagnostics" in state_dict:  # format 3 began without it: nothing is known of the newest rows
-            self._newest.load_state_dict(state_dict["diagnostics"]["newest"])
+        self._newest.load_state_dict(state_dict["diagnostics"]["newest"])
         if state_dict["asks_for_surprise"] and self.initial_surprise is None:
             logger.warning(
                 "the saved buffer had a function for the surprise of new rows, and this one has none: they get the "

@@ -402,13 +402,9 @@ class EventTableWriter(TableWriter):
                 "them with the saved events"
             )
         super().load_state_dict(state_dict)
-        if "running" in state_dict:
-            self._running.load_state_dict(state_dict["running"])
-        else:  # format 3 began without it: what its episodes ended with is not known, so that nothing continues them
-            self._running.abandon(state_dict["histories"]["trajectory"].tolist())
+        self._running.load_state_dict(state_dict["running"])
         self._event_arrays.sent[:] = state_dict["sent"].numpy().T
-        self._fired = np.array(self._fired, dtype=np.int64)  # format 3 began with a list
-        self._warned_of = set(state_dict.get("warned_of", ()))
+        self._warned_of = set(state_dict["warned_of"])
         if self._rows_tested >= _ROWS_BEFORE_WARNING:
             self._judge_later()
         for event, state in zip(self._events, state_dict["conditions"], strict=True):

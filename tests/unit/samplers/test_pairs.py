@@ -200,7 +200,7 @@ def test_the_first_sampler_gets_ends_of_episodes(pairs: Any, how: str) -> None:
 @pytest.mark.parametrize("pairs", [RandomPairSampler, ContinuousTransitionSampler, NeighborhoodMixupSampler])
 def test_rows_that_the_first_sampler_refuses_are_not_stored(pairs: Any) -> None:
     first = ReverseSweepSampler(lambda steps: steps["next", "reward"].flatten() > 0, done_key=("next", "over"))
-    replay = Replay(storage=PackedStorage(8), sampler=pairs(first=first), batch_size=2)
+    replay = Replay(storage=PackedStorage(8), sampler=pairs(base_sampler=first), batch_size=2)
     with pytest.raises(ValueError, match="done_key= of ReverseSweepSampler"):
         replay.extend(numbered_steps(0, 1))
     assert len(replay) == 0

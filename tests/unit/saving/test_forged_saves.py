@@ -303,7 +303,7 @@ def test_another_capacity_is_refused_before_a_buffer_is_built(tmp_path: Path, mo
         load(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["frame_shape", "live", "rows", "frames"])
+@pytest.mark.parametrize("name", ["frame_shape", "image_keys", "live", "rows", "frames"])
 def test_frames_that_do_not_fit_their_rows_are_refused(name: str) -> None:
     def buffer() -> Any:
         return recipes.uniform(12, 4, frame_stack=2, frame_capacity=30, seed=0)
@@ -313,7 +313,8 @@ def test_frames_that_do_not_fit_their_rows_are_refused(name: str) -> None:
     state = replay.state_dict()
     storage = state["storage"]
     storage |= {
-        "frame_shape": {"frame_shape": [2**44, 4]},
+        "frame_shape": {"frame_shape": [[2**44, 4]]},
+        "image_keys": {"image_keys": []},
         "live": {"live": torch.tensor([-1])},
         "rows": {"rows": torch.full_like(storage["rows"], 2**62 + 2**30)},
         "frames": {"frames": None},

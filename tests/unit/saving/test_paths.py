@@ -232,7 +232,7 @@ WITHIN = {
     *("lit.checkpoint_files.CheckedCheckpointIO", "lit.checkpoint_files.ReplayCheckpointIO"),
     *("lit.checkpoint_files.check_checkpoint", "lit.checkpoint_files.replays_beside"),
     *("lit.checkpoint_files.saved_replay", "lit.replay_data.ReplayDataModule", "lit.checkpoints.ReplayCheckpoint"),
-    *("memory.allocate_rows", "recipes.storage_for", "storage.frame_pool.FramePool"),
+    *("free_memory.allocate_rows", "recipes.storage_for", "storage.frame_pool.FramePool"),
     *("options.checked_local_path", "saving.directory.local_folder", "saving.files.check_writable"),
     *("saving.folders.Folder", "saving.states.refusing_other_states", "sharded.replay.ShardedReplay"),
     *("checkpoints.CheckpointedAlgorithm", "config_file.read_sections"),

@@ -146,15 +146,6 @@ def test_a_saved_buffer_goes_on_with_the_fraction(clock: str, tmp_path) -> None:
             assert torch.equal(one["mixup_coefficient"], other["mixup_coefficient"])
 
 
-def test_a_state_of_a_version_without_clocks_is_loaded() -> None:
-    mixing = MixPairs(fraction=0.5, seed=0)
-    state = {name: value for name, value in mixing.get_extra_state().items() if name != "clocks"}
-    again = MixPairs(fraction=0.5, seed=1)
-    again.set_extra_state(state)
-    pairs = make_pairs()
-    assert torch.equal(again(pairs)["mixup_coefficient"], mixing(pairs)["mixup_coefficient"])
-
-
 def test_integers_are_refused_unless_keys_leave_them_out_and_other_dtypes_are_kept() -> None:
     pairs = make_pairs(4)
     pairs["action"] = torch.randint(5, (4, 2))
