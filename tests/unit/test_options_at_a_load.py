@@ -155,7 +155,7 @@ def draws(replay: Any) -> list[Tensor]:
     for part in range(2):
         for _ in range(2):
             batch = replay.sample()
-            found += [column for _, column in sorted(batch.items(True, True), key=str)]
+            found += [column for _, column in sorted(batch.items(True, True), key=lambda item: str(item[0]))]
             if replay.takes_feedback:
                 give(replay, batch, torch.linspace(0.5, 2.0, batch.numel()).view(batch.shape))
         replay.extend(steps_for(replay.entered, 34 + 10 * part, 10))
