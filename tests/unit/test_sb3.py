@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import pickle
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from gymnasium.wrappers import TimeLimit
 from stable_baselines3 import DQN, SAC, TD3
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
+from tensordict import TensorDict
 from torch.nn import functional
 
 from lightning_replay import MixedReplay, events, recipes
@@ -75,6 +77,19 @@ def model_of(kind: type[OffPolicyAlgorithm], env: Any, *, steps: int = 0, **opti
     arguments |= {"replay_buffer_class": RecipeBuffer, "replay_buffer_kwargs": {"seed": 0} | options.pop("of", {})}
     model = kind(policy, env, **(arguments | options))
     return model.learn(steps) if steps else model
+
+
+def batches_of(buffer: RecipeBuffer) -> list[TensorDict]:
+    """Returns a list, to which every batch is appended that the replay draws from now on."""
+    batches: list[TensorDict] = []
+    sample = buffer.replay.sample
+
+    def noted(*size: int) -> TensorDict:
+        batches.append(sample(*size))
+        return batches[-1]
+
+    buffer.replay.sample = noted
+    return batches
 
 
 def test_rows_are_those_that_were_added() -> None:
@@ -154,9 +169,10 @@ def test_dqn_steps_by_the_weighted_loss_and_returns_its_td_errors() -> None:
     buffer = model.replay_buffer
     buffer.replay.update_priority(torch.arange(19), 1.0 + torch.arange(19.0))
     before = [one.detach().clone() for one in model.q_net.parameters()]
+    batches = batches_of(buffer)
     model.train(1, batch_size=16)
 
-    batch = buffer._drawn.batch
+    (batch,) = batches
     assert batch["priority_weight"].unique().numel() > 3 and batch["discount"].unique().numel() == 3
     after = [one.detach().clone() for one in model.q_net.parameters()]
     with torch.no_grad():
@@ -185,8 +201,9 @@ def test_the_critics_of_continuous_actions_are_weighted_and_the_larger_error_ret
     buffer.replay.update_priority(torch.arange(12), 1.0 + torch.arange(12.0))
     critic = kind("MlpPolicy", Count(actions), policy_kwargs={"net_arch": [8]}, device="cpu").critic
     critic.load_state_dict(model.critic.state_dict())
+    batches = batches_of(buffer)
     model.train(1, batch_size=8)
-    batch = buffer._drawn.batch
+    (batch,) = batches
     with torch.no_grad():  # every episode is one step, so that the target is the reward
         errors = torch.cat([batch["next", "reward"] - one for one in critic(batch["observation"], batch["action"])], 1)
     loss = factor * (batch["priority_weight"][:, None] * errors.square()).mean(0).sum()
@@ -200,15 +217,15 @@ def test_a_recipe_without_feedback_leaves_the_batch_as_it_is() -> None:
     model = model_of(DQN, Count(), steps=12, of={"recipe": "uniform"})
     assert type(model.replay_buffer.sample(4).rewards) is torch.Tensor
     model.train(2, batch_size=4)
-    assert model.replay_buffer._drawn is None
 
 
 def test_weights_of_event_tables_reach_the_loss() -> None:
     table = events.EventTable("second", condition=events.info_key("is_second"), history_length=1, capacity=8)
     of = {"recipe": "event_tables", "tables": [table], "info_keys": ["is_second"], "correction": "mixture"}
     model = model_of(DQN, Count(), steps=30, of=of | {"batch_size": 4})
+    batches = batches_of(model.replay_buffer)
     model.train(1, batch_size=8)
-    batch = model.replay_buffer._drawn.batch
+    (batch,) = batches
     assert (batch["table"] == 1).sum() == 4 and batch["priority_weight"].unique().numel() == 2
     assert model.replay_buffer.replay.stats()["tables"]["second"]["size"] == 8
 
@@ -220,10 +237,11 @@ def test_schedules_follow_steps_of_all_environments_and_updates(clock: Any) -> N
     model = model_of(DQN, DummyVecEnv([Count, Count]), steps=20, of=of | {"priority_exponent": 1.0})
     model.train(5, batch_size=4)
     buffer = model.replay_buffer
-    buffer._drawn = None  # the errors of the last update
+    pickle.dumps(buffer)  # The errors of the last update are returned before a save.
     buffer.replay.update_priority(torch.arange(20), torch.tensor([1.0, 4.0] * 10))
+    batches = batches_of(buffer)
     buffer.sample(8)
-    assert sorted({*buffer._drawn.batch["priority_weight"].tolist()}) == pytest.approx([0.5, 1.0], abs=1e-5)
+    assert sorted({*batches[0]["priority_weight"].tolist()}) == pytest.approx([0.5, 1.0], abs=1e-5)
 
 
 def test_observations_and_rewards_are_normalised_at_the_draw() -> None:
@@ -231,8 +249,9 @@ def test_observations_and_rewards_are_normalised_at_the_draw() -> None:
     envs, rows = model.get_vec_normalize_env(), model.replay_buffer.replay[:]
     assert sorted(set(rows["observation"][:, 0].tolist())) == [0, 1, 2]  # as they were seen
     assert sorted(set(rows["next", "observation"][:, 0].tolist())) == [1, 2, 3]
+    batches = batches_of(model.replay_buffer)
     drawn = model.replay_buffer.sample(8, env=envs)
-    batch = model.replay_buffer._drawn.batch
+    (batch,) = batches
     assert drawn.observations.tolist() == envs.normalize_obs(batch["observation"].numpy()).tolist()
     assert drawn.rewards.tolist() == envs.normalize_reward(batch["next", "reward"].numpy()).tolist()
 
@@ -261,9 +280,11 @@ def test_a_loaded_buffer_draws_the_same(recipe: str, tmp_path: Path) -> None:
             torch.equal(torch.as_tensor(a), torch.as_tensor(b))
             for a, b in zip(one.sample(8)[:5], two.sample(8)[:5], strict=True)
         )
+    assert one.size() == two.size()
     if recipe == "prioritized":
         assert priorities(one, torch.arange(60)) == priorities(two, torch.arange(60)) != [1.0] * 60
-    assert (one.size(), one._env_steps, one._updates) == (two.size(), two._env_steps, two._updates)
+        clocks = [each.replay.sampler.state_dict()["clocks"] for each in (one, two)]
+        assert clocks[0] == clocks[1] and clocks[0]["env_steps"] == 60 and clocks[0]["updates"] > 0
     other.learn(10)
 
 
