@@ -19,6 +19,7 @@ from tests.attack.variants import VARIANTS, Variant
 from tests.recordings import RECORDINGS
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),  # from Python 3.12 on
     pytest.mark.filterwarnings("ignore::UserWarning:lightning.*"),
 ]
@@ -78,21 +79,18 @@ def test_neighbors() -> None:
     assert report.figures["saves"] > 60 and report.figures["refused saves"] > 30
 
 
-@pytest.mark.slow
 def test_a_lightning_checkpoint() -> None:
     no_findings(kills.attack(LightningSubject, seed=1, kills=2))
     no_findings(flips.attack(lambda folder: LightningSubject(folder, 1), "lightning", count=10))
     no_findings(names.attack(lambda folder: LightningSubject(folder, 1), "lightning", count=10))
 
 
-@pytest.mark.slow
 def test_a_checkpoint_of_rllib(shared_ray: None) -> None:
     no_findings(kills.attack(RllibSubject, seed=1, kills=2))
     no_findings(flips.attack(lambda folder: RllibSubject(folder, 1), "rllib", count=4))
     no_findings(names.attack(lambda folder: RllibSubject(folder, 1), "rllib", count=10))
 
 
-@pytest.mark.slow
 def test_a_checkpoint_of_the_rllib_command(shared_ray: None) -> None:
     no_findings(kills.attack(RllibCommandSubject, seed=1, kills=4))
 

@@ -24,7 +24,10 @@ from tests.attack.subjects import LevelsSubject, ReplaySubject
 from tests.attack.variants import VARIANTS, Variant
 from tests.recordings import RECORDINGS
 
-pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+]
 
 
 def finds(report: Report, text: str) -> None:

@@ -74,6 +74,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {page.stem: page.read_text() for page in (out / "site/docs").glob("*.html")}
 
 
+@pytest.mark.slow
 def test_pages_have_a_description_and_a_card(pages: dict[str, str]) -> None:
     for page, title in (("index", "lightning-replay"), ("curriculum", "Curriculum")):
         tags = dict(re.findall(r'<meta (?:name|property)="([\w:]+)" content="([^"]*)"', pages[page]))
@@ -117,6 +118,7 @@ def test_every_example_and_configuration_is_on_its_page_and_every_page_in_the_co
     assert {page.stem for page in DOCS.glob("*.md")} - listed == {"index"}
 
 
+@pytest.mark.slow
 def test_the_errors_in_troubleshooting_are_those_of_the_code() -> None:
     files = [file for package in ("lightning_replay", "rllib_ext") for file in (ROOT / package).rglob("*.py")]
     constants = [

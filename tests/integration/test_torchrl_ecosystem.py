@@ -178,6 +178,7 @@ def sac_trainer(replay: Replay) -> SACTrainer:
     return SACTrainer(optim_steps_per_batch=2, target_net_updater=SoftUpdate(loss, tau=0.01), **options)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(*OF_TRAINERS)
 @pytest.mark.parametrize("make", [dqn_trainer, sac_trainer])
 @pytest.mark.parametrize("recipe", ["uniform", "prioritized"])
@@ -217,6 +218,7 @@ def test_a_trainer_saves_and_loads_the_replay_it_was_given(tmp_path: Path, unifi
     assert again.sample()["index"].equal(replay.sample()["index"])
 
 
+@pytest.mark.slow
 def test_an_lstm_of_torchrl_learns_from_sequences_with_the_states_of_its_collector(run_script: Any) -> None:
     (last,) = run_script("torchrl_recurrent.py")
     assert last.startswith("36 episodes, mean return of the last 20: 0.")

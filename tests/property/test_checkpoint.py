@@ -136,4 +136,4 @@ class SavingMachine(RuleBasedStateMachine):
 
 
 SavingMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
-TestSaving = SavingMachine.TestCase
+TestSaving = pytest.mark.slow(SavingMachine.TestCase)

@@ -89,6 +89,7 @@ class _ByColumns:
         return getattr(self._replay, name)
 
 
+@pytest.mark.slow
 @settings(max_examples=65)
 @given(variant=st.sampled_from(VARIANTS), history=HISTORY)
 def test_columns_are_stored_as_the_rows_they_make(variant: Variant, history: list[tuple[str, int]]) -> None:
@@ -98,6 +99,7 @@ def test_columns_are_stored_as_the_rows_they_make(variant: Variant, history: lis
         pairs.check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_every_recipe_stores_columns(variant: Variant, tmp_path: Path) -> None:
     pairs = Pairs(variant, tmp_path)

@@ -53,6 +53,7 @@ def assert_alike(shards: Shards, batch_size: int = 400) -> None:
         assert divided[row] == pytest.approx(whole[row], rel=1e-5)
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(lengths=divisions, priority=priorities, exponent=exponents, beta=exponents)
 def test_prioritized_weights_are_those_of_one_replay(lengths, priority, exponent, beta) -> None:
@@ -79,6 +80,7 @@ def test_prioritized_rows_are_those_of_one_replay_at_the_same_points(lengths, pr
         np.testing.assert_allclose(columns["priority_weight"][order], expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(
     lengths=divisions,
@@ -97,6 +99,7 @@ def test_weights_of_tables_are_those_of_one_replay(lengths, priority, exponent, 
     assert_alike(shards)
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(lengths=divisions)
 def test_weights_of_the_continuous_correction_are_those_of_one_replay(lengths) -> None:
@@ -104,6 +107,7 @@ def test_weights_of_the_continuous_correction_are_those_of_one_replay(lengths) -
     assert_alike(shards)
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(lengths=divisions, priority=priorities, exponent=exponents, batch_size=st.integers(1, 40))
 def test_totals_add_up_and_parts_are_the_batch(lengths, priority, exponent, batch_size) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -80,6 +81,7 @@ def test_links_in_a_ring_equal_the_oracle(written: list[list[tuple[int | None, b
     drive(written, ring=True, choose=None)
 
 
+@pytest.mark.slow
 @given(st.booleans().flatmap(batches), st.randoms(use_true_random=False))
 def test_links_under_any_eviction_equal_the_oracle(written: list[list[tuple[int | None, bool]]], random: Any) -> None:
     drive(written, ring=False, choose=lambda count: random.sample(range(CAPACITY), min(count, CAPACITY)))

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -117,6 +118,7 @@ def test_nested_conditions_agree_with_whole_episodes(calls: list[list[Row]], ste
     assert drive(nested, calls, save_after) == expected
 
 
+@pytest.mark.slow
 @given(histories())
 def test_what_is_remembered_is_of_running_episodes_only(calls: list[list[Row]]) -> None:
     condition = reestablished(sustained(PAID, 2), 2)

@@ -57,6 +57,7 @@ def _outcome(replay: Replay, given_rows: list, form: str, *, carefully: bool = F
     return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["numba", "torch"])
 @pytest.mark.parametrize(("exponent", "offset"), [(0.6, 1e-6), (1.0, 0.0), (0.0, 0.0), (3.0, 0.5)])
 @settings(max_examples=50, deadline=None)

@@ -294,4 +294,4 @@ class FrameRetentionMachine(RuleBasedStateMachine):
 
 
 FrameRetentionMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
-TestFrameRetention = FrameRetentionMachine.TestCase
+TestFrameRetention = pytest.mark.slow(FrameRetentionMachine.TestCase)

@@ -155,10 +155,10 @@ class TwoCamerasMachine(CompiledMachine):
 CHECKS = settings(max_examples=40, stateful_step_count=20, deadline=None)
 for machine in (StorageMachine, CollidingMachine, CompiledMachine, TwoCamerasMachine):
     machine.TestCase.settings = CHECKS
-TestTorch = StorageMachine.TestCase
-TestColliding = CollidingMachine.TestCase
-TestCompiled = CompiledMachine.TestCase
-TestTwoCameras = TwoCamerasMachine.TestCase
+TestTorch = pytest.mark.slow(StorageMachine.TestCase)
+TestColliding = pytest.mark.slow(CollidingMachine.TestCase)
+TestCompiled = pytest.mark.slow(CompiledMachine.TestCase)
+TestTwoCameras = pytest.mark.slow(TwoCamerasMachine.TestCase)
 CAMERAS = st.sampled_from(IMAGE_KEYS)
 
 # Environments side by side: rows of several trajectories, shuffled together in pieces.
@@ -172,6 +172,7 @@ def side_by_side(episodes: list[list[Stacks]]) -> tuple[list[Stacks], list[int]]
     return [episodes[name][step] for name, step in picked], [name for name, _ in picked]
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(BATCHES, st.integers(DEPTH + 1, 12), st.integers(2 * DEPTH, 14), st.integers(1, 30), st.booleans(), CAMERAS)
 def test_a_ring_keeps_the_newest_rows_whose_frames_fit(batches, capacity, room, at_once, prioritized, key) -> None:
@@ -203,6 +204,7 @@ def test_a_ring_keeps_the_newest_rows_whose_frames_fit(batches, capacity, room, 
         assert oracle[number - written + len(oracle)] == both
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(BATCHES, st.integers(8, 14), st.integers(2 * DEPTH, 14), st.integers(1, 30), CAMERAS, st.data())
 def test_returns_drawn_from_a_ring_end_with_the_stack_of_their_last_step(batches, capacity, room, at_once, key, data):
@@ -242,6 +244,7 @@ def is_event(rows) -> torch.Tensor:
     return rows["action"] % 4 == 3
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(BATCHES, st.integers(4, 30), st.integers(1, 30), st.sampled_from(["events", "tasks"]), st.booleans(), CAMERAS)
 def test_tables_keep_the_frames_of_their_rows_alone(batches, room, at_once, kind, prioritized, key) -> None:
@@ -285,6 +288,7 @@ def check_tables(replay, given_rows: list[Stacks], key="pixels") -> None:
     assert stacks_in(batch, key) == [given_rows[number] for number in batch["action"].tolist()]
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(BATCHES, st.integers(2 * DEPTH, 20), st.integers(1, 30))
 def test_the_oldest_rows_leave_the_fullest_table_of_tasks(batches, room, at_once) -> None:
@@ -345,6 +349,7 @@ class FrameTableOracle(TableOracle):
                 next(steps for steps in self._episodes.values() if steps).clear()
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(BATCHES, st.integers(2 * DEPTH, 14), st.data())
 def test_event_tables_and_histories_give_up_steps_one_by_one(batches, room, data) -> None:

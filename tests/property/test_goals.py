@@ -34,6 +34,7 @@ def build(kind: str, strategy: str, n_steps: int) -> Replay:
 steps = st.tuples(st.integers(0, 2), st.integers(1, 5), st.sampled_from(["go on", "done", "lost"]))
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @pytest.mark.parametrize("kind", ["uniform", "prioritized", "tables"])
 @given(

@@ -80,6 +80,7 @@ def same(state: Any, other: Any, path: str = "") -> None:
         assert state == pytest.approx(other, abs=1e-12) if isinstance(state, float) else state == other, path
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(
     score=st.sampled_from(range(len(SCORES))),

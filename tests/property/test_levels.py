@@ -56,6 +56,7 @@ def check_same(levels: LevelBuffer, oracle: LevelOracle) -> None:
         assert levels.in_flight(actor) == [episode.level for episode in episodes]
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(
     finite=st.booleans(),

@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -112,5 +113,5 @@ class MixedMachine(RuleBasedStateMachine):
                 assert torch.equal(side.sampler.priority_of(slots), one.sampler.priority_of(slots))
 
 
-TestMixedMachine = MixedMachine.TestCase
+TestMixedMachine = pytest.mark.slow(MixedMachine.TestCase)
 TestMixedMachine.settings = settings(max_examples=15, stateful_step_count=10, deadline=None)

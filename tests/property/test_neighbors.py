@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -188,7 +189,7 @@ class DriftingMachine(CachedMachine):
 
 
 SETTINGS = settings(max_examples=30, stateful_step_count=25, deadline=None)
-TestDefinition = NeighborMachine.TestCase
-TestCached = CachedMachine.TestCase
-TestDrifting = DriftingMachine.TestCase
+TestDefinition = pytest.mark.slow(NeighborMachine.TestCase)
+TestCached = pytest.mark.slow(CachedMachine.TestCase)
+TestDrifting = pytest.mark.slow(DriftingMachine.TestCase)
 TestDefinition.settings = TestCached.settings = TestDrifting.settings = SETTINGS

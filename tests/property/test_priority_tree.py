@@ -67,6 +67,7 @@ def _assert_equal(tree: PriorityTree, oracle: PriorityOracle, uniform: np.ndarra
         assert (oracle.values[found] > 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("backend", "is_monotone"), [("numba", True), ("torch", True), ("torch", False)])
 @settings(max_examples=40)
 @given(

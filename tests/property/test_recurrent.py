@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,6 +30,7 @@ def expected(agent: RecurrentDQN, sequence: TensorDict) -> torch.Tensor:
     return errors
 
 
+@pytest.mark.slow
 @given(st.lists(SEQUENCE, min_size=1, max_size=4), st.integers(0, 3), st.integers(0, 2**16))
 @settings(max_examples=40, deadline=None)
 def test_td_errors_are_those_of_stepping(drawn: list[tuple[int, str]], burn_in: int, seed: int) -> None:

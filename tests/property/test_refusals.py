@@ -44,6 +44,7 @@ class Asked(Twins):
         assert found is None, f"{name} of {self.variant}: {found}"
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(variant=st.sampled_from(VARIANTS), calls=st.lists(CALLS, min_size=1, max_size=12))
 def test_a_refused_call_anywhere_in_a_history_changes_nothing(variant: Variant, calls: list[tuple[str, int]]) -> None:
@@ -55,6 +56,7 @@ def test_a_refused_call_anywhere_in_a_history_changes_nothing(variant: Variant, 
         twins.feed_back(0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_every_call_that_a_used_buffer_refuses_changes_nothing(variant: Variant, tmp_path: Path) -> None:
     twins = Asked(variant, tmp_path)

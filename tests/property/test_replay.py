@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -82,4 +83,4 @@ class ReplayMachine(RuleBasedStateMachine):
 
 
 ReplayMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
-TestReplay = ReplayMachine.TestCase
+TestReplay = pytest.mark.slow(ReplayMachine.TestCase)

@@ -9,6 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -161,7 +162,7 @@ class RetentionMachine(RuleBasedStateMachine):
 
 
 RetentionMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=20, deadline=None)
-TestRetention = RetentionMachine.TestCase
+TestRetention = pytest.mark.slow(RetentionMachine.TestCase)
 
 
 @settings(max_examples=40)
@@ -225,6 +226,7 @@ def test_the_order_is_that_of_a_sorted_list(capacity: int, writes: list[tuple[in
 PRIORITIES = st.sampled_from([0.0, -0.0, 1.0, 1.5, 3.0, 1e-42, 3e38])
 
 
+@pytest.mark.slow
 @settings(max_examples=195)
 @given(
     capacity=st.sampled_from([1, 3, 64, 65, 300, 5000]),

@@ -58,6 +58,7 @@ def rows_of(first: int, rows: list[tuple[bool, float]]) -> TensorDict:
     return TensorDict({"number": number, "error": error, "next": {"terminated": ends, "done": ends}}, [len(rows)])
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(
     capacity=st.sampled_from([1, 5, 64, 65, 150]),

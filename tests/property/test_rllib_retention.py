@@ -7,6 +7,7 @@ from collections import Counter
 from typing import NamedTuple
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -73,6 +74,7 @@ def returns_of(first: int, last: int, n_step: int, terminated: bool) -> Counter[
     return rows
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(ROUNDS, st.integers(1, 4))
 def test_stored_rows_are_the_returns_of_unbroken_stretches(rounds: list[list[Sent]], n_step: int) -> None:

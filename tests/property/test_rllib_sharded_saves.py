@@ -28,6 +28,7 @@ def stored(shards: list[EpisodeShard]) -> list[Any]:
     return list(map(trajectories, shards))
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(
     lengths=st.lists(st.integers(1, 12), max_size=14),

@@ -134,6 +134,7 @@ def built(length: int, overlap: int, min_steps: int, exponent: float) -> Replay:
     return Replay(storage=storage, sampler=sampler, batch_size=5, seed=0)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(shape, st.lists(call, min_size=1, max_size=10))
 def test_the_drawable_sequences_are_those_of_the_oracle(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import tempfile
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -54,6 +55,7 @@ def check_same(replay: TableReplay, oracle: TableOracle) -> None:
     assert sorted([*free, *alive.tolist()]) == list(range(replay.capacity)), "every slot is free or referred to, once"
 
 
+@pytest.mark.slow
 @settings(max_examples=80)
 @given(
     capacity=st.integers(1, 8),

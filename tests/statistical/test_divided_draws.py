@@ -58,6 +58,7 @@ def p_value(numbers: np.ndarray, probability: np.ndarray) -> float:
     return chisquare(counts[possible], probability[possible] * len(numbers)).pvalue
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_replays", LENGTHS)
 @pytest.mark.parametrize("exponent", [None, 0.0, 0.6, 1.0])
 def test_each_row_is_drawn_as_often_as_from_one_replay(exponent: float | None, num_replays: int) -> None:
@@ -84,6 +85,7 @@ def of_goal_table(lengths: list[list[int]]) -> np.ndarray:
     return np.concatenate([np.arange(one) >= (one - 3 if one >= 4 else one) for part in lengths for one in part])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_replays", LENGTHS)
 @pytest.mark.parametrize("exponent", [0.0, 0.7])
 @pytest.mark.parametrize("multinomial", [False, True])
@@ -111,6 +113,7 @@ def test_the_continuous_correction_draws_rows_of_events_more_often(num_replays: 
     assert p_value(numbers, priority / priority.sum()) > 1e-4
 
 
+@pytest.mark.slow
 def test_points_are_independent_of_the_draws_of_a_sampler_of_the_same_seed() -> None:
     """Of small batches, in which a sampler that chooses tables by the same random numbers would choose rows too."""
     shards = Shards(lambda: built("event_tables", correction="continuous"), LENGTHS[2])
@@ -120,6 +123,7 @@ def test_points_are_independent_of_the_draws_of_a_sampler_of_the_same_seed() -> 
     assert p_value(numbers, priority / priority.sum()) > 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_replays", LENGTHS)
 @pytest.mark.parametrize("exponent", [0.0, 0.7])
 def test_a_batch_of_a_curriculum_is_of_one_task_over_all_replays(num_replays: int, exponent: float) -> None:
@@ -147,6 +151,7 @@ def deviations(value: np.ndarray, weight: np.ndarray, expected: float) -> float:
     return abs(mean - expected) * weight.sum() / np.sqrt(((weight * (value - mean)) ** 2).sum())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_replays", LENGTHS)
 @pytest.mark.parametrize("is_stale", [False, True])
 @pytest.mark.parametrize("over_batch", [False, True])
@@ -178,6 +183,7 @@ def leaves_of(shards: Shards) -> np.ndarray:
     return leaves[np.argsort(np.concatenate(stored))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_replays", LENGTHS)
 @pytest.mark.parametrize("changes", [False, True])
 def test_draws_ahead_are_as_exact(num_replays: int, changes: bool) -> None:
@@ -205,6 +211,7 @@ def test_draws_ahead_are_as_exact(num_replays: int, changes: bool) -> None:
         assert p_value(numbers, probabilities(priority, 0.8, 1e-6).numpy()) > 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_replays", LENGTHS)
 @pytest.mark.parametrize("is_stale", [False, True])
 @pytest.mark.parametrize("correction", ["mixture", "continuous"])

@@ -38,6 +38,7 @@ def pairs(batch) -> list[tuple[int, int]]:
     return list(zip(numbers.int().tolist(), goals.int().tolist(), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["future", "final", "episode"])
 def test_every_allowed_step_is_equally_likely(strategy: str) -> None:
     replay = hindsight(strategy, 1.0)
@@ -52,6 +53,7 @@ def test_every_allowed_step_is_equally_likely(strategy: str) -> None:
             assert len(goals) == 1 or stats.chisquare(counts).pvalue > LEAST_P_VALUE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("priority_exponent", [0.0, 1.0])
 def test_each_row_is_relabelled_with_the_probability_of_the_share(priority_exponent: float) -> None:
     replay = hindsight("future", 0.8, priority_exponent=priority_exponent)

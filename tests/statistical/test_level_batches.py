@@ -96,6 +96,7 @@ def check(counts: Counter, expected: dict) -> None:
         assert chisquare(observed, np.array(wanted) * sum(observed) / sum(wanted)).pvalue > 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "name", "prioritization", "temperature", "rho"),
     [

@@ -66,6 +66,7 @@ RULES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "prioritization", "temperature", "rho"),
     [*((*rule, rho) for rule in RULES for rho in (0.0, 0.3)), (*RULES[0], 1.0)],  # 1 is of no scores

@@ -12,6 +12,7 @@ from lightning_replay import recipes
 from tests.transitions import numbered_steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("share", "batch_size"), [(0.3, 64), (0.7, 10), (0.05, 7)])
 def test_a_share_that_is_no_whole_number_of_rows_is_right_on_average(share: float, batch_size: int) -> None:
     replay = recipes.mixed(

@@ -36,6 +36,7 @@ def test_surprising_rows_stay_and_likely_actions_leave_in_proportion() -> None:
         assert chisquare(counts, chance / chance.sum() * DRAWS).pvalue > 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 5])
 def test_victims_follow_the_chances_as_rows_come(size: int) -> None:
     """Row 0 of chance 1 among rows of chance 3: it outlives a candidate with 1 - 1/22, ten with that to the 10th."""

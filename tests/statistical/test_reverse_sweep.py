@@ -34,6 +34,7 @@ def is_sweep(numbers: torch.Tensor) -> bool:
     return bool((halves[:, 1:] == halves[:, :-1] - 1).all())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sweep_share", [0.5, 0.2])
 def test_share_of_sweeps_and_uniform_rest(sweep_share: float) -> None:
     replay = make_replay(sweep_share)

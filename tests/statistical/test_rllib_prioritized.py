@@ -36,6 +36,7 @@ def drawn(buffer: PrioritizedEpisodeReplayBuffer, count: int) -> tuple[np.ndarra
     return number, np.concatenate([e.get_extra_model_outputs("weights", slice(0, len(e))) for e in episodes])
 
 
+@pytest.mark.slow
 def test_rows_are_drawn_equally_often_and_weigh_the_same() -> None:
     theirs = PrioritizedEpisodeReplayBuffer(capacity=100, alpha=ALPHA)
     theirs.rng = np.random.default_rng(0)

@@ -27,6 +27,7 @@ def play(scheduler: Exp3, pays: np.ndarray, rounds: int, seed: int) -> np.ndarra
     return paid
 
 
+@pytest.mark.slow
 def test_the_gain_of_exp3_is_within_its_bound() -> None:
     """Auer et al. 2002, theorem 3.1: expected regret at most (e - 1) γ best + N ln N / γ; here of 10 runs."""
     pays, rounds, exploration = np.array([0.1, 0.2, 0.3, 0.7]), 3_000, 0.1

@@ -115,6 +115,7 @@ def test_multinomial_numbers_of_rows_are_binomial_in_every_table() -> None:
     assert chisquare(counts, binom(8, 5 / 8).pmf(np.arange(9)) * 20_000).pvalue > 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("near_is_ready", [True, False])
 def test_the_tasks_of_batches_follow_the_scheduler(near_is_ready: bool) -> None:
     names = ["target", "far", "near"]
@@ -163,6 +164,7 @@ MIXTURES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", MIXTURES.values(), ids=MIXTURES.keys())
 def test_with_the_mixture_correction_the_weighted_mean_is_the_one_over_the_default_table(options) -> None:
     """20 episodes are 200 steps, all in the default table; the value is large where an event is near."""
@@ -196,6 +198,7 @@ def draw_with_probabilities(replay: TableReplay, draws: int) -> tuple[np.ndarray
     return slots, weight.astype(np.float64), of_tables
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", MIXTURES.values(), ids=MIXTURES.keys())
 def test_raw_weights_need_no_division_and_tables_come_as_often_as_stated(options) -> None:
     """The plain mean of raw weight times value is the mean over the default table."""
@@ -242,6 +245,7 @@ def is_in_state_1(steps: TensorDict) -> torch.Tensor:
     return steps["observation"][:, 0] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_ablated", [False, True], ids=["alone", "beside a share of 0"])
 @pytest.mark.parametrize("correction", ["lemma2_exact", "mixture", "lemma2"])
 @pytest.mark.parametrize(

@@ -60,6 +60,7 @@ def played(envs: VectorSteps, steps: int, replay: Replay | None = None, policy: 
     return replay[:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP, DISABLED])
 @pytest.mark.parametrize(
     ("kind", "options"),

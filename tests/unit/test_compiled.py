@@ -30,6 +30,7 @@ def without_compilation(tmp_path_factory: pytest.TempPathFactory) -> dict[str, A
     return saved
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(BUFFERS))
 def test_loops_that_are_not_compiled_lead_to_the_same_batches(name: str, without_compilation: dict[str, Any]) -> None:
     for batch, saved in zip(life(name, "never", nullcontext), without_compilation["batches"][name], strict=True):
@@ -43,6 +44,7 @@ def test_the_end_of_a_tree_is_found_without_compilation(without_compilation: dic
     assert without_compilation["past the end"] == past_the_end() == [40, 40, 40]
 
 
+@pytest.mark.slow
 def test_every_compiled_loop_ran_without_compilation(without_compilation: dict[str, Any]) -> None:
     package = Path(lightning_replay.__file__).parent
     loops = {

@@ -59,14 +59,21 @@ def _modules(package: str) -> list[Path]:
 
 
 @cache
+def _imports(path: Path) -> list[ast.Import | ast.ImportFrom]:
+    """Every statement of a file that imports, also in functions and for type checkers."""
+    tree = ast.parse(path.read_text(), filename=str(path))
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
+@cache
 def _imported(path: Path) -> set[str]:
-    """Dotted names a file imports anywhere, also in functions and for type checkers; relative ones made absolute."""
+    """Dotted names that a file imports; relative ones made absolute."""
     package = path.relative_to(ROOT).with_suffix("").parts[:-1]
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(), filename=str(path))):
+    for node in _imports(path):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
+        else:
             prefix = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
             origin = ".".join(part for part in (prefix, node.module) if part)
             names.update({origin} | {f"{origin}.{alias.name}" for alias in node.names})
@@ -130,9 +137,8 @@ def test_imports_point_downwards(path: Path) -> None:
 @pytest.mark.parametrize("path", [*_modules("lightning_replay"), *_modules("rllib_ext")], ids=lambda path: path.name)
 def test_torchrl_is_imported_from_its_public_packages(path: Path) -> None:
     public = ("data", "data.replay_buffers", "objectives", "envs", "collectors", "modules", "objectives.value")
-    tree = ast.parse(path.read_text())
-    origins = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
-    origins |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    origins = {node.module for node in _imports(path) if isinstance(node, ast.ImportFrom) and node.module}
+    origins |= {alias.name for node in _imports(path) if isinstance(node, ast.Import) for alias in node.names}
     deep = {origin for origin in origins if origin.startswith("torchrl.") and origin[8:] not in public}
     assert not deep
 
@@ -207,6 +213,7 @@ def test_names_of_levels_are_imported_when_they_are_used() -> None:
         assert getattr(levels, name)
 
 
+@pytest.mark.slow
 def test_imports_leave_the_start_method_of_processes_as_it_was() -> None:
     """The program has no main guard: where processes are spawned, they would run it again."""
     code = (

@@ -160,10 +160,14 @@ def test_td_errors_of_sequences_reach_their_side(length: int) -> None:
         torch.testing.assert_close(found, torch.tensor(list(last.values())))
 
 
-@pytest.mark.parametrize(
-    "share", [0.01, 0.05, 0.3, Linear(0.05, 0.0, duration=4), Linear(1.0, 0.0, duration=3)], ids=str
-)
-@pytest.mark.parametrize("online", ["uniform", "prioritized", "sequences"])
+SHARES = [0.01, 0.05, 0.3, Linear(0.05, 0.0, duration=4), Linear(1.0, 0.0, duration=3)]
+# The rule reads the share; of the other recipes one share that is a part of a row, and one that falls.
+CASES = [("uniform", share) for share in SHARES]
+CASES += [(online, share) for online in ("prioritized", "sequences") for share in (SHARES[1], SHARES[4])]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("online", "share"), CASES, ids=str)
 def test_a_small_share_waits_for_online_rows_in_every_draw(online: str, share: Any) -> None:
     """With part of a row or of a falling schedule, ``online`` serves rows once it holds its larger rounding."""
     found: dict[int, set[int]] = {}

@@ -53,6 +53,7 @@ def number_in(observation: TensorDict) -> list[int]:
     return number
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", KEPT, ids=["packed", "frames"])
 @pytest.mark.parametrize("recipe", ["prioritized", "surprise_retention", "event_tables"])
 def test_rows_columns_and_single_rows_are_the_same_rows(recipe: str, options: dict[str, Any], tmp_path) -> None:

@@ -140,6 +140,7 @@ def digest(host: str, name: str, variant: str) -> str:
     return hashlib.sha256(b"".join(draw.tobytes() for draw in draws)).hexdigest()[:16]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("host", "name", "variant"), [*cases()])
 def test_the_draws_are_those_that_were_recorded(host: str, name: str, variant: str) -> None:

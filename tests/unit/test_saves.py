@@ -50,6 +50,7 @@ OPTIONS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", OPTIONS, ids=lambda variant: re.sub(r"<.*>", "part", repr(variant)))
 def test_with_any_options_a_loaded_buffer_and_its_parts_go_on_as_the_saved_one(variant: Variant, tmp_path) -> None:
     world = variant.world(1)

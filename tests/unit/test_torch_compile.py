@@ -50,6 +50,7 @@ BUILT: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*does not know how to trace:UserWarning")
 @pytest.mark.filterwarnings("ignore:.*functools.lru_cache:UserWarning")
 @pytest.mark.parametrize("name", BUILT)

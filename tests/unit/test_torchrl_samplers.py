@@ -74,6 +74,7 @@ def test_a_seed_decides_the_draws(sampler: str, storage: str) -> None:
     assert torch.equal(draws(again), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, None])
 @pytest.mark.parametrize("way", COPIES)
 @pytest.mark.parametrize("sampler", SAMPLERS)

@@ -72,6 +72,7 @@ def test_every_agent_has_a_case() -> None:
     assert public - {OffPolicyAgent} == set(AGENTS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "options"), CASES)
 def test_the_gradient_of_every_optimizer_is_limited(kind: type[SizedAgent], options: Any, tmp_path: Path) -> None:
     free = learn(kind, options, tmp_path)

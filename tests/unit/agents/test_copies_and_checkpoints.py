@@ -59,6 +59,7 @@ def test_a_copy_learns_the_same_and_alone(make, tmp_path: Path) -> None:
     assert any(not torch.equal(value, before[key]) for key, value in agent.state_dict().items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [*AGENTS, pytest.param(lambda: MPDQN(3, [1, 1], [-1.0, 0.0], [1.0, 2.0]), id="mpdqn")])
 def test_a_resumed_run_goes_on_as_one_without_a_break(make, tmp_path: Path) -> None:
     torch.manual_seed(0)

@@ -51,6 +51,7 @@ def filled(**options):
     return replay
 
 
+@pytest.mark.slow
 def test_its_spaces_size_the_agent_and_it_gets_the_td_errors(tmp_path) -> None:
     data = Own(filled())
     make_trainer(tmp_path, max_epochs=1).fit(DQN(hidden_sizes=(4,)), datamodule=data)

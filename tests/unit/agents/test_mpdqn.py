@@ -187,6 +187,7 @@ def test_a_trainer_and_a_plain_loop_train_alike(tmp_path: Path) -> None:
         assert torch.equal(one, other), name
 
 
+@pytest.mark.slow
 def test_it_learns_the_best_action_and_its_parameter() -> None:
     # one step: reward is 1 - |p - 15| / 5 for action 2, 0 otherwise; the best is action 2 with 15
     agent = make_agent(parameter_learning_rate=1e-3, target_low=-1.0, target_high=1.0)

@@ -291,6 +291,7 @@ def dtype(request):
     torch.set_default_dtype(before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("columns", "shape"),
     [("plain", (32,)), ("weights and steps", (32,)), ("steps", (4, 8))],

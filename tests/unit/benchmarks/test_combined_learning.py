@@ -40,6 +40,7 @@ def states_of(rows: TensorDict) -> torch.Tensor:
     return rows["observation"] @ STATE_OF_ONE_HOT
 
 
+@pytest.mark.slow
 def test_the_arms_hold_as_many_rows() -> None:
     """The walk to the goal gives the table its 200 steps; a second goal would fill it."""
     expected = {"uniform": [500], "event table": [250, 200], "retention": [500], "both": [250, 1, 200]}
@@ -178,6 +179,7 @@ def test_levels_are_scored_by_the_action_values() -> None:
     assert scored == pytest.approx({level: float(score(steps)) for _, level, steps in given})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("experiment", [LOCKS, ROOMS], ids=lambda experiment: experiment.name)
 def test_a_run_is_the_same_beside_others(experiment) -> None:
     settings = experiment.settings_of("both") | {"rounds": 20, "rounds_per_point": 10, "env_steps": 240}

@@ -53,6 +53,7 @@ def runs_of(arm: str, seeds: tuple[int, ...], experiment=CURRICULA) -> PuckRuns:
     return PuckRuns(agent, [combined_pucks.replay_of(settings, seed) for seed in seeds], seeds, settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arm", CURRICULA.arms)
 def test_a_curriculum_plays_and_draws_every_task(arm: str) -> None:
     runs = runs_of(arm, (3,))
@@ -134,6 +135,7 @@ def test_the_arms_of_half_cheetah_draw_halves_and_pairs() -> None:
         assert ("mixup_coefficient" in batch) == (arm == "both")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("experiment", combined_pucks.EXPERIMENTS, ids=lambda experiment: experiment.name)
 def test_a_run_is_the_same_beside_others(experiment) -> None:
     settings = experiment.settings_of(list(experiment.arms)[-1]) | SHORT

@@ -22,6 +22,7 @@ def test_neighbors_are_the_nearest_rows_in_standardised_features() -> None:
     assert torch.equal(neighbors_of(rows, compared, 5).sort().values, nearest.sort().values)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "columns"), [("Ant-v5", 105 + 8), ("Humanoid-v5", 348 + 17)])
 def test_contact_forces_vary_and_change_the_neighbours(name: str, columns: int) -> None:
     found = measure(name, seed=0, rows=300, compared=50, num_neighbors=5)

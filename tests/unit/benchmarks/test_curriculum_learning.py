@@ -71,6 +71,7 @@ def assert_equal(ours: CurriculumRuns, theirs: CurriculumRuns) -> None:
     assert np.array_equal(ours.success(2), theirs.success(2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "saved_at"),
     [
@@ -95,6 +96,7 @@ def test_runs_go_on_from_a_save_as_if_they_had_not_stopped(
     assert len(set(whole.probabilities()[0].tolist())) > 1  # signals changed the schedule
 
 
+@pytest.mark.slow
 def test_a_killed_unit_records_what_an_uninterrupted_one_records(tmp_path: Path) -> None:
     whole, killed = Recorder((3, 5)), Recorder((3, 5), tmp_path / "unit", deadline=0.0)
     learn(SETTINGS, (3, 5), whole)
@@ -143,6 +145,7 @@ def test_time_outs_are_truncations_where_they_do_not_terminate() -> None:
     assert torch.equal(rows["done"], rows["truncated"] | rows["terminated"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [4, 40])
 def test_signals_are_mean_returns_and_reach_the_scheduler_at_their_rate(every: int) -> None:
     runs = build((3,), updates_per_signal=every)

@@ -69,6 +69,7 @@ def test_an_interval_of_a_ratio_is_symmetric_around_its_logarithm() -> None:
 TRIALS = 1_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeds", range(3, 8))
 @pytest.mark.parametrize("kind", [kind for kind in ARMS if "equal means alone" not in kind])
 def test_equal_arms_of_few_seeds_are_called_different_in_one_case_of_twenty_at_most(kind: str, seeds: int) -> None:

@@ -98,6 +98,7 @@ def test_means_of_blocks_leave_a_rest_out() -> None:
 KEPT = {path.stem: content for path in RESULTS.glob("*.json") if "units" in (content := json.loads(path.read_text()))}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in KEPT if name not in REPLACED])
 def test_kept_verdicts_are_those_of_the_kept_runs(name: str) -> None:
     experiment, content = all_experiments()[name], KEPT[name]

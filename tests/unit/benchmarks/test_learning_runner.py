@@ -143,6 +143,7 @@ def test_a_killed_unit_goes_on_and_ends_as_if_it_had_not_been_killed(tmp_path) -
     assert not (interrupted[0].folder / "checkpoints").exists()
 
 
+@pytest.mark.slow
 def test_a_killed_process_goes_on(tmp_path) -> None:
     """The same through processes: one is killed in the middle of a unit, the next ends it."""
     script = (
@@ -217,6 +218,7 @@ def test_another_machine_goes_on_from_the_results_of_an_unfinished_experiment(tm
     assert len(CALLS) == 8, "complete results are computed again"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("flags", "steps", "more"), [(["--restart"], 5, 4), (["--pilot"], 5, 2), ([], 6, 4)])
 def test_units_of_results_are_taken_only_where_asked_for_and_with_their_settings(flags, steps, more, tmp_path) -> None:
     start(tmp_path, "--seeds", "2", "--partial")

@@ -59,6 +59,7 @@ def always(ppo: StackedPPO, action: int) -> StackedPPO:
     return ppo
 
 
+@pytest.mark.slow
 def test_copied_levels_step_as_minigrid_does(levels) -> None:
     count = len(levels) // 2
     vector = VectorMultiRoom(levels, count)
@@ -144,6 +145,7 @@ def test_resetting_one_environment_leaves_the_others(levels) -> None:
     assert torch.equal(after[[0, 2]], before[[0, 2]])
 
 
+@pytest.mark.slow
 def test_no_held_out_level_begins_as_a_training_level_does() -> None:
     training, held_out = training_and_held_out(1_636, 20)  # the seeds 272 and 1636 make the same level
     assert len(training) == 1_636 and len(held_out) == 20
@@ -328,6 +330,7 @@ def small(arm: str, **settings: object) -> Experiment:
     return replace(EXPERIMENT, arms={arm: EXPERIMENT.arms[arm]}, comparisons=(), panels=(), settings=few)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arm", ["uniform", "level replay, temperature 0.1, not in flight"])
 def test_an_interrupted_run_goes_on_as_if_it_was_not(arm: str, tmp_path: Path) -> None:
     experiment = small(arm, env_steps=512, test_every=256)
@@ -350,6 +353,7 @@ def test_an_interrupted_run_goes_on_as_if_it_was_not(arm: str, tmp_path: Path) -
         assert part.content[name] == whole.content[name]
 
 
+@pytest.mark.slow
 def test_arms_differ_in_their_levels_only_and_all_run() -> None:
     uniform, *replayed = (levels_of(EXPERIMENT.settings_of(arm), seed=0) for arm in EXPERIMENT.arms)
     assert isinstance(uniform, UniformLevels) and {each.count for each in (uniform, *replayed)} == {4_000}

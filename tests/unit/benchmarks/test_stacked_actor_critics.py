@@ -120,6 +120,7 @@ def test_a_run_is_the_same_beside_others() -> None:
     assert not torch.equal(both.replays[0].storage[:]["action"], both.replays[1].storage[:]["action"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("saved_at", "is_prioritized"), [(30, False), (65, True)])
 def test_runs_go_on_from_a_save_as_if_they_had_not_stopped(saved_at: int, is_prioritized: bool, tmp_path) -> None:
     seeds, options = (3, 5), {"env": "Reacher-v5", "sizes": (10, 2), "is_prioritized": is_prioritized}

@@ -107,6 +107,7 @@ def recorded(
     return {name: out.content.get(name) for name in ("steps", "curves", "final")}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*AdroitHand")
 @pytest.mark.parametrize(("run", "settings"), [(retention.run, SHORT), (retention_mending.run, MENDED)])
 def test_runs_go_on_from_a_checkpoint_as_if_they_had_not_stopped(run: Any, settings: Any, tmp_path: Path) -> None:

@@ -44,6 +44,7 @@ def chosen(env: HalfField, random: np.random.Generator) -> tuple[int, np.ndarray
     return 0, parameters
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("frame_skip", [1, 4])
 def test_fields_play_as_the_environment(frame_skip: int) -> None:
     random = np.random.default_rng(0)

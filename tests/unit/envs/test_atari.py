@@ -83,6 +83,7 @@ def test_observations_are_the_last_four_images_of_every_fourth_frame() -> None:
     env.close()
 
 
+@pytest.mark.slow
 def test_idle_frames_at_the_start_differ_by_seed_and_a_seed_repeats_the_game() -> None:
     env = make(game="Pong")
     starts = [env.reset(seed=seed)[1]["episode_frame_number"] for seed in range(8)]
@@ -97,6 +98,7 @@ def test_idle_frames_at_the_start_differ_by_seed_and_a_seed_repeats_the_game() -
     env.close()
 
 
+@pytest.mark.slow
 def test_rewards_are_clipped_and_lives_end_episodes_only_to_learn_from() -> None:
     played = {}
     for learns in (True, False):

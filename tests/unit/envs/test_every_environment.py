@@ -19,6 +19,7 @@ GRIDS = ("ThreeRooms-v0", "TwoRooms-v0", "ObstacleCourse-v0", "RandomSkills-v0")
 MAZES = tuple(f"ObstructedMazeGamut-{difficulty}-v0" for difficulty in ("Easy", "Medium", "Hard"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("identifier", "options"),
     [

@@ -253,6 +253,7 @@ class Player:
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("difficulty", range(9), ids=[maze.name for maze in MAZES])
 def test_every_maze_is_solved_by_rule(difficulty: int) -> None:
     env = ObstructedMazeGamut(9)

@@ -209,6 +209,7 @@ WAYS_IN: list[Callable[..., None]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*is your metadata", "ignore::DeprecationWarning")
 @pytest.mark.parametrize("way_in", WAYS_IN)
 def test_ends_that_begin_other_episodes_are_reported_once_in_every_way_in(
@@ -263,6 +264,7 @@ def test_resets_that_are_stored_as_rows_are_reported() -> None:
             before = after
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("states", [1, 5, 20, 60, 200])
 @pytest.mark.parametrize(("num_envs", "steps"), [(1, 400), (8, 60), (64, 20), (200, 6)])
 @pytest.mark.parametrize("way_in", ["by step", "without numbers", "in turn", "blocks"])
@@ -385,6 +387,7 @@ OF_RECIPES = [partial(built, name, capacity=1_000, batch_size=4) for name in [*N
 FOLLOWING: list[Callable[..., Replay]] = [*OF_RECIPES, delayed, slices, partial(uniform, n_steps=3)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at_once", [1, 7, 65])
 @pytest.mark.parametrize("make", FOLLOWING)
 def test_rows_of_which_none_continues_another_are_refused(make: Callable[..., Replay], at_once: int) -> None:

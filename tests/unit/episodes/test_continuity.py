@@ -82,6 +82,7 @@ def without_numbers(replay: Replay, tmp_path) -> Replay:
 ENTRIES = [second_collector, resumed, resumed_in_the_same_state, loaded_into_another, processes, without_numbers]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entry", ENTRIES)
 @pytest.mark.parametrize("name", ROW_RECIPES)
 def test_no_recipe_joins_two_runs(name: str, entry: Callable[..., Replay], tmp_path) -> None:

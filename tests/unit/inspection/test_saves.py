@@ -86,6 +86,7 @@ def test_frames_are_shown_as_they_were_stored_and_large_ones_scaled_down(tmp_pat
     assert image.shape == (125, 83, 3) and image[0, :3, 0].tolist() == [25, 50, 0] and image[5, -1, 0] == 125
 
 
+@pytest.mark.slow
 def test_every_camera_is_drawn_and_its_bytes_are_named(tmp_path: Path) -> None:
     replay = recipes.prioritized(30, 4, frame_stack=2, image_key=IMAGE_KEYS[1], seed=0)
     steps = frame_rows(stacks_of(range(10, 31), 2), (8, 8), done=True, key=IMAGE_KEYS[1])
@@ -185,6 +186,7 @@ def test_only_a_part_of_the_rows_is_in_memory(tmp_path: Path) -> None:
     assert found == total and peak < 30 << 20
 
 
+@pytest.mark.slow
 def test_reading_needs_neither_torchrl_nor_lightning_nor_matplotlib(tmp_path: Path) -> None:
     """Also where nobody reads the summary, as with ``| head -0``."""
     recipes.uniform(10, 2).save(tmp_path / "save")

@@ -82,11 +82,17 @@ def batches_of(run: Run) -> Iterator[Any]:
     return iter(run.loader)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "num_workers", "at", "make"),
     [
-        *itertools.product(("torch", "torchdata"), (0, 2), (0, 4, 9), [SELECTORS["learnability"]]),
-        *itertools.product(("torch", "torchdata"), (2,), (4,), [SELECTORS["uniform"], SELECTORS["sequential"]]),
+        *itertools.product(("torch", "torchdata"), (0,), (0, 4, 9), [SELECTORS["learnability"]]),
+        *itertools.product(("torch", "torchdata"), (2,), (4,), [SELECTORS["learnability"]]),
+        ("torch", 2, 9, SELECTORS["learnability"]),
+        ("torchdata", 2, 0, SELECTORS["learnability"]),
+        # How they choose is no matter of the loader.
+        ("torch", 2, 4, SELECTORS["uniform"]),
+        ("torchdata", 2, 4, SELECTORS["sequential"]),
     ],
 )
 def test_a_resumed_run_reads_the_batches_of_one_without_a_break(
@@ -118,6 +124,7 @@ def test_a_batch_without_its_scores_comes_again(kind: str, num_workers: int) -> 
     assert whole.read(whole.loader)[3:] == after
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "num_workers"), [("torch", 2), ("torchdata", 2)])
 def test_a_second_save_after_the_first_resume(kind: str, num_workers: int) -> None:
     whole, *stopped = (Run(SELECTORS["learnability"], kind, num_workers) for _ in range(4))
@@ -145,6 +152,7 @@ def test_feedback_in_another_order_and_in_part() -> None:
     assert len(again.levels) == 6 + 2 + 6 + len(set(read[1]) - {*first[:2], *second, *third})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_workers", "make"), [(0, SELECTORS["uniform"]), (2, SELECTORS["learnability"])])
 def test_an_iteration_that_was_left_begins_anew_and_keeps_no_level_in_flight(num_workers: int, make: Any) -> None:
     run = Run(make, "torch", num_workers)
@@ -416,6 +424,7 @@ class Counting(L.LightningModule):
             self.run.sampler.load_state_dict(checkpoint["sampler"])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The '.*' does not have many workers")
 @pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before:UserWarning")
 @pytest.mark.parametrize(("kind", "num_workers"), [("torch", 0), ("torchdata", 2)])
@@ -434,6 +443,7 @@ def test_a_fit_that_is_resumed_reads_the_batches_of_one_without_a_break(
     assert resumed.levels.stats()["in_flight"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The '.*' does not have many workers")
 def test_a_trainer_that_leaves_epochs_early() -> None:
     run = Run(SELECTORS["learnability"], "torch", 2)

@@ -348,6 +348,7 @@ def test_levels_that_are_played_are_left_out_and_staleness_takes_part_as_before(
     assert levels.next_level(5) == 7, "all are played: the highest score, as without the option"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prioritization", [Rank(), Proportional(), Greedy(0.5), Boltzmann()])
 def test_draws_follow_the_probabilities(prioritization: Prioritization) -> None:
     levels = played(prioritization=prioritization, score_temperature=1.0, staleness_weight=0.2)

@@ -267,6 +267,7 @@ CASES = [
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning")  # of short runs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("one", CASES)
 def test_the_advice_of_the_error_works(one: Advice) -> None:
     torch.manual_seed(0)

@@ -264,11 +264,13 @@ def check_best(tmp_path: Path, name: str, averaging: list[L.Callback], is_last: 
     assert any(not torch.equal(other[name], weights) for name, weights in scored.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["SAC", "MPDQN", "Rainbow", "PPO"])  # DQN and TD3 below
 def test_the_best_checkpoint_holds_the_weights_that_were_scored(tmp_path: Path, name: str) -> None:
     check_best(tmp_path, name, AVERAGING["ema"](), is_last=True, kind="lightning", best=5.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("averaging", "is_last", "best", "kind"),
     [
@@ -331,6 +333,7 @@ def test_a_precision_of_other_weights_is_refused(tmp_path: Path, run: str, preci
         getattr(trainer, run)(agent(), datamodule=make_data())
 
 
+@pytest.mark.slow
 @every_agent
 def test_mixed_precision_trains(tmp_path: Path, name: str) -> None:
     agent, options, make_data, env = AGENTS[name]
@@ -364,6 +367,7 @@ def halvings(trainer: L.Trainer) -> set[float]:
     return {round(math.log2(group["initial_lr"] / group["lr"])) for group in groups}
 
 
+@pytest.mark.slow
 @every_agent
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step:UserWarning")  # TD3's policy skips an update
 @pytest.mark.parametrize(
@@ -436,6 +440,7 @@ class Brief(Automatic):
         return self.outputs(batch)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of torch, about its own code
 def test_a_compiled_agent_trains_on_single_batches(tmp_path: Path) -> None:
     agents = Brief(), Brief()

@@ -113,6 +113,7 @@ def test_rows_and_observations_of_nested_spaces(tmp_path: Path, asynchronous: bo
     assert agent.looked[3]["goals", "1"].tolist() == [[3.5, 3.5]] and agent.looked[3]["place", "room"].tolist() == [3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "space"), [(DQN, None), (SAC, Box(-1, 1, (2,))), (TD3, Box(-1, 1, (2,)))])
 def test_agents_learn_are_evaluated_and_resumed(tmp_path: Path, kind: Any, space: Any) -> None:
     def made(env_steps: int) -> ReplayDataModule:

@@ -153,6 +153,7 @@ def test_a_data_module_without_levels_is_refused(tmp_path: Path) -> None:
             make_trainer(tmp_path, [callback]).fit(Tiny(), datamodule=data)
 
 
+@pytest.mark.slow
 def test_callbacks_remember_after_a_resume(tmp_path: Path) -> None:
     def callbacks():
         saved = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=2, save_top_k=-1)

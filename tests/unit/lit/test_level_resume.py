@@ -24,6 +24,7 @@ SOURCES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", SOURCES)
 @pytest.mark.parametrize("flush", [False, True])
 def test_a_resumed_run_chooses_as_one_without_a_break(tmp_path: Path, make, flush: bool) -> None:

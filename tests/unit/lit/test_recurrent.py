@@ -222,6 +222,7 @@ class Draws(L.Callback):
         self.found = draws_of_a_copy(trainer.datamodule.replay, self.directory, **self.options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"priority_exponent": 0.9}], ids=["uniform", "prioritized"])
 def test_a_resumed_fit_goes_on_with_the_same_draws_from_initial_states(tmp_path, options) -> None:
     data, trainer = data_of(sequences(**options), 100), make_trainer(tmp_path)

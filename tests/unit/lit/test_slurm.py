@@ -40,6 +40,7 @@ def train(root: Path, agent, data, callbacks=(), **options):
     return trainer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prioritized", [False, True])
 @pytest.mark.parametrize("joined", [1, 4])
 def test_a_requeued_job_goes_on_as_a_run_without_a_break(tmp_path: Path, prioritized: bool, joined: int) -> None:

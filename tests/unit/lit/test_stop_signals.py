@@ -43,6 +43,7 @@ class Joined(Agent):
     on_train_batch_end = L.LightningModule.on_train_batch_end  # as often as there are training steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "number", "update", "prioritized", "options"),
     [

@@ -45,6 +45,7 @@ def fit(directory: Path, agent: L.LightningModule, callbacks=(), trainer_options
     return trainer, data
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [
     {"updates_per_epoch": 50},
     {"updates_per_env_step": 0.5, "updates_per_epoch": 16},
@@ -118,6 +119,7 @@ class Watching(L.Callback):
         assert len(batch["index"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("callbacks", "trainer_options", "options", "steps"), [
     ([Timer(duration="00:01:00:00"), ModelSummary()], {}, {}, 8),
     ([Watching()], {}, {}, 120),

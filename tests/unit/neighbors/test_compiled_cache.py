@@ -26,6 +26,7 @@ def both(capacity: int, monkeypatch: pytest.MonkeyPatch) -> tuple[NeighborLists,
     return compiled, by_torch
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(
     writes=st.lists(st.lists(st.integers(0, 39), min_size=1, max_size=6, unique=True), min_size=1, max_size=12),

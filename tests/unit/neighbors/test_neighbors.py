@@ -103,6 +103,7 @@ def test_passes_are_fewer_than_insertions_at_twenty_draws_each() -> None:
     assert passes == [64] * (260 // 64)
 
 
+@pytest.mark.slow
 def test_recall_through_growth_and_a_turn_of_the_ring() -> None:
     data, capacity = walk(2400), 900
     lists = filled(data[:400], 10, capacity=capacity)

@@ -110,10 +110,12 @@ def _positive_and_reachable(capacity: int, updates: int, backend: str) -> None:
     assert torch.equal(tree.find(before[positive]), positive)
 
 
+@pytest.mark.slow
 def test_ten_million_slots_after_ten_million_updates_numba() -> None:
     _positive_and_reachable(10_000_000, 10_000_000, "numba")
 
 
+@pytest.mark.slow
 def test_a_million_slots_after_a_million_updates_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_tree, "WIDEST_TOP", 64)
     _positive_and_reachable(1_000_000, 1_000_000, "torch")
@@ -165,6 +167,7 @@ def test_bad_arguments() -> None:
         PriorityTree(4, device="meta")
 
 
+@pytest.mark.slow
 def test_kernels_compile_where_no_cache_can_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
     refused: list[object] = []
 

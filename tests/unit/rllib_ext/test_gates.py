@@ -87,6 +87,7 @@ def test_td_errors_reach_the_buffer() -> None:
     assert given == [([1.0], "default_policy")]
 
 
+@pytest.mark.slow
 def test_importing_the_class_does_not_import_torchrl() -> None:
     code = "import sys, rllib_ext.buffer.buffer\nassert not {'torchrl', 'tensordict'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])
@@ -112,6 +113,7 @@ def names_of(tree: ast.AST) -> set[str]:
     }
 
 
+@pytest.mark.slow
 def test_the_page_on_versions_lists_the_modules_that_use_private_names_of_rllib() -> None:
     root = Path(rllib_ext.__file__).parent
     trees = {file.relative_to(root).as_posix(): ast.parse(file.read_text()) for file in root.rglob("*.py")}

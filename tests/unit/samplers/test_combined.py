@@ -40,6 +40,7 @@ def make_replay(first=None, capacity: int = 8, **options) -> Replay:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FIRSTS)
 def test_the_newest_row_is_last(name: str) -> None:
     replay = make_replay(FIRSTS[name]())

@@ -75,6 +75,7 @@ def test_no_row_is_drawn_twice_in_an_epoch(calls, seed: int) -> None:
             epoch.draw(replay.sample(value)["index"].tolist())
 
 
+@pytest.mark.slow
 def test_orders_are_equally_likely_also_after_rows_entered() -> None:
     counts: Counter[tuple[int, ...]] = Counter()
     replay = make_replay(4, seed=3)

@@ -183,6 +183,7 @@ steps_of_a_batch = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(capacity=st.integers(3, 14), rounds=st.lists(st.tuples(steps_of_a_batch, st.integers(1, 7)), max_size=12))
 def test_every_sweep_is_one_that_the_lists_allow(
     capacity: int, rounds: list[tuple[list[tuple[int, bool, int]], int]]

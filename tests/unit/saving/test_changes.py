@@ -42,6 +42,7 @@ def _check(snapshot: Snapshot, before: torch.Tensor, *, keeps: bool) -> None:
             snapshot.keep_result(start, len(part), part)
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(steps=STEPS)
 def test_kept_results_are_those_of_the_content(steps: list) -> None:

@@ -79,6 +79,7 @@ def names_of(package: ModuleType) -> Iterator[tuple[str, str]]:
                 yield dotted, "main"
 
 
+@pytest.mark.slow
 def test_no_name_of_any_package_is_reached_but_recorded_classes_and_the_listed_functions() -> None:
     """Without an import of it, whether the module was imported before or not."""
     recorded = {cls.__qualname__ for cls in recorded_classes()}
@@ -219,6 +220,7 @@ def calls_in(file: Path) -> set[str]:
     return found
 
 
+@pytest.mark.slow
 def test_no_other_call_of_these_packages_imports_or_unpickles_what_it_is_given() -> None:
     found = {}
     for package in (lightning_replay, rllib_ext):

@@ -90,6 +90,7 @@ def with_other(value: Any, place: tuple[Any, ...], other: Any) -> Any:
     return changed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_entry_of_a_manifest_is_believed(kind: str, tmp_path: Path) -> None:
     """What loads is the same buffer, or was built with an option that its class accepts and the state goes with."""
@@ -112,6 +113,7 @@ def test_no_entry_of_a_manifest_is_believed(kind: str, tmp_path: Path) -> None:
                 assert fingerprint(state) == expected or OPTIONS & set(place), (place, other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_entry_of_the_values_ends_in_an_error_of_another_kind(kind: str, tmp_path: Path) -> None:
     file, load = saved(kind, tmp_path)

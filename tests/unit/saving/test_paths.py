@@ -175,6 +175,7 @@ def test_a_url_that_lost_a_slash_is_refused(name: str, url: Any) -> None:
             use(url)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.parametrize("url", ["s3://bucket/place", URL, "C+d.e-1:///x", Path("s3://bucket/place")])
 def test_a_url_is_refused_where_only_a_local_path_is_accepted(name: str, url: Any) -> None:

@@ -73,6 +73,7 @@ def test_values_that_do_not_fit_the_tensors_are_refused_as_damaged(values) -> No
         join_state(values, {"a": torch.arange(3)})
 
 
+@pytest.mark.slow
 def test_values_nested_without_end_are_refused_as_damaged() -> None:
     values: dict = {"$dict": {}}
     for _ in range(100_000):

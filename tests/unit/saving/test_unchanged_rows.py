@@ -185,6 +185,7 @@ def test_rows_of_retention_are_followed(tmp_path) -> None:
         assert _is_saved(replay, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", IMAGE_KEYS, ids=str)
 def test_frames_are_followed(tmp_path, monkeypatch, read, key) -> None:
     monkeypatch.setattr(chunks, "CHUNK_BYTES", 512)

@@ -82,6 +82,7 @@ def on_disk(tmp_path: Path) -> Replay:
     return replay
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("generation", [1, 2])
 @pytest.mark.parametrize(
     "write",
@@ -115,6 +116,7 @@ READS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("read", list(READS.values()), ids=list(READS))
 def test_a_forked_process_reads_until_its_parent_has_written(on_disk, read) -> None:
     unwritten = Fork(lambda: read(on_disk), waits=True)
@@ -154,6 +156,7 @@ def test_rows_in_memory_are_a_forked_processs_own(prefetch) -> None:
     assert numbers(replay) == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"prefetch": 2}, {"in_file": True}], ids=str)
 def test_a_fork_while_a_thread_extends_has_whole_rows_or_is_refused(options, tmp_path) -> None:
     """Of a buffer of 8 slots, written three rows at a time, a fork sees the newest 8 numbers and can draw."""
@@ -190,6 +193,7 @@ def test_a_fork_while_a_thread_extends_has_whole_rows_or_is_refused(options, tmp
         assert found == list(range(found[0], found[0] + 8))
 
 
+@pytest.mark.slow
 def test_a_fork_while_threads_wait_for_prefetched_batches() -> None:
     """Each of them holds the locks of the batches for a moment, in which the process may be forked."""
     replay = recipes.uniform(20, 4, prefetch=2, seed=0)
@@ -244,6 +248,7 @@ def test_a_fork_does_not_wait_for_a_thread_that_uses_the_buffer(is_mixed: bool) 
     assert len(replay.sample()) == 4
 
 
+@pytest.mark.slow
 def test_forks_beside_threads_that_build_buffers_or_fork_end() -> None:
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
@@ -285,6 +290,7 @@ def is_collected_after_its_loss() -> bool:
     return ring() is None
 
 
+@pytest.mark.slow
 def test_a_fork_collects_its_own_garbage_and_not_that_of_its_parent() -> None:
     gc.disable()
     try:

@@ -25,6 +25,7 @@ def augmented(name: str, images: torch.Tensor, seed: int = 0) -> torch.Tensor:
     return UCBAugmentation([name], seed=seed).augment(images)
 
 
+@pytest.mark.slow
 def test_a_crop_is_a_shift_with_the_edge_repeated() -> None:
     images = torch.rand(80, 1, 16, 11)
     found = set()
@@ -195,6 +196,7 @@ def rows(count: int) -> TensorDict:
     return TensorDict(columns | {"observation": image, "nested": nested}, [count])
 
 
+@pytest.mark.slow
 @given(st.integers(1, 12), st.integers(0, 2**20))
 def test_a_minibatch_is_mixed_as_by_a_plain_loop(count: int, seed: int) -> None:
     torch.manual_seed(seed)

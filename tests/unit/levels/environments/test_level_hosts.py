@@ -256,6 +256,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.slow
 def test_copies_in_processes_of_environments_are_refused() -> None:
     given = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[4])}
     ran = subprocess.run(
@@ -290,6 +291,7 @@ def used(levels: LevelSelector, use: str) -> str:
         return str(error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_a_copy_in_another_process_is_claimed_or_refused_in_every_use(start: str) -> None:
     selectors = [make() for make in SOURCES]

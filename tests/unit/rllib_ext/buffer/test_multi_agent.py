@@ -75,6 +75,7 @@ def three_at_random(random: Random) -> Played:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(random=st.randoms(use_true_random=True))
 def test_every_row_is_a_step_an_agent_took(random: Random) -> None:

@@ -66,6 +66,7 @@ def test_the_papers_priority_arrives_through_the_signals(case: dict[str, Any]) -
     assert priority.item() == pytest.approx(expected["priority"], rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_learners", [0, 2, 3])
 @pytest.mark.parametrize("layout", ["flagged", "blocks", "rows"])
 @pytest.mark.parametrize("priority_exponent", [0.0, 0.5])

@@ -154,6 +154,7 @@ def test_nested_spaces() -> None:
     assert second.get_observations(slice(0, 1))["goal"].tolist() == [5]
 
 
+@pytest.mark.slow
 def test_cameras_stored_once_fill_a_buffer_that_stores_them_once() -> None:
     def seen(number: torch.Tensor) -> TensorDict:
         image = number.to(torch.uint8).view(-1, 1, 1)
@@ -239,6 +240,7 @@ def played_steps(draw: st.DrawFn) -> list[Step]:
     return steps
 
 
+@pytest.mark.slow
 @given(played_steps(), st.integers(5, 40), st.integers(5, 40), st.integers(1, 4))
 def test_the_buffer_holds_the_newest_rows_and_their_links(
     steps: list[Step], stored: int, capacity: int, n_step: int

@@ -274,6 +274,7 @@ def plays(draw: st.DrawFn) -> list[tuple[int, int, int, bool, bool]]:
     return fragments
 
 
+@pytest.mark.slow
 @given(plays(), st.integers(1, 5), st.integers(0, 2))
 def test_sequences_are_consecutive_steps_of_the_true_episodes(
     fragments: list[tuple[int, int, int, bool, bool]], longest: int, burn_in: int
@@ -356,6 +357,7 @@ def echoed(episodes: list[SingleAgentEpisode], num_learners: int, width: int, bu
     return np.array(chunks), expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("burn_in", [0, 2])
 @pytest.mark.parametrize("num_learners", [0, 1, 2, 3])
 def test_td_errors_come_home(num_learners: int, burn_in: int, monkeypatch: pytest.MonkeyPatch) -> None:

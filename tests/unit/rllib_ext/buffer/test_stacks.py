@@ -37,6 +37,7 @@ def game(name: str, length: int, start: int = 0, wrap: Any = lambda image: image
     return numbered(name, length, start=start, observations=observations, **ends)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["uniform", "prioritized", "surprise_retention"])
 @pytest.mark.parametrize("n_step", [1, 2])
 def test_drawn_stacks_are_those_the_episodes_had(recipe: str, n_step: int) -> None:

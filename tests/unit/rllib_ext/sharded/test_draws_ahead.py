@@ -37,6 +37,7 @@ OPTIONS = [(recipe, {}) for recipe in ROW_RECIPES]
 OPTIONS += [("event_tables", {"capacity": 120, "correction": one}) for one in ("mixture", "continuous")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("recipe", "options"), OPTIONS)
 def test_where_nothing_changes_draws_ahead_are_those_without(recipe: str, options: dict[str, Any]) -> None:
     found = []
@@ -49,6 +50,7 @@ def test_where_nothing_changes_draws_ahead_are_those_without(recipe: str, option
     assert len({tuple(numbers) for numbers, _ in found[0]}) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clock", ["draws", "updates", "env_steps"])
 def test_the_exponent_of_each_draw_is_that_of_its_number(clock: str) -> None:
     found = []

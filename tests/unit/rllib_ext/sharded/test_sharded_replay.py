@@ -52,6 +52,7 @@ def build(recipe: str, num_shards: int = 3, capacity: int = 300, **options: Any)
     return replay
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ROW_RECIPES)
 def test_every_recipe_gives_batches_of_rows_from_all_shards_and_takes_td_errors(recipe: str) -> None:
     replay = build(recipe)
@@ -74,6 +75,7 @@ def test_every_recipe_gives_batches_of_rows_from_all_shards_and_takes_td_errors(
     assert replay.get_metrics()["num_env_steps_added_lifetime"].peek() == 72
 
 
+@pytest.mark.slow
 def test_the_cameras_of_all_shards_are_stored_once_and_saved() -> None:
     def seen(number: int) -> dict[str, Any]:
         return {"front": np.full((2, 4, 3), number, np.uint8), "arm": {"wrist": np.full((2, 3, 2), number, np.uint8)}}
@@ -95,6 +97,7 @@ def test_the_cameras_of_all_shards_are_stored_once_and_saved() -> None:
     np.testing.assert_array_equal(*drawn)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_learners", "num_prefetch"), [(0, 0), (2, 0), (3, 0), (2, 2)])
 def test_td_errors_of_several_modules_come_home(num_learners: int, num_prefetch: int) -> None:
     replay = build("prioritized", num_prefetch=num_prefetch)
@@ -320,6 +323,7 @@ def flat(metrics: Any, prefix: str = "") -> dict[str, Any]:
     return {name: value for key, part in metrics.items() for name, value in flat(part, f"{prefix}/{key}").items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["prioritized", "surprise_retention", "event_tables", "parallel_curriculum"])
 def test_results_have_the_keys_of_one_buffer(recipe: str) -> None:
     progress = {"progress": MeanReturn(low=0.0, high=1000.0, every=1)} if recipe == "parallel_curriculum" else {}

@@ -162,6 +162,7 @@ def test_bytes_of_two_cameras_are_exact() -> None:
     assert replay.stats()["image_bytes"] == {"pixels": 5 * 84 * 84, "arm.wrist": 80}
 
 
+@pytest.mark.slow
 def test_single_images_need_no_axis_of_frames(tmp_path, search) -> None:
     #   a colour camera 0 1 2 3 4 without an axis of frames, and a depth image that has one
     colour = torch.arange(5, dtype=torch.uint8).view(5, 1, 1, 1).expand(5, 6, 5, 3)
