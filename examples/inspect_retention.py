@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Contents of two full buffers after one stream of MinAtar steps, first in first out and by retention.
 
-python examples/inspect_retention.py [--fast] [--projection tsne]
+python examples/inspect_retention.py [--fast]
 """
 
 from __future__ import annotations
@@ -80,14 +80,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fast", action="store_true", help="a tenth of the steps")
     parser.add_argument("--game", default="breakout")
-    parser.add_argument("--projection", default="pca", help="pca, or tsne where scikit-learn is installed")
     parser.add_argument("--directory", type=Path, default=Path("runs/inspect_retention"))
     options = parser.parse_args()
 
     env_steps, capacity = (1_000, 100) if options.fast else (10_000, 500)
     buffers = make_buffers(capacity)
     fill(buffers, options.game, env_steps)
-    inspections = inspect_buffers(buffers, projection=options.projection)
+    inspections = inspect_buffers(buffers)
     print_table(inspections)
     picture = options.directory / "retention.png"
     draw_inspection(inspections, picture, f"MinAtar {options.game}: what stays of {env_steps:,} random steps")

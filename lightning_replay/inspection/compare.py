@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inspection of buffers: ages, returns and observations of their rows, as numbers and as a picture."""
+"""Compares buffers by the ages, returns, and observations of their rows, as numbers and as a picture."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lightning_replay.inspection.plotting import make_figure, save_figure
 from lightning_replay.loading import load_replay
-from lightning_replay.options import check_kind, check_option, checked_choice, checked_count
+from lightning_replay.options import check_kind, check_option, checked_count
 from lightning_replay.parts import as_replay_writer
 from lightning_replay.replay import Replay
 from lightning_replay.storage.frames import FrameStorage
@@ -23,10 +23,8 @@ from lightning_replay.storage.packed import read_columns
 from lightning_replay.storage.rows import Key, shown
 
 _USUAL_KEYS = (("observation",), ("pixels",))
-_OVERSAMPLED = 48  # further directions; with all directions of the rows the result is exact
+_OVERSAMPLED = 48  # Further directions. With all directions of the rows the result is exact.
 _ITERATIONS = 4
-_TSNE_DIMENSIONS = 50  # principal components that rows are reduced to first (van der Maaten and Hinton 2008)
-_PERPLEXITY = 30.0
 _BINS = 30
 _AGE = "age (transitions that came since)"
 _AXIS_NAMES = (
@@ -39,22 +37,23 @@ _AXIS_NAMES = (
 class Inspection(NamedTuple):
     """The rows of a buffer, oldest first."""
 
-    ages: Tensor  # int64 [N], of all rows
-    returns: Tensor  # float [N]
-    sampled: Tensor  # int64 [P] ascending, the rows that are projected
-    points: Tensor  # float32 [P, 2], their coordinates
+    ages: Tensor  #: int64 ``[N]``, age of each row.
+    returns: Tensor  #: float ``[N]``, return of each row.
+    sampled: Tensor  #: int64 ``[P]`` ascending, the projected rows.
+    points: Tensor  #: float32 ``[P, 2]``, coordinates of the projected rows.
 
 
 def ages(replay: Replay) -> Tensor:
-    """Returns the number of transitions given after each stored row, refused ones too, int64 ``[N]``, oldest first."""
+    """Returns the transitions given after each row, int64 ``[N]``, oldest first; refused transitions count."""
     age = as_replay_writer(replay.writer).age_of(replay.oldest_first())
     assert age is not None, "oldest_first sorts by it"
     return age.cpu()
 
 
 def returns(replay: Replay) -> Tensor:
-    """Returns rewards of the stored rows, or with ``n_steps`` above 1 their returns, float ``[N]``, oldest first."""
-    slots, storage = replay.oldest_first(), replay.storage
+    """Returns the rewards of the rows, or their returns if ``n_steps`` is above 1, float ``[N]``, oldest first."""
+    slots = replay.oldest_first()
+    storage = replay.storage
     if replay._episodes is not None:
         return replay._episodes.returns(slots, storage).cpu()
     (reward,) = read_columns(storage, slots, [("next", "reward")])
@@ -67,11 +66,14 @@ def observations(replay: Replay, slots: Tensor, key: NestedKey | None = None) ->
     stored = [_as_tuple(name) for name in storage.get(slots[:1]).keys(include_nested=True, leaves_only=True)]
     image_keys = storage.image_keys if isinstance(storage, FrameStorage) else []
     wanted = [*image_keys, *_USUAL_KEYS] if key is None else [_as_tuple(key)]
-    found = next((name for name in wanted if name in stored), None)
-    if found is None:
-        asked, there_are = " or ".join(map(shown, wanted)), ", ".join(map(shown, stored))
-        raise KeyError(f"no column {asked} is stored; stored are {there_are}. Name the observations: observation_key=")
-    (column,) = read_columns(storage, slots, [found])
+    present = [name for name in wanted if name in stored]
+    if not present:
+        asked = " or ".join(map(shown, wanted))
+        raise KeyError(
+            f"no column {asked} is stored; stored are {', '.join(map(shown, stored))}. Name the observations: "
+            "observation_key="
+        )
+    (column,) = read_columns(storage, slots, present[:1])
     return column.cpu()
 
 
@@ -79,129 +81,113 @@ def _as_tuple(key: NestedKey) -> Key:
     return (key,) if isinstance(key, str) else tuple(key)
 
 
-def project(observations: Mapping[str, Tensor], projection: str = "pca", seed: int = 0) -> dict[str, Tensor]:
-    """Returns two coordinates of every observation, float32 ``[P, 2]`` by name, on axes common to all buffers.
+def project(observations: Mapping[str, Tensor], seed: int = 0) -> dict[str, Tensor]:
+    """Returns two principal components of every observation, float32 ``[P, 2]`` by name, on axes common to all buffers.
 
-    Observations are flattened, and centred but not scaled: columns of large numbers weigh more. PCA is torch's; the
-    sign of an axis is that of its largest coefficient. t-SNE is scikit-learn's, on the first 50 principal components.
-    ``observations`` are numbers of any dtype, ``[P, ...]``, by the buffers' names. The global generator is not used.
+    Observations are flattened and centered. They are not scaled, so columns of large numbers weigh more. The sign of an
+    axis is the sign of its largest coefficient. The global generator is not used.
+
+    Args:
+        observations: Numbers of any dtype, ``[P, ...]``, by the name of the buffer.
+        seed: Seed for the projection.
+
+    Raises:
+        ValueError: The shapes differ, or an observation is NaN or infinite.
 
     Example:
         >>> points = project({"a": torch.tensor([[1.0, 0.0], [5.0, 0.0]]), "b": torch.tensor([[3.0, 1.0]])})
         >>> points["a"].round().int().tolist(), points["b"].round().int().tolist()
         ([[-2, 0], [2, 0]], [[0, 1]])
     """
-    shapes = {name: list(each.shape[1:]) for name, each in observations.items()}
+    shapes = {name: list(column.shape[1:]) for name, column in observations.items()}
     if len({*map(tuple, shapes.values())}) > 1:
         raise ValueError(
             f"observations have the shapes {shapes}; one projection needs one shape. Compare buffers of one task, or "
             "name a column that is alike in them"
         )
-    rows = torch.cat([each.reshape(len(each), -1).to(torch.float32) for each in observations.values()])
+    rows = torch.cat([column.reshape(len(column), -1).to(torch.float32) for column in observations.values()])
     if not bool(rows.isfinite().all()):
         bad = int((~rows.isfinite()).any(1).sum())
         raise ValueError(f"{bad} of {len(rows)} observations are NaN or infinite; clean them, or name another column")
-    points = principal_components(rows, 2, seed) if projection == "pca" else _tsne(rows, seed)
-    return dict(zip(observations, points.split([len(each) for each in observations.values()]), strict=True))
+    points = principal_components(rows, 2, seed).split([len(column) for column in observations.values()])
+    return dict(zip(observations, points, strict=True))
 
 
 def principal_components(rows: Tensor, count: int, seed: int = 0) -> Tensor:
     """Returns the first ``count`` principal components of float ``[N, F]``: ``[N, count]``, 0 beyond their number."""
-    centred = rows - rows.mean(0)
+    centered = rows - rows.mean(0)
     rank = min(count + _OVERSAMPLED, *rows.shape)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        _, _, axes = torch.pca_lowrank(centred, q=rank, center=False, niter=_ITERATIONS)
+        _, _, axes = torch.pca_lowrank(centered, q=rank, center=False, niter=_ITERATIONS)
     axes = axes[:, :count]
     largest = axes.gather(0, axes.abs().argmax(0, keepdim=True))
-    points = centred @ (axes * largest.sign())
+    points = centered @ (axes * largest.sign())
     return torch.nn.functional.pad(points, (0, count - points.shape[1]))
-
-
-def _tsne(rows: Tensor, seed: int) -> Tensor:
-    try:
-        from sklearn.manifold import TSNE
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "projection='tsne' needs scikit-learn, which is not installed: pip install scikit-learn; "
-            "projection='pca' needs nothing more"
-        ) from error
-    if len(rows) < 4:
-        raise ValueError(f"there are {len(rows)} observations, and t-SNE needs at least 4; use projection='pca'")
-    reduced = principal_components(rows, max(2, min(_TSNE_DIMENSIONS, rows.shape[1])), seed)
-    start = reduced[:, :2]
-    start = start / max(float(start[:, 0].std()), 1e-12)
-    # off the line of a single feature, on which points could not pass each other
-    generator = torch.Generator().manual_seed(seed)
-    start = start + 0.01 * torch.randn(start.shape, dtype=torch.float32, generator=generator, device="cpu")
-    perplexity = min(_PERPLEXITY, (len(rows) - 1) / 3)  # t-SNE uses three times as many neighbours
-    tsne = TSNE(n_components=2, perplexity=perplexity, init=1e-4 * start.numpy(), random_state=seed)
-    return torch.from_numpy(tsne.fit_transform(reduced.numpy()))
 
 
 def inspect_buffers(
     buffers: Mapping[str, Replay | str | Path],
     *,
     observation_key: NestedKey | None = None,
-    projection: str = "pca",
     max_points: int = 1_000,
     seed: int = 0,
     trust: Sequence[str] = (),
 ) -> dict[str, Inspection]:
-    """Returns ages, returns and projected observations of the rows of several buffers, by name.
+    """Returns ages, returns, and projected observations of the rows of several buffers, by name.
 
     Args:
-        buffers: by name; a path is loaded with :func:`~lightning_replay.load_replay`. They are not changed.
-        observation_key: the column, a tuple if nested; by default the first ``image_key`` of a frame storage, else
-            ``"observation"``, else ``"pixels"``.
-        projection: ``"pca"`` or ``"tsne"``, see :func:`project`.
-        max_points: most rows of each buffer that are projected, drawn without replacement.
-        seed: of these draws and of the projection.
-        trust: packages that loading a path may import from, see :func:`~lightning_replay.load_replay`.
+        buffers: Buffers by name; a path is loaded with :func:`~lightning_replay.load_replay`. They are not changed.
+        observation_key: Column of observations, a tuple if nested. By default the first ``image_key`` of a frame
+            storage, ``"observation"``, or ``"pixels"``.
+        max_points: Rows of each buffer that are projected at most, drawn without replacement.
+        seed: Seed for these draws and for the projection.
+        trust: Packages that the load of a path may import from, see :func:`~lightning_replay.load_replay`.
 
     Raises:
-        ValueError: no buffers, an empty one, ``max_points`` below 1, an unknown projection; observations of different
-            shapes, NaN or infinite ones, or fewer than 4 of them for t-SNE.
-        KeyError: no such column.
-        ModuleNotFoundError: t-SNE without scikit-learn.
+        ValueError: There are no buffers, a buffer is empty, ``max_points`` is below 1, or observations have different
+            shapes or are NaN or infinite.
+        KeyError: The column is not stored.
     """
-    checked_choice("projection", projection, ("pca", "tsne"))  # before the buffers are read
     checked_count("max_points", max_points, of="rows")
     check_option("seed", seed, Integral, "a whole number")
     check_kind("buffers", buffers, Mapping, "buffers or paths by name, such as {'retention': replay}")
     if not buffers:
         raise ValueError("there are no buffers; give at least one by name, such as {'retention': replay}")
-    found, observed = {}, {}
-    for name, each in buffers.items():
-        replay = load_replay(each, trust=trust) if isinstance(each, str | Path) else each
+    found = {}
+    observed = {}
+    for name, replay in buffers.items():
+        if isinstance(replay, str | Path):
+            replay = load_replay(replay, trust=trust)
         check_kind(f"buffers[{name!r}]", replay, Replay, "a Replay or its save, of a MixedReplay its online or offline")
         if len(replay) == 0:
             raise ValueError(f"the buffer {name!r} is empty; store transitions with extend first")
-        with replay._replay_lock:  # all of one moment
+        # The lock keeps everything at one moment.
+        with replay.locked():
             slots = replay.oldest_first()
             drawn = torch.randperm(len(slots), generator=torch.Generator().manual_seed(seed), device="cpu")[:max_points]
             sampled = drawn.sort().values
             observed[name] = observations(replay, slots[sampled.to(slots.device)], observation_key)
             found[name] = ages(replay), returns(replay), sampled
-    points = project(observed, projection, seed)
+    points = project(observed, seed)
     return {name: Inspection(*rows, points[name]) for name, rows in found.items()}
 
 
 def draw_inspection(
     inspections: Mapping[str, Inspection], path: str | Path, title: str = "What the buffers hold"
 ) -> None:
-    """Writes a picture with a column for each buffer: observations in two dimensions, coloured by age; ages; returns.
+    """Writes a picture with a column for each buffer: its observations in two dimensions, its ages, and its returns.
 
-    All columns have the same axes and colours. After figure 5 of the retention paper,
-    https://openreview.net/forum?id=SPRHpBKzJE. Needs matplotlib: ``pip install 'lightning-replay[plots]'``.
+    The color of an observation shows its age. All columns have the same axes and colors, as in figure 5 of the
+    retention paper, https://openreview.net/forum?id=SPRHpBKzJE. Needs ``pip install 'lightning-replay[plots]'``.
 
     Args:
-        inspections: from :func:`inspect_buffers`.
-        path: of the picture; its suffix determines the format.
-        title: of the picture.
+        inspections: Result of :func:`inspect_buffers`.
+        path: Path of the picture; its suffix determines the format.
+        title: Title of the picture.
 
     Raises:
-        ModuleNotFoundError: without matplotlib.
+        ModuleNotFoundError: matplotlib is not installed.
     """
     columns = len(inspections)
     figure, axes = make_figure(
@@ -220,7 +206,7 @@ def draw_inspection(
             vmin=0,
             vmax=max(oldest, 1),
             cmap="viridis_r",
-            edgecolors="0.3",  # the youngest are bright, hardly visible on white
+            edgecolors="0.3",  # The youngest rows are bright, and hardly visible on white without an edge.
             linewidths=0.4,
         )
         top.set_title(f"{name}: {len(each.ages):,} rows", fontsize="medium")

@@ -212,31 +212,10 @@ def test_observations_that_do_not_compare_are_refused() -> None:
         compare.project({"a": torch.tensor([[1.0, 2.0], [torch.nan, torch.nan], [0.0, torch.inf], [3.0, 4.0]])})
 
 
-def test_without_scikit_learn_or_matplotlib_errors_say_what_to_install(monkeypatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn.manifold", None)
-    with pytest.raises(ModuleNotFoundError, match="pip install scikit-learn; projection='pca' needs nothing more"):
-        compare.inspect_buffers({"one": ring(4, 4)}, projection="tsne")
+def test_without_matplotlib_the_error_says_what_to_install(monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ModuleNotFoundError, match=r"what stays needs matplotlib.*lightning-replay\[plots\]"):
         compare.draw_inspection(compare.inspect_buffers({"one": ring(4, 4)}), tmp_path / "a.png")
-
-
-@pytest.mark.parametrize("features", [1, 60])
-def test_tsne_keeps_neighbours_together(features: int) -> None:
-    pytest.importorskip("sklearn")
-    noise = torch.randn(60, features, generator=torch.Generator().manual_seed(0))
-    near, far = noise[:30], noise[30:] + 100.0
-    parts = {"a": torch.cat((near[:15], far[:15])), "b": torch.cat((near[15:], far[15:]))}
-    points = compare.project(parts, "tsne", seed=1)
-    assert {name: each.shape for name, each in points.items()} == {"a": (30, 2), "b": (30, 2)}
-    cluster = torch.tensor([0, 1]).repeat_interleave(15).repeat(2)
-    both = torch.cat((points["a"], points["b"]))
-    assert float(both.std(0).min()) > 0.1, "a single feature spreads into the plane, too"
-    distance = torch.cdist(both, both).fill_diagonal_(torch.inf)
-    assert torch.equal(cluster[distance.argmin(1)], cluster)
-    assert torch.equal(points["a"], compare.project(parts, "tsne", seed=1)["a"])
-    with pytest.raises(ValueError, match="there are 3 observations, and t-SNE needs at least 4"):
-        compare.project({"a": noise[:3]}, "tsne")
 
 
 def test_the_picture_has_a_column_for_each_buffer_and_the_same_axes(tmp_path: Path, saved_figures: list) -> None:
