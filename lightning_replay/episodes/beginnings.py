@@ -65,7 +65,10 @@ class Beginnings:
         if is_judged and not self._compares:
             return self
         given = dict(zip(columns, values, strict=True))
-        done = given.get(_DONE)
+        done: Any = given.get(_DONE)
+        # The usual way: no episode ended, and nothing waits for the rows.
+        if type(done) is np.ndarray and not (self._compares or self._waiting or np.count_nonzero(done)):
+            return self
         if done is None or done.shape[1:] not in ((), (1,)) or not str(done.dtype).endswith("bool"):
             return self  # which is refused elsewhere, where it matters
         terminated = given.get(("next", "terminated"))

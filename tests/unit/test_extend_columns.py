@@ -164,3 +164,11 @@ def test_arrays_may_be_reused_after_the_call(waits: bool, as_rows: bool) -> None
         return replay[:].to_dict()
 
     assert difference(filled(True), filled(False)) is None
+
+
+def test_arrays_of_another_dtype_than_one_without_arrays_are_refused() -> None:
+    replay = Replay(storage=PackedStorage(8), batch_size=2)
+    replay.extend_columns({"observation": torch.zeros(1, 2, dtype=torch.bfloat16)})
+    with pytest.raises(ValueError, match="bfloat16"):
+        replay.extend_columns({"observation": np.zeros((1, 2))})
+    assert len(replay) == 1
