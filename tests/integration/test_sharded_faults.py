@@ -87,9 +87,9 @@ def ended(call: Callable[[], Any], within_s: float = 30.0) -> Any:
 
 @contextmanager
 def waits(replay: ShardedReplay, seconds: float) -> Iterator[None]:
-    before, replay._connection.wait_timeout_s = replay.wait_timeout_s, seconds
-    yield
-    replay._connection.wait_timeout_s = before
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(replay._connection, "wait_timeout_s", seconds)
+        yield
 
 
 def test_no_call_waits_for_ever_for_a_shard_that_hangs(replay: ShardedReplay, tmp_path: Path) -> None:
@@ -168,15 +168,18 @@ def test_others_fill_it_and_draw_while_one_process_saves(replay: ShardedReplay, 
     assert len(replay) == stored
 
 
-def test_a_save_ends_when_a_shard_does_not_finish_its_part(replay: ShardedReplay, tmp_path: Path) -> None:
+def test_a_save_ends_when_a_shard_does_not_finish_its_part(
+    replay: ShardedReplay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     filled(replay, 1)
     held = fs.PyFileSystem(Noted.below(tmp_path, held=True))
     options = replay._options
-    replay._options = dataclasses.replace(options, shards=dataclasses.replace(options.shards, save_timeout_s=3.0))
+    shards = dataclasses.replace(options.shards, save_timeout_s=3.0)
+    monkeypatch.setattr(replay, "_options", dataclasses.replace(options, shards=shards))
     with pytest.raises(TimeoutError, match=r"shard 1 has not answered.*No checkpoint was made"):
         ended(lambda: replay.save("first", filesystem=held))
     (tmp_path / "hold").unlink()
-    replay._options = options
+    monkeypatch.undo()
     assert len(replay.sample(500)) == 500
 
 

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_replay.priority_tree import PriorityTree, torch_tree
+from tests.cuda_ways import sums_as_on_cuda
 from tests.oracles import PriorityOracle
 
 # Multiples of 1/8 below 2**20 add up without rounding, whatever the order: answers must be equal, not close.
@@ -79,8 +80,8 @@ def test_equals_the_oracle(backend, is_monotone, sequence, uniform, widest_top) 
     capacity, steps = sequence
     with patch.object(torch_tree, "WIDEST_TOP", widest_top):  # 64: one level more from 2,049 slots on
         tree, oracle = PriorityTree(capacity, backend=backend), PriorityOracle(capacity)
-    if backend == "torch":
-        tree._backend._is_monotone = tree._backend._on_cpu = is_monotone  # False: the way of CUDA, on the CPU
+    if not is_monotone:
+        sums_as_on_cuda(tree)
     for kind, index, value in steps:
         _apply(tree, oracle, kind, index, value)
         _assert_equal(tree, oracle, np.array(uniform))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -79,8 +80,12 @@ def test_minibatches_are_mixed_before_the_loss(tmp_path: Path) -> None:
     assert seen[0]["observation"].dtype == torch.float32
 
 
+def saved_choices(agent: PPO) -> dict[str, Any]:
+    return agent.augmentation.state_dict()["_extra_state"]
+
+
 def choices(agent: PPO) -> tuple[str, dict[str, int]]:
-    return agent.augmentation.chosen, dict(agent.augmentation._counts)
+    return agent.augmentation.chosen, dict(saved_choices(agent)["counts"])
 
 
 def test_each_rollout_is_credited_to_the_augmentation_before_it_and_a_resumed_run_goes_on(tmp_path: Path) -> None:
@@ -93,7 +98,8 @@ def test_each_rollout_is_credited_to_the_augmentation_before_it_and_a_resumed_ru
     whole, first, resumed = make(), make(), make()
     _, record = fit(whole, rollouts, tmp_path, choices, epochs=2, seed=7)
     assert record.seen[:3] == [("crop", {}), ("flip", {"crop": 1}), ("flip", {"crop": 1, "flip": 1})]
-    assert whole.augmentation._returns["crop"] == [0.0] and whole.augmentation._returns["flip"][0] == 1.0
+    returns = saved_choices(whole)["returns"]
+    assert returns["crop"] == [0.0] and returns["flip"][0] == 1.0
     fit(first, rollouts, tmp_path, seed=7)[0].save_checkpoint(tmp_path / "agent.ckpt")
     torch.load(tmp_path / "agent.ckpt", weights_only=True)
     _, again = fit(resumed, rollouts, tmp_path, choices, ckpt_path=tmp_path / "agent.ckpt", epochs=2, seed=7)
@@ -134,7 +140,7 @@ def test_processes_choose_by_the_mean_of_their_returns(tmp_path: Path, monkeypat
     monkeypatch.setattr(SingleDeviceStrategy, "reduce", reduce)
     agent = PPO(**IMAGE, **CONVOLUTION, discount=0.0, augmentations=("crop", "flip"))
     fit(agent, [make_rollout(), make_rollout(1.0)], tmp_path)
-    assert agent.augmentation._returns == {"crop": [2.0]}
+    assert saved_choices(agent)["returns"] == {"crop": [2.0]}
 
 
 def test_a_rollout_with_nothing_to_train_on_chooses_nothing(tmp_path: Path) -> None:

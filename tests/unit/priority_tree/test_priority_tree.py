@@ -13,6 +13,7 @@ from numba.core.caching import CacheImpl
 
 from lightning_replay.priority_tree import PriorityTree, numba_kernels, torch_tree
 from lightning_replay.priority_tree import tree as numba_tree
+from tests.cuda_ways import sums_as_on_cuda
 
 BACKENDS = ["numba", "torch"]
 
@@ -24,7 +25,7 @@ def tree(request: pytest.FixtureRequest) -> PriorityTree:
     #   cumulative  1    1    3    3    7   7
     tree = PriorityTree(100, backend=request.param.split()[0])
     if request.param == "torch as on CUDA":
-        tree._backend._on_cpu = tree._backend._is_monotone = False
+        sums_as_on_cuda(tree)
     tree.set(torch.tensor([0, 1, 2, 4]), torch.tensor([1.0, 0.0, 2.0, 4.0]))
     return tree
 
@@ -127,7 +128,7 @@ def test_a_cumulative_sum_that_is_not_monotone_never_gives_a_zero(monkeypatch: p
     positive = torch.arange(0, 256, 3)
     tree.set(torch.arange(256), 0.0)
     tree.set(positive, 1.0)
-    tree._backend._is_monotone = False
+    sums_as_on_cuda(tree)
     exact = torch.Tensor.cumsum
 
     def jittered(values: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:

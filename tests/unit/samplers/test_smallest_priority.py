@@ -33,7 +33,7 @@ def test_priorities_are_raised(backend: str, way: str) -> None:
         replay.update_priority(slots, ERRORS)
     elif way == "sampler":
         sampler.update_priority(slots, ERRORS.abs(), storage=replay.storage)
-    torch.testing.assert_close(sampler._tree.get(slots), RAISED**0.4)
+    torch.testing.assert_close(sampler.state_dict()["tree"]["leaves"][slots], RAISED**0.4)
     torch.testing.assert_close(sampler.priority_of(slots), RAISED)
     assert sampler.default_priority == 3.0
     assert (replay.sample()["priority_weight"] == 1.0).all()
@@ -43,7 +43,7 @@ def test_refused_priorities_stay_refused() -> None:
     sampler = PrioritizedSampler(8, min_priority=1.0)
     replay = Replay(storage=PackedStorage(8), sampler=sampler, batch_size=4)
     slots = replay.extend(numbered_steps(0, 4))
-    before = sampler._tree.leaves()
+    before = sampler.state_dict()["tree"]["leaves"]
     for wrong in (-1.0, float("nan"), float("inf")):
         with pytest.raises(ValueError):
             sampler.update_priority(slots, torch.tensor([1.0, wrong, 1.0, 1.0]), storage=replay.storage)
@@ -51,7 +51,7 @@ def test_refused_priorities_stay_refused() -> None:
         for options in ({}, {"generation": replay.storage.generation_of(slots)}):
             with pytest.raises(ValueError):
                 replay.update_priority(slots, torch.tensor([1.0, wrong, 1.0, 1.0]), **options)
-    assert torch.equal(sampler._tree.leaves(), before)
+    assert torch.equal(sampler.state_dict()["tree"]["leaves"], before)
 
 
 def test_the_first_rows_have_no_smaller_one() -> None:
@@ -73,4 +73,5 @@ def test_priorities_of_a_save_without_the_option_are_raised(tmp_path: Path, capl
     replay.save(tmp_path / "buffer")
     again = recipes.prioritized(8, 4, **LAP)
     again.load(tmp_path / "buffer")
-    assert torch.equal(again.sampler._tree.leaves(), replay.sampler._tree.leaves())
+    found, expected = (one.sampler.state_dict()["tree"]["leaves"] for one in (again, replay))
+    assert torch.equal(found, expected)

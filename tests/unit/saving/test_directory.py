@@ -214,18 +214,18 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path) -> None:
 
 def test_a_reader_that_is_always_late_takes_its_turn_among_the_writers(tmp_path) -> None:
     saved(tmp_path, 0)
-    tries = []
+    attempts, tries = directory._ATTEMPTS, []
 
     def read(manifest: dict, data: Path) -> str:
         tries.append(data)
-        if len(tries) <= directory._ATTEMPTS:
+        if len(tries) <= attempts:
             saved(tmp_path, len(tries))
         if not data.exists():
             raise DamagedFileError("replaced")
         return (data / "values.json").read_text()
 
-    assert read_save(tmp_path, lambda: manifest_in(tmp_path), read) == str(directory._ATTEMPTS)
-    assert len(tries) == directory._ATTEMPTS + 1
+    assert read_save(tmp_path, lambda: manifest_in(tmp_path), read) == str(attempts)
+    assert len(tries) == attempts + 1
 
 
 def test_a_damaged_save_that_nobody_replaces_is_refused_at_once(tmp_path) -> None:

@@ -44,7 +44,7 @@ class DoubledWeight(ReplayTransform):
 
 def followed(replay: Replay, slots: int) -> list[float]:
     """The rewards that follow the rows in the first slots."""
-    batch = replay._transforms[-1].forward_drawn(
+    batch = replay.transform[-1].forward_drawn(
         replay.storage.get(torch.arange(slots)), torch.arange(slots), replay.storage, replay._episodes
     )
     return batch["following"].tolist()
@@ -124,7 +124,7 @@ def test_links_of_tables_leave_out_evicted_rows() -> None:
     replay.extend(numbered_steps(0, 9))
     held = replay.storage.occupancy.slots()
     rows = replay.storage.get(held)
-    batch = replay._transforms[0].forward_drawn(rows, held, replay.storage, replay._episodes)
+    batch = replay.transform[0].forward_drawn(rows, held, replay.storage, replay._episodes)
     found = dict(zip(rows["next", "reward"].flatten().tolist(), batch["following"].tolist(), strict=True))
     assert found == {4: -1, 6: 7, 7: 8, 8: -1}, "row 5 has left"
 
@@ -148,7 +148,7 @@ def test_columns_of_the_sampler_reach_every_transform_and_its_changes_stay() -> 
         one.update_priority(torch.arange(6), torch.arange(1.0, 7.0))
     batch = replay.sample()
     assert torch.equal(batch["priority_weight"], 2 * plain.sample()["priority_weight"])
-    assert {"priority_weight", "index", "generation"} <= replay._transforms[0].seen
+    assert {"priority_weight", "index", "generation"} <= replay.transform[0].seen
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_what_does_not_fit_is_refused_and_nothing_changes() -> None:
     replay = with_next_reward()
     with pytest.raises(ValueError, match="NextReward follows"):
         replay.append_transform(NStepTransitions(3, 0.9))
-    assert len(replay._transforms) == 1
+    assert len(replay.transform) == 1
     with pytest.raises(ValueError, match="no action"):
         replay.extend(numbered_steps(0, 4).exclude("action"))
     with pytest.raises(ValueError, match=r"no \('next', 'reward'\), which transforms that follow episodes need"):
@@ -187,4 +187,4 @@ def test_what_does_not_fit_is_refused_and_nothing_changes() -> None:
     filled.extend(numbered_steps(0, 4).exclude("action"))
     with pytest.raises(ValueError, match="no action"):
         filled.append_transform(NextReward())
-    assert len(filled._transforms) == 0 and filled._episodes is None
+    assert len(filled.transform) == 0 and filled._episodes is None

@@ -444,6 +444,6 @@ def test_rows_on_a_gpu_get_the_goals_of_the_cpu() -> None:
             replay.extend(goal_rows(range(15)))
             index = torch.arange(15)
             rows = replay._episodes.draw(replay.storage.get(index), index, replay.storage)
-            batch = replay._transforms[0].forward_drawn(rows, index, replay.storage, replay._episodes)
+            batch = replay.transform[0].forward_drawn(rows, index, replay.storage, replay._episodes)
             found.append(batch.exclude("index").cpu())
         assert (found[0] == found[1]).all()
