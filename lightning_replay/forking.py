@@ -21,20 +21,32 @@ def register(one: Any) -> None:
     _living.add(one)
 
 
-def is_held_elsewhere(lock: Any) -> bool:
-    """Returns whether another thread holds the lock: in a forked process, whether one held it at the fork."""
-    if not lock.acquire(blocking=False):
-        return True
-    lock.release()
-    return False
+class ForkGuard:
+    """Refuses an object with a lock in a process that was forked while another thread used the object.
 
+    ``after_fork`` of the object is called in each forked process, and replaces the lock by :meth:`renew`.
+    """
 
-def half_changed(one: Any) -> str:
-    """Returns why a buffer is refused in a process that was forked while another thread used it."""
-    return (
-        f"this process was forked while another thread used this {type(one).__name__}, which may be half-changed here. "
-        "Fork when nobody uses it, or build it in this process"
-    )
+    def __init__(self, owner: Any) -> None:
+        self.refusal: str | None = None  #: Why the object is refused; ``None`` if it may be used.
+        self._name = type(owner).__name__
+        register(owner)
+
+    def check(self) -> None:
+        """Raises ``RuntimeError`` if the object is refused."""
+        if self.refusal is not None:
+            raise RuntimeError(self.refusal)
+
+    def renew(self, lock: Any) -> Any:
+        """Returns a new lock for a forked process; refuses the object if a thread held ``lock`` at the fork."""
+        if lock.acquire(blocking=False):
+            lock.release()
+        else:
+            self.refusal = (
+                f"this process was forked while another thread used this {self._name}, which may be half-changed here. "
+                "Fork when nobody uses it, or build it in this process"
+            )
+        return threading.RLock()
 
 
 # A child that collects the handle of a Ray actor reports this through its parent's connection. Ray's control process

@@ -17,8 +17,8 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from lightning_replay import forking
 from lightning_replay.feedback import parse_td_errors, row_numbers, td_error_of
+from lightning_replay.forking import ForkGuard
 from lightning_replay.options import check_kind, checked_count
 from lightning_replay.replay import Replay, given_batch_size
 from lightning_replay.saving.spec import rebuildable
@@ -149,16 +149,17 @@ class MixedReplay(SeededStateful, TrainingReplay):
     def _begin_life(self) -> None:
         # Taken before the locks of the sides, so that no state is one within a draw or an update of both.
         self._lock = threading.RLock()
-        forking.register(self)
+        self._guard = ForkGuard(self)
 
     def after_fork(self) -> None:
         """Replaces the lock in a forked process, where both sides refuse to work if another thread held it."""
-        if forking.is_held_elsewhere(self._lock):
-            self.online._refusal = self.offline._refusal = forking.half_changed(self)
-        self._lock = threading.RLock()
+        self._lock = self._guard.renew(self._lock)
+        if self._guard.refusal is not None:
+            self.online.fork_guard.refusal = self._guard.refusal
+            self.offline.fork_guard.refusal = self._guard.refusal
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_lock"}
+        return {name: value for name, value in vars(self).items() if name not in ("_lock", "_guard")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -250,7 +251,7 @@ class MixedReplay(SeededStateful, TrainingReplay):
             # Where all are of one side, its own error names what it lacks.
             may_wait = needed and len(self.offline) and (exact or not isinstance(self.share, Constant))
             lacks = len(self.online) < needed
-            if may_wait and (lacks or self.online._sampler_hooks.awaits_rows(self.online._storage)):
+            if may_wait and (lacks or self.online.parts.sampler.awaits_rows(self.online._storage)):
                 offline = count
             rows_of = ((self.online, count - offline), (self.offline, offline))
             drawn = [side.sample(rows) for side, rows in rows_of if rows]

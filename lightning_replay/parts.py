@@ -153,11 +153,13 @@ class BufferHooks:
     def on_evict(self, index: Tensor) -> None:
         """Removes rows, slots ``[n]``, that left without being overwritten; called by the storage."""
 
-    def cut(self, index: Tensor) -> None:
-        """Ends the episodes whose newest rows are in the slots ``[n]``: nothing follows these rows."""
+    def on_episode_end(self, slots: Tensor, trajectories: Iterable[int | None] = ()) -> None:
+        """Ends the episodes with the newest rows ``slots``, int64 ``[n]``, and those that run in ``trajectories``.
 
-    def break_episodes(self, trajectories: Iterable[int | None]) -> None:
-        """Ends the running episodes of these trajectories: their next rows follow no stored row."""
+        Nothing follows their stored rows. The writer calls it where it leaves rows out.
+
+        :meta private:
+        """
 
 
 class PartHooks(SeededStateful, BreaksGraphs):
@@ -214,7 +216,7 @@ class ReplaySampler(PartHooks, Sampler):
     def on_evict(self, index: Tensor) -> None:
         """Removes rows, slots ``[n]``, that left without being overwritten."""
 
-    def cut(self, index: Tensor, trajectories: Iterable[int | None] = ()) -> None:
+    def end_episodes(self, slots: Tensor, trajectories: Iterable[int | None] = ()) -> None:
         """Ends episodes: those whose newest rows are in the slots ``[n]``, and those that run in ``trajectories``."""
 
     def set_priorities(self, slots: Tensor, magnitudes: Tensor, storage: Any) -> None:
@@ -315,7 +317,7 @@ class WriterHooks(PartHooks):
         """Returns how many rows were given after those in the slots, int64; ``None`` where no order is kept."""
         return None
 
-    def cut(self, index: Tensor) -> None:
+    def end_episodes(self, slots: Tensor) -> None:
         """Ends the episodes whose newest rows are in the slots ``[n]``: nothing follows these rows."""
 
     def read_feedback(self, count: int, td_error: Tensor | None, signals: Mapping[str, Any]) -> Any:

@@ -6,8 +6,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,16 +17,15 @@ from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor, nn
 from torchrl.data import TensorDictReplayBuffer
-from torchrl.data.replay_buffers import RoundRobinWriter, Sampler, SliceSampler, Storage, TensorStorage, Writer
-from torchrl.envs import MultiStepTransform, Transform
+from torchrl.data.replay_buffers import Sampler, Storage, TensorStorage, Writer
+from torchrl.envs import Transform
 
-from lightning_replay import forking
 from lightning_replay.divided_draws import check_divisible
-from lightning_replay.episodes.beginnings import Beginnings
+from lightning_replay.episode_ends import EpisodeEnds
 from lightning_replay.episodes.links import with_real_ends
-from lightning_replay.episodes.returns import EpisodeTracker, NStepTransitions, refuse_formed
-from lightning_replay.episodes.running import held_slots, newest_running, slots_by_age, stored_trajectories
-from lightning_replay.fast_path import has_fast_path, overrides
+from lightning_replay.episodes.returns import EpisodeTracker
+from lightning_replay.episodes.running import held_slots, slots_by_age
+from lightning_replay.fast_path import has_fast_path
 from lightning_replay.feedback import (
     Feedback,
     Judged,
@@ -36,6 +35,7 @@ from lightning_replay.feedback import (
     td_error_of,
     update_matching,
 )
+from lightning_replay.forking import ForkGuard
 from lightning_replay.options import (
     check_kind,
     checked_count,
@@ -47,23 +47,17 @@ from lightning_replay.parts import (
     BufferHooks,
     GroupTotals,
     Insertion,
-    ReplaySampler,
     ReplayTransform,
-    ReplayWriter,
     ShardDraw,
     ShardRequest,
     WriterHooks,
-    as_replay_sampler,
-    as_replay_writer,
-    unwrap,
-    without_tables,
 )
-from lightning_replay.samplers.slice_check import SliceCheck, check_slice_writer
+from lightning_replay.prefetch import Prefetch
+from lightning_replay.replay_parts import ReplayParts, SavedParts, check_parts, generator_of_torchrl
 from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.saves import frozen_state, read_replay, read_state, restore_state, save_replay
 from lightning_replay.saving.spec import rebuildable
 from lightning_replay.saving.states import refusing_other_states
-from lightning_replay.state import SeededStateful, seeded_generator
 from lightning_replay.storage.columns import (
     Column,
     ContradictingFlags,
@@ -73,7 +67,6 @@ from lightning_replay.storage.columns import (
     normalized,
     rows_of_columns,
 )
-from lightning_replay.storage.packed import PackedStorage, device_of, readable_rows
 from lightning_replay.training_replay import TrainingReplay
 from lightning_replay.writers.first_in_first_out import FirstInFirstOutWriter
 
@@ -81,8 +74,6 @@ if TYPE_CHECKING:
     from lightning_replay.tables.tables import Tables
 
 logger: logging.Logger = logging.getLogger(__name__)
-
-_ENDS = (("next", "truncated"), ("next", "done"))
 
 #: Feedback of ``update_priority`` beside TD errors.
 SIGNALS = ("action_values", "action", "surprise")
@@ -155,7 +146,6 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
     awaits_new_episodes: bool  #: Whether the episodes that ran in loaded files end before the next rows are stored.
     # Refuses the first rows, TensorDict [N], of a side of a MixedReplay, where they do not fit the other side's.
     _check_first: Callable[[TensorDictBase], None] | None = None
-    _beginnings: Beginnings
     # Draws for samplers that have no generator: those of TorchRL. ``None`` if the sampler is one of this library.
     _torchrl_generator: torch.Generator | None = None
 
@@ -191,7 +181,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         seed = checked_seed(seed)
         episodes = EpisodeTracker(n_steps, discount, check_continuity)  # which checks all three
         self._episodes, self._checks_continuity = episodes if n_steps > 1 else None, check_continuity
-        self._beginnings = Beginnings(compares=False, is_silent=not check_continuity)
+        self._ends = EpisodeEnds(check_continuity)
         self._forms_returns = n_steps > 1  # otherwise episodes are followed for transforms alone
         self._feedback = Feedback()
         self.awaits_new_episodes = False
@@ -286,11 +276,10 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         # Batches on their way were requested before these rows. They are waited for before the lock is taken, which the
         # thread that draws them needs.
         if self._prefetch_queue:
-            self._wait_for_draws()
+            self._ahead.wait()
         try:
             with self._replay_lock, self._write_lock:
-                if self._refusal is not None:
-                    self._check_usable()
+                self.fork_guard.check()
                 # The environments that played the episodes of a save are gone. Until the first new rows, contents and
                 # draws are those that were saved.
                 if self.awaits_new_episodes:
@@ -298,11 +287,14 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
                     self.end_episodes()
                 # The usual way: the storage reads rows that have the columns of those stored, and no TensorDict is
                 # built or copied.
-                if self._packed is not None and not (self._has_transforms and self._changes_rows):
+                parts = self.parts
+                if self._packed is not None and not (parts.has_transforms and parts.changes_rows):
                     columns = self._packed.read(rows)
                     if columns is not None:  # rows like those stored, which need no preparation
-                        beginnings = self._beginnings.after(columns, self._packed.row_columns)
-                        return self._keep_beginnings(beginnings, self._store(rows, columns, takes_priorities))
+                        beginnings = self._ends.beginnings.after(columns, self._packed.row_columns)
+                        slots = self._store(rows, columns, takes_priorities)
+                        self._ends.keep(beginnings)
+                        return slots
                 return self._prepare_and_store(as_rows(rows), takes_priorities)
         # TorchRL's trainers mark every row of a batch truncated. What was kept of the rows is undone by now; they are
         # stored with the ends of their episodes alone.
@@ -310,7 +302,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             ended = with_real_ends(as_rows(rows))
             if ended is None:
                 raise
-            self._beginnings.is_silent = True  # the ends of batches are no ends of episodes
+            self._ends.beginnings.is_silent = True  # the ends of batches are no ends of episodes
         return self._enter(ended, takes_priorities)
 
     def _prepare_and_store(self, rows: TensorDictBase, takes_priorities: bool) -> Tensor:
@@ -318,72 +310,44 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             raise wrong_shape(rows)
         rows = normalized(rows)
         columns = _columns_of(rows)
-        beginnings = self._beginnings.after([*columns.values()], columns)
-        return self._keep_beginnings(beginnings, self._transform_and_store(rows, takes_priorities))
+        beginnings = self._ends.beginnings.after([*columns.values()], columns)
+        slots = self._transform_and_store(rows, takes_priorities)
+        self._ends.keep(beginnings)
+        return slots
 
     def _transform_and_store(self, rows: TensorDictBase, takes_priorities: bool) -> Tensor:
-        with self._undone_if_refused():
-            if self._has_transforms and 0 not in rows.shape:  # all may have been padding
+        with self.parts.undone_if_refused():
+            if self.parts.has_transforms and 0 not in rows.shape:  # all may have been padding
                 # Rows that wait in a transform reach the storage later, where a refusal could not name the call.
-                if self._delaying():
-                    self._check_columns(rows)
+                if self.parts.delaying:
+                    self._row_check(_columns_of(rows))
                 if not len(self._storage):
-                    for one in self._transforms:
-                        # Returns of returns would be formed.
-                        refuse_formed(rows, one.n_steps if isinstance(one, MultiStepTransform) else 1)
+                    self.parts.refuse_returns(rows)
                 rows = self._transform.inv(rows)
             if rows is None or 0 in rows.shape:  # transforms keep all back, or all are padding
                 self.last_insertion = Insertion()
                 return self.last_insertion.slots.clone()
             return self._check_and_store(rows, takes_priorities)
 
-    @contextmanager
-    def _undone_if_refused(self) -> Iterator[None]:
-        # Transforms change their pending rows while they work, and the first rows fix the columns of a storage, before
-        # anything can refuse the rows: a part, or a function that was given to one.
-        pending = [(one, one.pending) for one in self._delaying()]
-        is_first = self._packed is not None and not self._packed.has_columns
-        try:
-            yield
-        except BaseException:
-            for transform, kept in pending:
-                transform.pending = kept
-            if is_first:
-                self._storage.undo_entry()
-            raise
-
-    def flush(self, trajectories: Iterable[int] | None = None) -> Tensor:
-        """Flushes partial n-step transitions, formed before they are stored, when collecting or episodes break off.
+    def store_pending(self, trajectories: Iterable[int] | None = None) -> Tensor:
+        """Stores the rows that a transform keeps back until their returns are complete, with shorter returns.
 
         Args:
-            trajectories: ids of the episodes that broke off; ``None`` for all.
+            trajectories: Ids of the episodes that broke off; ``None`` for all.
 
         Returns:
-            int64, slots of the rows that entered.
+            Slots of the rows that entered, int64 ``[n]``.
+
+        :meta private:
         """
         slots = [torch.zeros(0, dtype=torch.int64, device="cpu")]
         with self._changing():
-            for transform in self._delaying():
-                with self._undone_if_refused():
+            for transform in self.parts.delaying:
+                with self.parts.undone_if_refused():
                     formed = transform.flush(trajectories)
                     if formed is not None:
                         slots.append(self._check_and_store(formed, takes_priorities=True))
         return torch.cat(slots)
-
-    def _check_columns(self, rows: TensorDictBase) -> None:
-        self._row_check(_columns_of(rows))
-
-    def _begin_episodes(self) -> None:
-        # Rows that come from now on are of other environments than those before.
-        parts: list[Any] = [self._sampler_hooks, *self._delaying()]
-        follows = self._cuts_slices or (self._checks_continuity and self._episodes is not None)
-        compares = (follows, self._writer_hooks.compares_rows, *(part.check_continuity for part in parts))
-        self._beginnings = Beginnings(any(compares), self._beginnings.is_silent)
-
-    def _keep_beginnings(self, beginnings: Beginnings, index: Tensor) -> Tensor:
-        self._beginnings = beginnings
-        beginnings.warn()
-        return index
 
     def _check_and_store(self, rows: TensorDictBase, takes_priorities: bool) -> Tensor:
         if rows.ndim != 1 or rows.shape[0] == 0:
@@ -392,11 +356,11 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         if first_rows:
             if self._check_first is not None:
                 self._check_first(rows)
-            for transform in self._own_transforms:
+            for transform in self.parts.own_transforms:
                 transform.check_rows(rows)
         # A PackedStorage checks rows itself, when it reads them.
         if self._packed is None:
-            self._check_columns(rows)
+            self._row_check(_columns_of(rows))
         elif isinstance(self._writer, WriterHooks):  # TorchRL's may add columns of their own
             columns = self._packed.checked_values(rows)
         index = self._store(rows, columns, takes_priorities)
@@ -408,7 +372,9 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
     def _store(self, rows: Any, columns: Sequence[Column] | None, takes_priorities: bool) -> Tensor:
         # Rows are a TensorDict [N], or columns by key where the storage has read these; it reads none for TorchRL's
         # storages and writers. Whatever may refuse rows comes before the writer writes.
-        sampler, priority = self._sampler_hooks, None
+        parts = self.parts
+        sampler = parts.sampler
+        priority = None
         if sampler.uses_priorities and takes_priorities:
             if columns is None or self._storage.has_column(self.priority_key):
                 rows = as_rows(rows)
@@ -418,18 +384,19 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
                 priority = magnitudes(priority, rows.shape[0], refused)
                 # Before the writer writes: a priority that is refused later would leave the row without one.
                 sampler.check_priority(priority)
-        if self._checks_rows:
+        if parts.checks_rows:
             sampler.check_rows(as_rows(rows))
         # Only the first rows are checked: later ones have their columns.
         if self._episodes is not None and self._episodes.links is None:
             self._episodes.check_rows(as_rows(rows))
         # From here on only the writer may refuse, before it writes. It calls mark_update for the slots that it wrote:
         # the sampler has the rows and the episodes are linked when it returns.
-        if columns is not None and self._insert_columns is not None:
-            inserted = self._insert_columns(columns, rows)
+        if columns is not None and parts.insert_columns is not None:
+            inserted = parts.insert_columns(columns, rows)
         else:
-            inserted = self._writer_hooks.insert(as_rows(rows))
-        self.last_insertion, index = inserted, inserted.slots
+            inserted = parts.writer.insert(as_rows(rows))
+        self.last_insertion = inserted
+        index = inserted.slots
         if index.numel():
             self._sampler.extend(index)
             # After mark_update, which gave the new rows the largest priority so far.
@@ -465,18 +432,17 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             ValueError: ``batch_size`` is not positive; slices of rows in which several episodes are interleaved. A draw
                 that fails may have used random numbers.
         """
-        if self._refusal is not None:
-            self._check_usable()
+        self.fork_guard.check()
         if batch_size is None:
             batch_size = self._batch_size
         elif batch_size != self._batch_size:
             batch_size = checked_count("batch_size", batch_size, of="transitions")
         # Only batches of the buffer's own size are drawn ahead.
         if self._prefetch and batch_size == self._batch_size:
-            data, info = self._next_prefetched(batch_size)
+            data, info = self._ahead.next(partial(self._sample, batch_size), self._sampler)
         else:
             if self._prefetch_queue:
-                self._wait_for_draws()
+                self._ahead.wait()
             data, info = self._sample(batch_size)
         # For the ages in stats, and for awaits_priorities.
         self._feedback.last_index = info["index"]
@@ -500,19 +466,18 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             ValueError: the part has no rows.
             RuntimeError: there is nothing to draw from.
         """
-        if self._refusal is not None:
-            self._check_usable()
+        self.fork_guard.check()
         check_kind("part", part, ShardRequest, "what Divider.divide returned for this replay")
         if not len(part):
             raise ValueError("the part has no rows; call group_totals() alone of a replay of which none are drawn")
         check_divisible(self._sampler)
         if self._prefetch_queue:
-            self._wait_for_draws()
+            self._ahead.wait()
         reply: Any = None
 
         def draw() -> tuple[Tensor, dict[str, Any]]:
             nonlocal reply
-            index, info, reply = self._sampler_hooks.sample_shard(self._storage, part)
+            index, info, reply = self.parts.sampler.sample_shard(self._storage, part)
             return index, info
 
         data, info = self._sample(len(part), draw)
@@ -528,23 +493,25 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             with torch.inference_mode(False):
                 return self._sample(batch_size, draw)
         with self._replay_lock, self._write_lock:
-            storage, packed = self._storage, self._packed
+            storage = self._storage
+            packed = self._packed
+            parts = self.parts
             # Interleaved episodes in a ring are refused here, because TorchRL's slices would join them.
-            if self._cuts_ring:
-                self._check_slices(self._sampler, storage, self._writer, batch_size)
+            if parts.cuts_ring:
+                self._ends.check_slices(self._sampler, storage, self._writer, batch_size)
             # The sampler chooses the slots and gives their weights; it reads no row unless its method needs it.
             index, info = self._sampler.sample(storage, batch_size) if draw is None else draw()
             is_slices = isinstance(index, tuple)  # of TorchRL, never of a sampler of this library
             if is_slices:
                 index = index[0]
             elif type(index) is not Tensor or index.dtype is not torch.int64 or index.shape != (batch_size,):
-                self._check_draw(index, batch_size)
+                parts.check_draw(index, batch_size)
             shown = [*info] if index.ndim == 1 else []  # those of pairs fit once a transform has made one row of two
             info["index"] = index
-            if self._device is not None:  # one copy of each column, for which nothing waits
-                info = {key: value.to(self._device, non_blocking=True) for key, value in info.items()}
+            if parts.device is not None:  # one copy of each column, for which nothing waits
+                info = {key: value.to(parts.device, non_blocking=True) for key, value in info.items()}
                 index = index.cpu()  # as most samplers draw
-            if packed is not None and not self._forms_returns and not self._has_transforms and not is_slices:
+            if packed is not None and not self._forms_returns and not parts.has_transforms and not is_slices:
                 # A batch that is just rows; the storage adds ``generation``, a stored column.
                 return storage.get(info["index"], extra=info), info
             # Rows are complete, with their returns over n steps, before a transform changes them.
@@ -557,7 +524,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
                 else:
                     data = transform(data)
             if generation is not None:
-                info["generation"] = generation if self._sampler_hooks.update_partners else data.get("generation")
+                info["generation"] = generation if self.parts.sampler.update_partners else data.get("generation")
             for key, value in info.items():
                 # Set again only what a transform has removed, and index and generation also where it replaced them.
                 present = data.get(key, None)
@@ -578,14 +545,15 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
     def _read(self, index: Tensor, there: Tensor) -> tuple[TensorDictBase, Tensor | None, list[Transform]]:
         # The rows that were drawn, in slots that lie with the rows too, their generations, and the transforms that are
         # still to be applied.
-        packed, transforms = self._packed, [*self._transforms]
+        packed = self._packed
+        transforms = [*self.parts.transforms]
         episodes = self._episodes if self._forms_returns else None
         first: Any = transforms[0] if transforms and index.ndim == 2 else None
         # Pairs are mixed as they are gathered: both rows of each would be copied and laid out otherwise.
         mixes = has_fast_path(first) and isinstance(first, ReplayTransform) and first._mix_stored is not None
         if packed is not None and mixes and has_fast_path(packed) and episodes is None:
             data = first._mix_stored(packed, there)
-            both = self._sampler_hooks.update_partners
+            both = self.parts.sampler.update_partners
             generation = packed.generation_of(index).to(there.device) if both else data.get("generation")
             return data, generation, transforms[1:]
         if packed is not None:
@@ -597,18 +565,6 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         if episodes is not None:
             data = episodes.draw(data, index, self._storage)
         return data, data.get("generation", None), transforms
-
-    def _check_draw(self, index: Any, batch_size: int) -> None:
-        if not isinstance(self._sampler, ReplaySampler):
-            return
-        is_slots, steps = isinstance(index, Tensor) and index.dtype == torch.int64, self._sampler_hooks.sequence_length
-        shapes = ((batch_size,), (batch_size, 2)) if steps is None else ((batch_size, steps),)
-        if not is_slots or index.shape not in shapes:
-            got = f"{index.dtype} {list(index.shape)}" if isinstance(index, Tensor) else type(index).__name__
-            raise ValueError(
-                f"sample of {type(self._sampler).__name__} returned {got}, and a batch needs slots, int64 "
-                f"[{batch_size}], or pairs of slots, [{batch_size}, 2]{'' if steps is None else f'; here {shapes}'}"
-            )
 
     def update_priority(
         self,
@@ -643,7 +599,9 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         if torch.is_inference_mode_enabled():
             with torch.inference_mode(False):
                 return self.update_priority(index, td_error, generation=generation, **signals)
-        writer, sampler = self._writer_hooks, self._sampler_hooks
+        parts = self.parts
+        writer = parts.writer
+        sampler = parts.sampler
         if signals:
             td_error = td_error_of(td_error, signals, self.signals)
         # Nobody uses the TD errors of a uniform buffer: they are read, so that an error in a loop shows, and dropped.
@@ -654,14 +612,13 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
                 self._feedback.draws_since_update = 0
                 return
         if self._prefetch_queue:
-            self._wait_for_draws()
+            self._ahead.wait()
         with self._replay_lock, self._write_lock:
-            if self._refusal is not None:
-                self._check_usable()
+            self.fork_guard.check()
             # A sampler on the CPU compares generations in the same pass in which it sets priorities. Not where the
             # writer needs the slots of the rows that are left, too.
-            if self._update_matching is not None and not needs_feedback:
-                num_stale = update_matching(index, td_error, generation, self._storage, self._update_matching)
+            if parts.update_matching is not None and not needs_feedback:
+                num_stale = update_matching(index, td_error, generation, self._storage, parts.update_matching)
                 if num_stale is not None:
                     self._feedback.count(len(index), num_stale)
                     return
@@ -674,7 +631,8 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
 
     def read_feedback(self, index: Any, td_error: Any, generation: Any, **signals: Any) -> tuple[Any, Judged]:
         # What writer and sampler get. Both are checked before anything is changed: a refusal leaves all as it is.
-        writer, sampler = self._writer_hooks, self._sampler_hooks
+        writer = self.parts.writer
+        sampler = self.parts.sampler
         if td_error is None and sampler.uses_priorities:
             raise ValueError(
                 f"td_error is None, and {type(self._sampler).__name__} draws by TD errors; give one for each row "
@@ -703,11 +661,11 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             super().empty(empty_write_count)
             self.awaits_new_episodes = False
             self._feedback.forget()
-            self._check_slices, self.last_insertion = SliceCheck(), Insertion()
-            self._begin_episodes()
+            self.last_insertion = Insertion()
+            self._ends.restart()
             if self._episodes is not None:
                 self._episodes.clear()
-            for transform in self._delaying():
+            for transform in self.parts.delaying:
                 transform.clear()
 
     def stats(self) -> dict[str, Any]:
@@ -719,9 +677,9 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         rows = self.capacity if self._packed is None else self._packed.rows_in_memory
         stats = {
             **super().stats(),
-            **self._feedback.stats(self._writer_hooks.age_of),
-            **self._writer_hooks.stats(),
-            **self._sampler_hooks.stats(),
+            **self._feedback.stats(self.parts.writer.age_of),
+            **self.parts.writer.stats(),
+            **self.parts.sampler.stats(),
             "nbytes": self.nbytes,
             "bytes_per_transition": self.nbytes / rows,
         }
@@ -729,7 +687,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
 
     def oldest_first(self) -> Tensor:
         """Returns the slots of the stored rows, int64 ``[N]``, in the order in which they were given."""
-        in_order = slots_by_age(self._storage, self._writer_hooks)
+        in_order = slots_by_age(self._storage, self.parts.writer)
         if in_order is None:
             raise ValueError(
                 f"{type(self._writer).__name__} keeps no order of its rows; define age_of as "
@@ -755,39 +713,41 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             episodes.check_rows(self._storage.get(in_order[:1]))
             episodes.mark_update(in_order, self._storage)
         self._episodes = episodes
-        self._begin_episodes()
+        self._ends.follow(episodes)
 
-    def end_episodes(self, trajectories: Iterable[int] | None = None) -> Tensor:
+    def end_episodes(
+        self,
+        trajectories: Iterable[int] | None = None,
+        *,
+        slots: Tensor | None = None,
+        generation: Tensor | None = None,
+    ) -> Tensor:
         """Ends running episodes whose environments were closed, reset or lost: nothing follows their stored rows.
 
         Steps that a transform keeps back are stored first. Then the newest row of each episode is marked truncated and
         done. Where that may not be the last step of its episode (a writer that refuses rows or keeps no order, returns
         formed before they are stored), and in a storage of TorchRL's, it is not marked, and only later rows are kept
-        apart from it. Reads all rows once, O(N).
+        apart from it. Reads all rows once, O(N), unless ``slots`` are given.
 
         Args:
-            trajectories: ids of the episodes, where rows have them; ``None`` for all that run.
+            trajectories: Ids of the episodes, if rows have them; ``None`` for all that run.
+            slots: Slots of the newest rows of the episodes, int64 ``[n]``, in place of ``trajectories``; for a
+                :class:`~lightning_replay.storage.PackedStorage`.
+            generation: Generations of these rows, int64 ``[n]``; rows that have left are skipped.
 
         Returns:
-            int64, slots of the rows that were stored by this call.
+            Slots of the rows that were stored by this call, int64.
         """
-        packed, writer = self._packed, self._writer_hooks
+        if slots is not None:
+            assert generation is not None, "slots= needs generation="
+            with self._changing():
+                self._ends.end_slots(slots, generation)
+            return slots[:0]
         named = None if trajectories is None else list(trajectories)
-        stored = self.flush(named)
+        stored = self.store_pending(named)
         with self._changing():
             self.awaits_new_episodes &= named is not None
-            if named is None:
-                self._begin_episodes()
-            in_order = None if writer.may_refuse or packed is None else slots_by_age(packed, writer)
-            if in_order is None or packed is None:
-                self.break_episodes(stored_trajectories(self._storage) if named is None else named)
-                return stored
-            index, running = newest_running(packed, in_order, named)
-            if self._delaying():
-                self.break_episodes(running)
-            elif len(index):
-                self._mark_ends(index)
-            writer.cut(index)
+            self._ends.end_running(named)
         return stored
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -798,9 +758,9 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         """
         restore_state(self, state_dict)
         self._share_generator()  # Those of pairs may have been one generator, given by set_rng.
-        self._check_slices, self.last_insertion = SliceCheck(), Insertion()
+        self.last_insertion = Insertion()
         self.awaits_new_episodes = False
-        self._begin_episodes()
+        self._ends.restart()
 
     def load(self, path: str | Path, *, end_episodes: bool = True) -> None:
         """Restores a saved buffer into this one, which must have been built with the same options; imports nothing.
@@ -820,53 +780,33 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             self.load_state_dict(state)
         self.awaits_new_episodes = ends
 
-    def truncate(self, index: Tensor, generation: Tensor) -> None:
-        """Marks the newest rows of interrupted episodes, slots ``[N]``, truncated and done if they are still held."""
-        assert self._packed is not None, "truncate needs a PackedStorage"
-        with self._changing():
-            index = index[self._packed.generation_of(index) == generation]
-            if len(index):
-                self._mark_ends(index)
-                self._writer_hooks.cut(index)
-
     def _begin_life(self) -> None:
-        if self._prefetch_cap:
-            # One thread: batches are drawn in the order in which they are handed out.
-            self._prefetch_executor = ThreadPoolExecutor(max_workers=1)
-        self._refusal: str | None = None
-        forking.register(self)
+        self.fork_guard: ForkGuard = ForkGuard(self)
+        self._start_prefetch()
         self._attach_parts()
 
+    def _start_prefetch(self) -> None:
+        self._ahead = Prefetch(self._prefetch_queue, self._futures_lock, self._prefetch_cap)
+        self._prefetch_executor = self._ahead.executor  # which TorchRL shuts down
+
     def after_fork(self) -> None:
-        """Replaces locks and thread in a forked process, which draws anew the batches drawn ahead."""
-        if forking.is_held_elsewhere(self._replay_lock):
-            self._refusal = forking.half_changed(self)
-        # The parent's thread, which may hold them, is not in this process.
-        self._replay_lock, self._futures_lock = threading.RLock(), threading.RLock()
-        self._prefetch_queue.clear()  # some may be drawn by the thread, which the child has not
-        if self._prefetch_cap:
-            self._prefetch_executor = ThreadPoolExecutor(max_workers=1)
+        """Replaces locks and thread in a forked process, which draws the batches again that were drawn ahead.
+
+        :meta private:
+        """
+        self._replay_lock = self.fork_guard.renew(self._replay_lock)
+        self._futures_lock = threading.RLock()
+        self._prefetch_queue.clear()  # The thread of the parent, which may be drawing some, is not in this process.
+        self._start_prefetch()
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        del state["fork_guard"], state["_ahead"]
+        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._begin_life()
-
-    def _next_prefetched(self, batch_size: int) -> tuple[TensorDictBase, dict[str, Any]]:
-        # One thread draws the batches in order, and changes of the buffer wait for it: a batch is that of the moment at
-        # which it was requested, whatever the threads' timing.
-        with self._futures_lock:
-            queue, sampler = self._prefetch_queue, self._sampler
-            result = queue.popleft().result() if queue else self._sample(batch_size)
-            while len(queue) < min(sampler._remaining_batches, self._prefetch_cap) and not sampler.ran_out:
-                queue.append(self._prefetch_executor.submit(self._sample, batch_size))
-            return result
-
-    def _wait_for_draws(self) -> None:
-        # A change of the buffer must not wait for the thread that draws ahead while it holds the lock that this thread
-        # needs: call it before any lock is taken.
-        with self._futures_lock:
-            ahead = tuple(self._prefetch_queue)
-        wait(ahead)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -874,55 +814,30 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         with self._futures_lock, self._changing():
             yield
 
-    def _check_usable(self) -> None:
-        if self._refusal is not None:
-            raise RuntimeError(self._refusal)
-
     @contextmanager
     def _changing(self) -> Iterator[None]:
         # Methods that are called for every row take the locks themselves, without this context manager.
         if self._prefetch_queue:
-            self._wait_for_draws()
+            self._ahead.wait()
         with self._replay_lock, self._write_lock, torch.inference_mode(False):
-            self._check_usable()
+            self.fork_guard.check()
             yield
 
     def _attach_parts(self) -> None:
-        self._sampler_hooks, self._writer_hooks = as_replay_sampler(self._sampler), as_replay_writer(self._writer)
-        writer: Any = self._writer_hooks
-        self._update_matching = self._sampler_hooks._update_matching if has_fast_path(self._sampler) else None
-        self._insert_columns = writer._insert_columns if has_fast_path(writer) else None
-        self._takes_columns = has_fast_path(self)
-        self._packed = self._storage if isinstance(self._storage, PackedStorage) else None
+        self.parts: ReplayParts = ReplayParts(self._storage, self._sampler, self._writer, self._transform)
+        self._packed = self.parts.packed
         if self._packed is not None:
             self._packed.row_check = self._row_check
-        device = device_of(self._storage)
-        self._device = None if device is None or device.type == "cpu" else device  # where batches are put together
-        self._check_slices = SliceCheck()
-        self.sequence_length: int | None = self._sampler_hooks.sequence_length
-        self.burn_in: int = self._sampler_hooks.burn_in
-        self._cuts_ring = self.needs_consecutive_rows and isinstance(self._writer, RoundRobinWriter)
-        self._cuts_slices = self.needs_consecutive_rows and self._checks_continuity
-        self._checks_rows = overrides(self._sampler_hooks, ReplaySampler, "check_rows")
+        self.sequence_length: int | None = self.parts.sampler.sequence_length
+        self.burn_in: int = self.parts.sampler.burn_in
+        self._takes_columns = has_fast_path(self)
         self.last_insertion = Insertion()
         self._share_generator()
+        self._ends.attach(self.parts, self._episodes)
         self._attach_transforms()
 
     def _share_generator(self) -> None:
-        # TorchRL's samplers draw from torch's global generator if they have no other. Some draw by the storage's.
-        of_torchrl = [one for one in (self._sampler, unwrap(self._sampler)) if not isinstance(one, ReplaySampler)]
-        if not of_torchrl:
-            self._torchrl_generator = None
-            return
-        device = device_of(self._storage) or torch.device("cpu")
-        generator = of_torchrl[0]._rng or self._torchrl_generator  # the former of set_rng, which a copy loses
-        if generator is None:
-            generator = seeded_generator(None, device)
-        elif generator.device.type != device.type:  # the first rows chose the device of the storage
-            generator = seeded_generator(generator.initial_seed(), device)
-        for part in (*of_torchrl, self._storage):
-            part._rng = generator
-        self._torchrl_generator = generator
+        self._torchrl_generator = generator_of_torchrl(self._sampler, self._storage, self._torchrl_generator)
 
     def set_rng(self, generator: torch.Generator | None) -> None:
         """Gives one generator to all parts, as TorchRL's buffers do. With ``None``, each part keeps its generator."""
@@ -930,38 +845,11 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         self._share_generator()
 
     def _attach_transforms(self) -> None:
-        own = [one for one in self._transforms if isinstance(one, ReplayTransform)]
-        if self.sequence_length is not None:
-            self._check_sequences(own)
-        for one in own:
-            one.check_buffer(self)
-        following = [type(one).__name__ for one in own if one.follows_episodes]
-        if following and self._delaying():
-            raise ValueError(
-                f"{following[0]} follows the episodes of stored rows, and NStepTransitions stores returns over several "
-                "steps, of which none follows another; leave NStepTransitions out and give n_steps= to the buffer, "
-                "which forms returns when they are drawn"
-            )
-        if following and not isinstance(self._storage, TensorStorage):
-            raise without_columns(following[0], self._storage)
-        if following and self._episodes is None:
+        own = self.parts.checked_transforms(self)
+        if self._episodes is None and any(transform.follows_episodes for transform in own):
             self._follow(EpisodeTracker(1, 1.0))
-        self._own_transforms = own
-        self._begin_episodes()
-
-    def _check_sequences(self, transforms: list[ReplayTransform]) -> None:
-        # Parts that change or keep single rows leave no sequences to follow.
-        unfit = [
-            *(f"n_steps={steps}" for steps, _ in self.returns if steps > 1),
-            *(type(one).__name__ for one in transforms if not one.takes_sequences),
-        ]
-        if self._writer_hooks.may_refuse:
-            unfit.append(type(self._writer).__name__)
-        if unfit:
-            raise ValueError(
-                f"{', '.join(unfit)} works with single rows, and {self.sampler_name} draws sequences of "
-                f"{self.sequence_length} steps as they were played. Leave it out, or use a sampler of rows"
-            )
+        self.parts.own_transforms = own
+        self._ends.begin()
 
     def append_transform(self, transform: Any, *, invert: bool = False) -> Replay:
         """Appends a transform, which is applied last; nothing is changed where it does not fit the buffer."""
@@ -978,14 +866,14 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
     @contextmanager
     def _with_more_transforms(self) -> Iterator[None]:
         with self._changing():
-            before = [*self._transforms]
+            before = [*self.parts.transforms]
             try:
                 yield
                 if len(self._storage):
                     row = self._storage.get(held_slots(self._storage)[:1])
-                    for one in self._transforms:
-                        if isinstance(one, ReplayTransform) and one not in before:
-                            one.check_rows(row)
+                    for transform in self.parts.transforms:
+                        if isinstance(transform, ReplayTransform) and transform not in before:
+                            transform.check_rows(row)
                 self._attach_transforms()
             except BaseException:
                 self._transform.transforms = nn.ModuleList(before)
@@ -1000,9 +888,9 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             super().set_sampler(before)
             self._attach_parts()
             raise
-        in_order = slots_by_age(self._storage, self._writer_hooks) if self._cuts_slices and len(self) else None
+        in_order = slots_by_age(self._storage, self.parts.writer) if self._ends.cuts_slices and len(self) else None
         if in_order is not None:
-            self._mark_ends(self._check_slices.broken(in_order[1:], self._storage))
+            self._ends.mark_broken(in_order[1:])
         return before
 
     def set_writer(self, writer: Writer) -> Writer:
@@ -1018,26 +906,6 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         return before
 
     @property
-    def _transforms(self) -> nn.ModuleList:
-        # Not as an attribute: Transform.__getattr__ takes a microsecond.
-        transforms: Any = self._transform._modules["transforms"]
-        return transforms
-
-    @property
-    def _has_transforms(self) -> bool:
-        return len(self._transform._modules["transforms"]._modules) > 0
-
-    @property
-    def _changes_rows(self) -> bool:
-        # A transform of this library changes rows before they are stored only if it defines an inverse.
-        transforms = self._transform._modules["transforms"]._modules.values()
-        return any(not isinstance(one, ReplayTransform) or overrides(one, Transform, "_inv_call") for one in transforms)
-
-    def _delaying(self) -> list[NStepTransitions]:
-        # Whose rows wait for others before they are stored.
-        return [one for one in self._transforms if isinstance(one, NStepTransitions)]
-
-    @property
     def capacity(self) -> int:
         """Most transitions kept."""
         return self._storage.max_size
@@ -1048,16 +916,12 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
     @property
     def nbytes(self) -> int:
         """Bytes of rows and links, and of what sampler and writer keep."""
-        return (
-            self._sampler_hooks.nbytes
-            + self._writer_hooks.nbytes
-            + sum(0 if part is None else part.nbytes for part in (self._episodes, self._packed))
-        )
+        return self.parts.nbytes + (0 if self._episodes is None else self._episodes.nbytes)
 
     @property
     def tables(self) -> Tables | None:
         """The tables that the writer keeps; ``None`` for other writers."""
-        tables: Tables | None = self._writer_hooks.tables
+        tables: Tables | None = self.parts.writer.tables
         return tables
 
     @property
@@ -1066,20 +930,17 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
 
         The length is above 1, and 1 for rewards that are shaped by a potential.
         """
-        formed: list[Any] = [] if self._episodes is None else [self._episodes]
-        own = [one for one in self._transforms if isinstance(one, ReplayTransform)]
-        shaped = [(1, one.shaping_discount) for one in own if one.shaping_discount is not None]
-        return [(one.n_steps, one.discount) for one in (*formed, *self._delaying()) if one.n_steps > 1] + shaped
+        return self.parts.returns(self._episodes)
 
     @property
     def is_prioritized(self) -> bool:
         """Whether TD errors change what the sampler draws."""
-        return self._sampler_hooks.uses_priorities
+        return self.parts.sampler.uses_priorities
 
     @property
     def signals(self) -> tuple[str, ...]:
         """Names of the signals that :meth:`update_priority` takes."""
-        return (*SIGNALS, *self._writer_hooks.signals)
+        return (*SIGNALS, *self.parts.writer.signals)
 
     @property
     def sampler_name(self) -> str:
@@ -1089,33 +950,32 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
     @property
     def needs_consecutive_rows(self) -> bool:
         """Whether the sampler cuts slices out of rows that lie side by side."""
-        return isinstance(self._sampler, SliceSampler)
+        return self.parts.cuts_slices
 
     @property
     def needs_initial_surprise(self) -> bool:
         """Whether the writer lacks a function for the surprise of new rows."""
-        return self._writer_hooks.needs_initial_surprise
+        return self.parts.writer.needs_initial_surprise
 
     def set_initial_surprise(self, measure: Callable[[TensorDictBase], Tensor] | None) -> None:
         """Sets the writer's function for the surprise of new rows; ``None`` removes it."""
-        self._writer_hooks.initial_surprise = measure
+        self.parts.writer.initial_surprise = measure
 
     def generator_fingerprint(self) -> bytes:
         """Returns the state of the sampler's generator, which is equal while nothing is drawn."""
-        generator = self._torchrl_generator or self._sampler_hooks._generator
+        generator = self._torchrl_generator or self.parts.sampler._generator
         return b"" if generator is None else generator.get_state().numpy().tobytes()
 
     @property
     def takes_feedback(self) -> bool:
         """Whether :meth:`update_priority` changes what is drawn or kept."""
-        return self._sampler_hooks.uses_priorities or self._writer_hooks.needs_feedback
+        return self.parts.sampler.uses_priorities or self.parts.writer.needs_feedback
 
     def mark_update(self, index: Tensor | int) -> None:
         """Informs sampler and episodes of rows just written to these slots; the writer calls it."""
         if not isinstance(index, Tensor) or index.ndim != 1 or not index.is_cpu:  # as TorchRL's writers give slots
             index = as_tensor(index).reshape(-1).cpu()
-        if self._cuts_slices:
-            self._mark_ends(self._check_slices.broken(index, self._storage))
+        self._ends.mark_broken(index)
         if self._episodes is not None:
             self._episodes.mark_update(index, self._storage)
         # Last: a sampler of episodes may read the ends that were marked above.
@@ -1125,32 +985,10 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         """Removes rows that left without being overwritten from sampler and episodes; the storage calls it."""
         if self._episodes is not None:
             self._episodes.on_evict(index)
-        self._sampler_hooks.on_evict(index)
+        self.parts.sampler.on_evict(index)
 
-    def cut(self, index: Tensor) -> None:
-        """Ends the episodes at the rows in these slots: nothing follows them."""
-        if self._episodes is not None:
-            self._episodes.cut(index)
-        self._sampler_hooks.cut(index)
-
-    def _mark_ends(self, index: Tensor) -> None:
-        if not len(index):
-            return
-        rows = readable_rows(self._storage)
-        flags = [key for key in _ENDS if rows.get(key, None) is not None]
-        if self._packed is not None:
-            self._packed.set_flags(flags, index)
-        else:
-            for key in flags:
-                rows.get(key)[index] = True
-        self.cut(index)
-
-    def break_episodes(self, trajectories: Iterable[int | None]) -> None:
-        """Ends the running episodes of these trajectories: their next rows follow no stored row."""
-        nothing = torch.zeros(0, dtype=torch.int64, device="cpu")
-        if self._episodes is not None:
-            self._episodes.cut(nothing, trajectories)
-        self._sampler_hooks.cut(nothing, trajectories)
+    def on_episode_end(self, slots: Tensor, trajectories: Iterable[int | None] = ()) -> None:
+        self._ends.announce(slots, trajectories)
 
     def successors(self, index: Tensor) -> Tensor | None:
         """Returns the slots of the next steps of rows ``[n]``, -1 where none is stored.
@@ -1166,26 +1004,22 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             if reading is not None and (type(reading) is not int or reading < 0):
                 checked_count(name, reading, 0)
         if self._prefetch_queue:
-            self._wait_for_draws()
+            self._ahead.wait()
         with self._replay_lock, self._write_lock:  # before every update of an agent, so without _changing
-            if self._refusal is not None:
-                self._check_usable()
-            self._sampler_hooks.advance(env_steps=env_steps, updates=updates)
-            self._writer_hooks.advance(env_steps=env_steps, updates=updates)
-            for transform in self._own_transforms:
-                transform.advance(env_steps=env_steps, updates=updates)
+            self.fork_guard.check()
+            self.parts.advance(env_steps, updates)
 
     def group_totals(self) -> GroupTotals:
         """Returns what the stored rows add up to, for a :class:`~lightning_replay.divided_draws.Divider`."""
         with self._changing():  # a sampler may read rows that were stored before it was attached
             check_divisible(self._sampler)
-            return self._sampler_hooks.group_totals(self._storage)
+            return self.parts.sampler.group_totals(self._storage)
 
     def raise_max_priority(self, priority: float) -> None:
         """Raises the largest priority so far, before any exponent, which new rows get, to that of other replays."""
         priority = checked_number("priority", priority, 0.0)
         with self._changing():
-            self._sampler_hooks.raise_max_priority(priority)
+            self.parts.sampler.raise_max_priority(priority)
 
     def seed(self, seed: int) -> None:
         """Restarts the draws of sampler, transforms and writer from ``seed``."""
@@ -1193,9 +1027,24 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         with self._changing():
             if self._torchrl_generator is not None:
                 self._torchrl_generator.manual_seed(seed)
-            for offset, part in enumerate([self._sampler_hooks, *self._transforms, self._writer_hooks]):
-                if isinstance(part, SeededStateful):
-                    part.reseed(seed + offset)
+            self.parts.seed(seed)
+
+    @property
+    def saved_parts(self) -> SavedParts:
+        """The objects whose states a save holds.
+
+        :meta private:
+        """
+        return SavedParts(
+            storage=self._storage,
+            sampler=self._sampler,
+            writer=self._writer,
+            transform=self._transform,
+            episodes=self._episodes,
+            feedback=self._feedback,
+            generator=self._torchrl_generator,
+            prefetch=self._ahead,
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Returns a copy of all that decides the next draws: rows, priorities, generators, batches drawn ahead."""
@@ -1237,36 +1086,3 @@ def wrong_shape(rows: TensorDictBase) -> ValueError:
         "environments first (reshape(-1)), build columns as TensorDict(..., batch_size=[N]), or call add for a single "
         "transition. Rows padded by split_trajs are taken as they are with their mask, ('collector', 'mask')"
     )
-
-
-def without_columns(reader: str, storage: Storage) -> TypeError:
-    return TypeError(
-        f"{reader} reads columns of rows, and a {type(storage).__name__} has none; use PackedStorage or "
-        "LazyTensorStorage"
-    )
-
-
-def check_parts(storage: Storage, sampler: Sampler, writer: Writer, n_steps: int) -> None:
-    # Some of these parts would fail only once rows are stored or drawn.
-    hooks, name, capacity = as_replay_sampler(sampler), type(unwrap(sampler)).__name__, storage.max_size
-    for part in (sampler, unwrap(sampler), writer):
-        if isinstance(part, ReplaySampler | ReplayWriter):
-            part._check_state()
-    if hooks.num_slots is not None and hooks.num_slots < capacity:
-        raise ValueError(
-            f"capacity of {name} is {hooks.num_slots} and that of the storage {capacity}; "
-            f"build the sampler with capacity={capacity}"
-        )
-    if hooks._draws_from_tables and as_replay_writer(writer).tables is None:
-        raise without_tables(name)
-    if not isinstance(storage, TensorStorage) and (hooks._reads_columns or n_steps > 1):
-        reader = type(sampler).__name__ if hooks._reads_columns else f"a buffer with n_steps={n_steps}"
-        raise without_columns(reader, storage)
-    setting = next(one for one in type(sampler).__mro__ if {"set_priorities", "update_priority"} & vars(one).keys())
-    if isinstance(sampler, ReplaySampler) and setting is not ReplaySampler and "set_priorities" not in vars(setting):
-        raise TypeError(
-            f"{setting.__name__} defines update_priority, which Replay does not call; define "
-            "set_priorities(slots, magnitudes, storage), with the slots and the magnitudes of checked TD errors"
-        )
-    if isinstance(sampler, SliceSampler):
-        check_slice_writer(sampler, writer)

@@ -39,7 +39,7 @@ class Twins:
 
     def flush(self, _: int) -> None:
         for replay in self.replays:
-            replay.flush()
+            replay.store_pending()
 
     def empty(self, _: int) -> None:
         for replay in self.replays:

@@ -39,7 +39,7 @@ def row_differences(
     all columns beside those of the spaces only the present ones matter. Spaces ``of_agent`` are those of
     :func:`~lightning_replay.agents.spaces.spaces_of_sizes`, whose integers may have any dtype.
     """
-    if replay._changes_rows:  # transforms, on their way in
+    if replay.parts.changes_rows:  # transforms, on their way in
         return []
     if is_parameterized(action_space):  # as the agent gives it, with the parameters of all actions
         actions = ParameterizedActions.of(action_space)

@@ -45,7 +45,7 @@ class SamplerWrapper(ReplaySampler, TorchRLPrioritizedSampler):
     uses_priorities: Any = delegate("uses_priorities")
     check_rows: Any = delegate("check_rows")
     check_priority: Any = delegate("check_priority")
-    cut: Any = delegate("cut")
+    end_episodes: Any = delegate("end_episodes")
     on_evict: Any = delegate("on_evict")
     priority_of: Any = delegate("priority_of")
     raise_max_priority: Any = delegate("raise_max_priority")
@@ -268,9 +268,9 @@ class FollowsEpisodes(ReplaySampler):
         super().on_evict(index)
         self.followed.on_evict(index)
 
-    def cut(self, index: Tensor, trajectories: Iterable[int | None] = ()) -> None:
-        super().cut(index, trajectories)
-        self.followed.cut(index, trajectories)
+    def end_episodes(self, slots: Tensor, trajectories: Iterable[int | None] = ()) -> None:
+        super().end_episodes(slots, trajectories)
+        self.followed.cut(slots, trajectories)
 
     @property
     def nbytes(self) -> int:

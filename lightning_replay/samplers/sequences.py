@@ -248,11 +248,11 @@ class SequenceSampler(FollowsEpisodes, SamplerWrapper):
         self._leave(index)
         super().on_evict(index)
 
-    def cut(self, index: Tensor, trajectories: Iterable[int | None] = ()) -> None:
+    def end_episodes(self, slots: Tensor, trajectories: Iterable[int | None] = ()) -> None:
         running = [] if self.followed.links is None else self.followed.links.running
-        super().cut(index, trajectories)
+        super().end_episodes(slots, trajectories)
         if self._starts is not None and self.followed.links is not None:
-            self._begin(np.zeros(0, dtype=np.int64), self.followed.links.ended([*running, *index.tolist()]))
+            self._begin(np.zeros(0, dtype=np.int64), self.followed.links.ended([*running, *slots.tolist()]))
 
     def _leave(self, index: Tensor) -> list[int]:
         # Sequences leave with any of their rows; returns the newest rows of running episodes.

@@ -19,7 +19,7 @@ from torch import Tensor
 from torchrl.data import LazyTensorStorage
 from torchrl.data.replay_buffers import Storage
 
-from lightning_replay import forking
+from lightning_replay.forking import ForkGuard
 from lightning_replay.free_memory import allocate_rows
 from lightning_replay.options import checked_count
 from lightning_replay.parts import BufferHooks
@@ -132,15 +132,13 @@ class PackedStorage(LazyTensorStorage):
         shared = None if self._memmap is None else mmap.mmap(-1, 8)
         self._shared_writes = None if shared is None else np.frombuffer(shared, dtype=np.int64)
         self._own_writes = 0
-        self._refusal: str | None = None
-        forking.register(self)
+        self._guard = ForkGuard(self)
 
     def after_fork(self) -> None:
         """Replaces the lock in a forked process, which may not write into a file of its parent."""
-        if forking.is_held_elsewhere(self.snapshots.lock):
-            self._refusal = forking.half_changed(self)
-        elif self._shared_writes is not None and self.initialized:
-            self._refusal = (
+        self._guard.renew(self.snapshots.lock)
+        if self._guard.refusal is None and self._shared_writes is not None and self.initialized:
+            self._guard.refusal = (
                 f"the rows of this {type(self).__name__} lie in a file that a forked process shares with its "
                 "parent, so they cannot be written here; nothing was changed. Write in the parent, or build a "
                 "storage in this process"
@@ -158,8 +156,7 @@ class PackedStorage(LazyTensorStorage):
 
     def check_writable(self) -> None:
         """Raises ``RuntimeError`` before a write in a forked process into rows of the parent."""
-        if self._refusal is not None:
-            raise RuntimeError(self._refusal)
+        self._guard.check()
 
     def attach(self, buffer: Any) -> None:
         """Attaches a buffer, to be informed of rows that are written; called by the buffer."""
@@ -359,8 +356,7 @@ class PackedStorage(LazyTensorStorage):
         return values
 
     def _check(self, values: Sequence[Column]) -> None:
-        if self._refusal is not None:
-            self.check_writable()
+        self._guard.check()
         if self.row_check is not None:
             if self._columns_check is None:
                 self._columns_check = self.row_check.of(dict(zip(self.row_columns, values, strict=True)))
@@ -622,7 +618,7 @@ class PackedStorage(LazyTensorStorage):
         state = super().__getstate__()
         state["packed"] = self.state_dict()
         self.check_read()
-        del state["snapshots"], state["_shared_writes"]
+        del state["snapshots"], state["_shared_writes"], state["_guard"]
         return state | dict.fromkeys(self._of_columns) | {"_reached": 0, "_views": {}, "row_columns": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -56,11 +56,11 @@ def announce(storage: Storage, index: Tensor, entered: np.ndarray, rows: Any, co
         hooks = buffer if isinstance(buffer, BufferHooks) else None  # TorchRL's buffers follow no episodes
         # Before the new rows are linked, so that none follows a row across a missing step.
         if missing is not None and hooks is not None:
-            hooks.break_episodes(missing.trajectories)
+            hooks.on_episode_end(index[:0], missing.trajectories)
         if len(index):
             buffer.mark_update(index)
         if missing is not None and hooks is not None and len(missing.last_before):
-            hooks.cut(index[missing.last_before])
+            hooks.on_episode_end(index[missing.last_before])
 
 
 def write_rows(storage: Storage, data: TensorDictBase, slots: Tensor, rows: Tensor) -> Insertion:

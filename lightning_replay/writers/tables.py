@@ -365,11 +365,12 @@ class EventTableWriter(TableWriter):
     def _held_by(self, state_dict: Mapping[str, Any]) -> np.ndarray:
         return self._histories.slots_in(state_dict["histories"])
 
-    def cut(self, index: Tensor) -> None:
-        if not len(index):
+    def end_episodes(self, slots: Tensor) -> None:
+        """Forgets the histories of the episodes whose newest rows are in the slots ``[n]``."""
+        if not len(slots):
             return
         trajectory = trajectory_of(self._storage.readable_rows)
-        names = [None] if trajectory is None else trajectory[index].flatten().tolist()
+        names = [None] if trajectory is None else trajectory[slots].flatten().tolist()
         for name in names:
             self._histories.forget(name or 0)
             self._running.forget(name or 0)

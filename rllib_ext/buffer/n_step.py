@@ -113,7 +113,7 @@ class StoredReturns:
         broken_off = [episode for episode, call in self._continued.items() if self._calls - call >= MAX_LAG]
         for episode in broken_off:
             del self._continued[episode]
-        return len(self._replay.flush(broken_off)) if broken_off else 0
+        return len(self._replay.store_pending(broken_off)) if broken_off else 0
 
     def clear(self) -> None:
         self._continued.clear()

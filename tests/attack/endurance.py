@@ -66,7 +66,7 @@ def through_replay(variant: Variant) -> Callable[[int], int]:
         batch = replay.sample()
         replay.update_priority(batch, batch["next", "reward"])
         if variant.n_steps > 1 and variant.recipe == "surprise_retention":
-            replay.flush(rows["trajectory"][:ENVIRONMENTS:10].tolist())  # those that broke off
+            replay.store_pending(rows["trajectory"][:ENVIRONMENTS:10].tolist())  # those that broke off
         return len(rows)
 
     return go_on

@@ -56,7 +56,7 @@ class History:
         self.audit(may_change=True)
 
     def flush(self) -> None:
-        self.replay.flush()
+        self.replay.store_pending()
         self.audit(may_change=True)
 
     def audit(self, *, may_change: bool = False) -> None:

@@ -146,7 +146,7 @@ def test_returns_formed_before_rows_are_stored_are_of_rows_that_connect(batches)
     replay = Replay(storage=PackedStorage(100), transform=NStepTransitions(3, 0.5), batch_size=4)
     for batch in batches:
         replay.extend(rows_of(batch))
-    replay.flush()
+    replay.store_pending()
     rows, after = [row for batch in batches for row in batch], followers(batches)
     expected = {}
     for place, row in enumerate(rows):

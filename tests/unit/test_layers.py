@@ -32,14 +32,15 @@ ORDER = (
         "levels",
     ),
     *("divided_draws", "episodes", "tables", "feedback", "events", "neighbors", "priority_tree", "schedulers"),
-    *("schedules", "losses", "samplers", "training_replay", "saves", "retention", "writers", "replay", "transforms"),
-    *("lightning_compat", "agents", "collecting", "loading", "inspection", "table_replay", "mixed_replay", "recipes"),
-    *("lit", "__main__"),
+    *("schedules", "losses", "samplers", "training_replay", "saves", "retention", "writers", "prefetch"),
+    *("replay_parts", "episode_ends", "replay", "transforms", "lightning_compat", "agents", "collecting", "loading"),
+    *("inspection", "table_replay", "mixed_replay", "recipes", "lit", "__main__"),
     *("dataset_files", "datasets", "sb3", "sharded", "start_method"),
 )
 #: The files that a prioritized replay loads, apart from those that only import others: no method is among them.
 CORE = (
     *("divided_draws", "fast_path", "feedback", "forking", "free_memory", "jit", "lazy", "options", "parts"),
+    *("episode_ends", "prefetch", "replay_parts"),
     *("replay", "saves", "schedules", "start_method", "state", "training_replay", "priority_tree.numba_kernels"),
     *("priority_tree.torch_tree", "priority_tree.tree", "episodes.beginnings", "episodes.groups", "episodes.kernels"),
     *("episodes.links", "episodes.returns", "episodes.running", "samplers.prioritized", "samplers.slice_check"),

@@ -125,7 +125,7 @@ def test_n_step_rows() -> None:
 def test_truncated_rows_are_closed_once_and_only_while_they_are_there() -> None:
     replay = recipes.uniform(capacity=4, batch_size=2, n_steps=2, seed=0)
     replay.extend(numbered_steps(0, 3))
-    replay.truncate(torch.tensor([2, 1]), torch.tensor([1, 9]))
+    replay.end_episodes(slots=torch.tensor([2, 1]), generation=torch.tensor([1, 9]))
     rows = replay.storage.get(torch.arange(3))
     assert rows["next", "truncated"].flatten().tolist() == [False, False, True]
     assert rows["next", "done"].flatten().tolist() == [False, False, True]
@@ -264,14 +264,14 @@ def test_flags_without_a_dimension_of_their_own_are_checked_and_flags_of_two_sha
         recipes.uniform(capacity=8, batch_size=2, seed=0).extend(steps)
 
 
-@pytest.mark.parametrize("change", ["advance", "seed", "truncate"])
+@pytest.mark.parametrize("change", ["advance", "seed", "end_episodes"])
 def test_clocks_seeds_and_ends_of_episodes_wait_while_a_save_needs_one_moment(change) -> None:
     replay = recipes.uniform(capacity=8, batch_size=2, seed=0)
     index = replay.extend(numbered_steps(0, 4))
     calls = {
         "advance": partial(replay.advance, updates=3),
         "seed": partial(replay.seed, 1),
-        "truncate": partial(replay.truncate, index[-1:], torch.ones(1, dtype=torch.int64)),
+        "end_episodes": partial(replay.end_episodes, slots=index[-1:], generation=torch.ones(1, dtype=torch.int64)),
     }
     thread = threading.Thread(target=calls[change])
     with replay.locked():

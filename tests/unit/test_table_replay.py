@@ -184,9 +184,9 @@ def test_interrupted_episodes_are_closed_in_every_table_that_holds_the_row() -> 
     replay = events()
     index = replay.extend(event_steps(0, 4, {3: {"goal"}}, ["goal"], ends=False))
     generation = replay.storage.generation_of(index)
-    replay.truncate(index[-1:], generation[-1:] + 1)
+    replay.end_episodes(slots=index[-1:], generation=generation[-1:] + 1)
     assert not bool(replay.table("goal")["next", "truncated"].any()), "the slot holds another row by now"
-    replay.truncate(index[-1:], generation[-1:])
+    replay.end_episodes(slots=index[-1:], generation=generation[-1:])
     assert replay.table("goal")["next", "truncated"].flatten().tolist() == [False, True]
     replay.extend(event_steps(4, 1, {0: {"goal"}}, ["goal"]))
     assert replay.table("goal")["action"].tolist() == [2, 3, 4]

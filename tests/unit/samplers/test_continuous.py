@@ -61,7 +61,7 @@ def test_cut_and_empty() -> None:
     buffer = make_buffer()
     steps = make_steps([0, 0, 0])
     buffer.extend(steps[:2])
-    buffer.sampler.cut(torch.tensor([1]))
+    buffer.sampler.end_episodes(torch.tensor([1]))
     buffer.extend(steps[2:])
     assert partners(buffer) == [1, 1, 2]
     assert buffer.sampler.nbytes == 2 * 8 * 6

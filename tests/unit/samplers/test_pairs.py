@@ -180,17 +180,17 @@ def test_bytes_are_those_of_its_parts() -> None:
 
 
 @pytest.mark.parametrize("pairs", [RandomPairSampler, ContinuousTransitionSampler])
-@pytest.mark.parametrize("how", ["cut", "break_episodes"])
+@pytest.mark.parametrize("how", ["by slot", "by trajectory"])
 def test_the_first_sampler_gets_ends_of_episodes(pairs: Any, how: str) -> None:
     """Steps 0 and 1 of an episode, its end, and step 2, from which no sweep goes back."""
     sweep = ReverseSweepSampler(lambda steps: steps["next", "reward"].flatten() > 0, sweep_share=1.0, seed=0)
     replay = Replay(storage=PackedStorage(8), sampler=pairs(sweep), batch_size=2)
     steps = connected(numbered_steps(0, 3).set(("next", "reward"), torch.tensor([[0.0], [0.0], [1.0]])))
     replay.extend(steps[:2])
-    if how == "cut":
-        replay.sampler.cut(torch.tensor([1]))
+    if how == "by slot":
+        replay.sampler.end_episodes(torch.tensor([1]))
     else:
-        replay.sampler.cut(torch.zeros(0, dtype=torch.int64), [None])
+        replay.sampler.end_episodes(torch.zeros(0, dtype=torch.int64), [None])
     replay.extend(steps[2:])
     assert sweep.sample(replay.storage, 3)[0].tolist() == [2, 2, 2]
     if pairs is ContinuousTransitionSampler:

@@ -67,7 +67,7 @@ def test_chunks_without_written_rows_are_not_read(tmp_path, read) -> None:
 
 def _flags(replay: Replay) -> None:
     index = torch.tensor([130])
-    replay.truncate(index, replay.storage.generation_of(index))
+    replay.end_episodes(slots=index, generation=replay.storage.generation_of(index))
 
 
 def _emptied(replay: Replay) -> None:

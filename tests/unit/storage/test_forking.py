@@ -89,7 +89,7 @@ def on_disk(tmp_path: Path) -> Replay:
     [
         lambda replay: replay.extend(numbered_steps(50, 2)),
         lambda replay: replay.empty(),
-        lambda replay: replay.truncate(torch.tensor([3]), torch.tensor([1])),
+        lambda replay: replay.end_episodes(slots=torch.tensor([3]), generation=torch.tensor([1])),
         lambda replay: replay.load_state_dict(replay.state_dict()),
     ],
     ids=["extend", "empty", "truncate", "load_state_dict"],

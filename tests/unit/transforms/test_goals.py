@@ -245,7 +245,7 @@ def test_buffers_it_does_not_work_with_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match="RelabelGoals works with single rows, and SequenceSampler"):
             built()
-    assert replay.sampler_name == "UniformSampler" and replay._sampler_hooks is replay.sampler
+    assert replay.sampler_name == "UniformSampler" and replay.parts.sampler is replay.sampler
     with pytest.raises(ValueError, match="RelabelGoals follows the episodes of stored rows.*give n_steps="):
         recipes.surprise_retention(10, n_steps=2, transform=relabel)
     with pytest.raises(TypeError, match="RelabelGoals reads columns of rows, and a ListStorage has none"):

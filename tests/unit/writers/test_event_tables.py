@@ -69,7 +69,7 @@ def test_tables_hold_what_the_fixture_says(case, rows_per_call: int) -> None:
 def test_an_interrupted_episode_is_forgotten() -> None:
     replay = recipes.event_tables(capacity=10, batch_size=1, tables=[goal_table(condition=IsTrue("goal"))])
     slots = replay.extend(event_steps(0, 2, {}, ["goal"], ends=False))
-    replay.truncate(slots[-1:], replay.storage.generation_of(slots[-1:]))
+    replay.end_episodes(slots=slots[-1:], generation=replay.storage.generation_of(slots[-1:]))
     replay.extend(event_steps(2, 1, {0: {"goal"}}, ["goal"]))
     assert ids(replay, "goal") == [2]
     assert bool(replay.table("default")["next", "truncated"][1])
