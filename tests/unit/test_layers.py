@@ -17,20 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 LIGHTNING = {"lightning", "lightning_fabric", "pytorch_lightning", "lightning_utilities", "jsonargparse"}
 # Lowest first: what stands here may import from what stands before it, at any place in a file.
 ORDER = (
-    *(
-        "lazy",
-        "fast_path",
-        "forking",
-        "options",
-        "envs",
-        "free_memory",
-        "saving",
-        "state",
-        "jit",
-        "parts",
-        "storage",
-        "levels",
-    ),
+    *("lazy", "fast_path", "forking", "options", "envs", "free_memory", "saving", "state", "jit", "parts"),
+    *("storage", "levels"),
     *("divided_draws", "episodes", "tables", "feedback", "events", "neighbors", "priority_tree", "schedulers"),
     *("schedules", "losses", "samplers", "training_replay", "saves", "retention", "writers", "prefetch"),
     *("replay_parts", "episode_ends", "replay", "transforms", "lightning_compat", "agents", "collecting", "loading"),
