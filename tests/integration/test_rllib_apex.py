@@ -21,6 +21,7 @@ from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from ray.rllib.examples.envs.classes.multi_agent import MultiAgentCartPole
 
 from rllib_ext.apex import TAG, ApexDQN, ApexDQNConfig, collect
+from tests.stored import stored_rows
 
 from .rllib_algorithms import Counting, EchoLearner, built, small, trained, watch_td_errors
 
@@ -76,7 +77,7 @@ def weights_of(runner: Any) -> Any:
 
 
 def processes(algorithm: Algorithm, worker: int) -> list[int]:
-    rows = algorithm.local_replay_buffer.replay.storage.get(slice(0, len(algorithm.local_replay_buffer)))
+    rows = stored_rows(algorithm.local_replay_buffer.replay)
     seen = rows["observation"][:, :2].int()
     return seen[seen[:, 0] == worker, 1].tolist()
 

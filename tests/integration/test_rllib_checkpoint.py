@@ -21,6 +21,7 @@ from ray.rllib.algorithms.dqn import DQNConfig
 from lightning_replay.saving import DamagedFileError
 from rllib_ext.checkpoints import FOLDER, read_buffer
 from tests.saves import forge
+from tests.stored import stored_rows
 
 from .rllib_algorithms import Counting, built, small
 
@@ -46,7 +47,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory, shared_ray: None) -> tuple[P
 
 def snapshot(algorithm: Algorithm) -> dict[str, Any]:
     buffer = algorithm.local_replay_buffer
-    rows = buffer.replay.storage.get(slice(0, len(buffer))).clone()
+    rows = stored_rows(buffer.replay).clone()
     return {"rows": rows, "counters": buffer.plain_state()["counters"], "stats": buffer.replay.stats()}
 
 

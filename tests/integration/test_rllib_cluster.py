@@ -20,6 +20,7 @@ from lightning_replay.sharded.options import ShardOptions
 from rllib_ext.rllib_compat import values
 from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
 from tests.ray_cpus import become_free
+from tests.stored import stored_rows
 from tests.unit.rllib_ext.episodes import numbered
 
 from .rllib_algorithms import Counting, EchoLearner, built, small, trained, watch_columns, watch_td_errors
@@ -78,7 +79,7 @@ def test_training_and_a_checkpoint_across_nodes(tmp_path: Path) -> None:
         result = trained(algorithm)
         assert len(home) >= known + 2 * 25 * 10 and all(home), layout
         assert len(buffer) == result["env_runners"]["num_env_steps_sampled_lifetime"] >= 80
-        assert buffer.replay.storage.get(slice(0, len(buffer)))["next", "done"].float().mean() > 0.4
+        assert stored_rows(buffer.replay)["next", "done"].float().mean() > 0.4
         drawn = buffer.get_sampled_timesteps()
         assert result["num_updates_lifetime"] == drawn / (2 * 25) > 1
         metrics = result["replay_buffer"]
@@ -91,13 +92,13 @@ def test_training_and_a_checkpoint_across_nodes(tmp_path: Path) -> None:
     for name, array in weights[0].items():
         np.testing.assert_array_equal(array, weights[1][name])
     path = algorithm.save_to_path(tmp_path / "checkpoint")
-    rows, stats = buffer.replay.storage.get(slice(0, len(buffer))), buffer.replay.stats()
+    rows, stats = stored_rows(buffer.replay), buffer.replay.stats()
     (drawn,) = buffer.sample(num_items=40, n_step=(1, 3))
     updated = len(home)
     algorithm.train()
 
     algorithm.restore_from_path(path)
-    assert len(buffer) == len(rows) and (buffer.replay.storage.get(slice(0, len(buffer))) == rows).all()
+    assert len(buffer) == len(rows) and (stored_rows(buffer.replay) == rows).all()
     assert buffer.replay.stats()["priorities_updated"] == stats["priorities_updated"] == updated
     (block,) = buffer.sample(num_items=40, n_step=(1, 3))
     np.testing.assert_array_equal(block.get_observations(slice(0, 40)), drawn.get_observations(slice(0, 40)))

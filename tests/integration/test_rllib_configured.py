@@ -28,6 +28,7 @@ from ray.rllib.connectors.learner.frame_stacking import FrameStackingLearner
 import rllib_ext
 from lightning_replay import recipes
 from rllib_ext.rllib_compat import callbacks_on, values
+from tests.stored import stored_rows
 
 from .rllib_algorithms import (
     Counting,
@@ -227,7 +228,7 @@ def test_every_td_error_reaches_its_row() -> None:
         buffer.options.layout = layout
         result = trained(algorithm)
         assert len(home) >= 25 * 20 and all(home), layout
-        assert buffer.replay.storage.get(slice(0, len(buffer)))["next", "done"].float().mean() > 0.4
+        assert stored_rows(buffer.replay)["next", "done"].float().mean() > 0.4
         check_figures(config, buffer, result)
     (seen,) = values(algorithm.learner_group.foreach_learner(lambda learner: learner.columns_seen))
     assert seen and all(writeable and not shared for writeable, shared in seen)

@@ -21,6 +21,7 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.dqn import DQNConfig
 
 from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
+from tests.stored import stored_rows
 
 from .rllib_algorithms import built, small, trained
 
@@ -80,7 +81,7 @@ def stamped(**options: Any) -> AlgorithmConfig:
 
 def check_rows(buffer: RecipeEpisodeReplayBuffer) -> set[tuple[int, ...]]:
     """Asserts that every row is one step, none twice, each trajectory one episode without a hole; returns the steps."""
-    rows = buffer.replay.storage.get(slice(0, len(buffer)))
+    rows = stored_rows(buffer.replay)
     before, after = rows["observation"].int(), rows["next", "observation"].int()
     assert torch.equal(before[:, :2], after[:, :2])
     assert torch.equal(before[:, 2] + 1, after[:, 2])
@@ -190,7 +191,7 @@ def test_a_buffer_larger_than_the_object_store_pins_nothing_in_it(monkeypatch: p
         result = algorithm.train()
     gc.collect()
     assert len(in_store) >= 24 and not any(reference() is not None for reference in in_store)
-    rows = buffer.replay.storage.get(slice(0, len(buffer)))
+    rows = stored_rows(buffer.replay)
     assert len(rows) == 1200 and rows.bytes() > 2 * STORE_BYTES
     assert (rows["next", "observation"][:, 7, 7, 1] == rows["observation"][:, 7, 7, 1] + 1).all()
     assert np.isfinite(result["learners"]["default_policy"]["qf_loss"])

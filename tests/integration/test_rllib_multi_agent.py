@@ -21,6 +21,7 @@ from ray.rllib.env.multi_agent_env import MultiAgentEnv
 from ray.rllib.examples.envs.classes.multi_agent import MultiAgentCartPole
 
 from lightning_replay.replay import Replay
+from tests.stored import stored_rows
 
 from .rllib_algorithms import EchoLearner, built, small, trained
 
@@ -117,7 +118,7 @@ def stored(algorithm: Algorithm) -> dict[str, Counter[tuple[Any, ...]]]:
     """What the replays hold, by module, in the same form."""
     counted = {}
     for name, module in algorithm.local_replay_buffer.modules.items():
-        rows = module.replay.storage.get(slice(0, len(module)))
+        rows = stored_rows(module.replay)
         following = rows["next"]
         columns = [rows["observation"], rows["action"].float(), following["reward"], following["observation"]]
         columns += [following["terminated"], following["truncated"]]

@@ -21,6 +21,7 @@ from ray.rllib.algorithms.tqc import TQCConfig
 from ray.rllib.examples.envs.classes.multi_agent import MultiAgentCartPole
 
 from lightning_replay.retention.surprise import on_policyness
+from tests.stored import stored_rows
 
 from .rllib_algorithms import EchoLearner, built, small, trained, watch_td_errors
 from .shard_contents import lose
@@ -68,7 +69,7 @@ def retaining(env: Any = "CartPole-v1", algorithm: Any = DQNConfig, **options: A
 
 def stored(algorithm: Algorithm) -> Any:
     replay = algorithm.local_replay_buffer.replay
-    return replay.storage.get(slice(0, len(replay)))
+    return stored_rows(replay)
 
 
 def kept_for(algorithm: Algorithm) -> torch.Tensor:

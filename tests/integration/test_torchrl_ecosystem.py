@@ -28,6 +28,7 @@ from torchrl.trainers.algorithms import DQNTrainer, SACTrainer
 from lightning_replay import recipes
 from lightning_replay.datasets import fill, from_minari, from_torchrl
 from lightning_replay.replay import Replay
+from tests.stored import stored_rows
 
 EPISODE_STEPS = 200  # Pendulum truncates here
 # What TorchRL's trainers and collectors warn of themselves.
@@ -119,7 +120,7 @@ def test_a_minari_dataset_fills_a_replay_in_one_call(minari_dataset: minari.Mina
     replay = recipes.continuous_transition(capacity=1_000, batch_size=64, seed=0)
     fill(replay, from_minari(minari_dataset))
     assert len(replay) == 3 * EPISODE_STEPS
-    rows = replay.storage.get(torch.arange(len(replay)))
+    rows = stored_rows(replay)
     assert rows["next", "truncated"].nonzero()[:, 0].tolist() == [199, 399, 599]
     assert rows["next", "reward"].dtype == torch.float32
     _assert_rows_follow_each_other(rows)
@@ -137,7 +138,7 @@ def test_a_torchrl_dataset_fills_a_replay_in_one_call(tmp_path: Path) -> None:
     replay = recipes.neighborhood_mixup(capacity=1_000, batch_size=16, seed=0)
     fill(replay, from_torchrl(dataset))
     assert len(replay) == 2 * EPISODE_STEPS
-    _assert_rows_follow_each_other(replay.storage.get(torch.arange(len(replay))))
+    _assert_rows_follow_each_other(stored_rows(replay))
     assert replay.sample()["observation"].shape == (16, 3)
 
 
@@ -185,7 +186,7 @@ def sac_trainer(replay: Replay) -> SACTrainer:
 def test_torchrls_trainers_fill_and_draw_from_a_replay(make, recipe) -> None:
     replay = getattr(recipes, recipe)(capacity=1_000, batch_size=32, n_steps=3, discount=0.9, seed=0)
     make(replay).train()
-    rows = replay.storage.get(torch.arange(len(replay)))
+    rows = stored_rows(replay)
     assert len(rows) == 200
     continued = (rows["next", "observation"][:-1] == rows["observation"][1:]).all(1)
     assert (rows["next", "done"][:-1, 0] == ~continued | (torch.arange(1, 200) % 50 == 0)).all(), "also between batches"

@@ -15,6 +15,7 @@ from tensordict import TensorDict
 
 from lightning_replay import PackedStorage, Replay, load_replay, save_replay
 from lightning_replay.writers import RetentionWriter, SurpriseOnly
+from tests.stored import stored_rows
 
 
 @dataclass
@@ -91,7 +92,7 @@ def test_figures_are_those_of_a_list_of_all_rows(capacity, knows_surprise, seed,
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of hoarding
             stats = replay.stats()
-        kept = replay.storage.get(torch.arange(len(replay)))["number"].tolist()
+        kept = stored_rows(replay)["number"].tolist()
         figures = expected(rows, kept, capacity)
         assert {name: value for name, value in stats.items() if name in figures} == pytest.approx(figures)
         assert ("td_error_over_newest" in stats) == ("td_error_over_newest" in figures)

@@ -15,6 +15,7 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.buffer.n_step import MAX_LAG
+from tests.stored import stored_rows
 
 DISCOUNT = 0.5
 Row = tuple[float, ...]
@@ -109,7 +110,7 @@ def test_stored_rows_are_the_returns_of_unbroken_stretches(rounds: list[list[Sen
     for call in range(MAX_LAG):  # until nobody waits any more
         filler = Sent(1, True, False, False, False, False)
         buffer.add(fragment(f"f{call}", 500_000 + 1000 * call, 0, filler))
-    rows = buffer.replay.storage.get(slice(0, len(buffer)))
+    rows = stored_rows(buffer.replay)
     columns = (rows["observation"], rows["next", "reward"], rows["next", "observation"], rows["next", "terminated"])
     stored = Counter(row for row in map(tuple, torch.cat(columns, 1).tolist()) if row[0] < 500_000)
     assert stored == expected

@@ -14,6 +14,7 @@ from lightning_replay.writers import SurpriseOnly
 from tests.attack.states import difference
 from tests.event_steps import IsTrue, event_steps
 from tests.recipe_options import built, fitting
+from tests.stored import tree_leaves
 from tests.transitions import numbered_steps
 
 # Every kind of writer and of sampler that takes feedback.
@@ -123,7 +124,7 @@ def test_a_row_that_only_a_running_episode_holds_is_not_fed_back_to() -> None:
 
 
 def priorities(replay: Replay) -> list[float]:
-    return replay.sampler.state_dict()["tree"]["leaves"].tolist()
+    return tree_leaves(replay).tolist()
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import torch
 from tensordict import TensorDict
 
 from lightning_replay.agents import CQL, DQN, IQL, MPDQN, SAC, TD3
-from tests.unit.agents.toys import fit, make_rows
+from tests.unit.agents.toys import fit, make_actions, make_rows
 
 # fitted without a data module here
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
@@ -33,10 +33,7 @@ AGENTS = [
 
 
 def make_batch(agent: L.LightningModule, size: int = 8) -> TensorDict:
-    action = torch.randint(2, (size,)) if isinstance(agent, DQN) else torch.rand(size, 1)
-    if isinstance(agent, MPDQN):
-        action = {"discrete": torch.randint(2, (size,)), "parameters": torch.rand(size, 2)}
-    return make_rows(action, table=torch.arange(size) % 2)
+    return make_rows(make_actions(agent, size), table=torch.arange(size) % 2)
 
 
 @pytest.mark.parametrize("make", AGENTS)

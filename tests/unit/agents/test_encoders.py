@@ -22,7 +22,7 @@ from lightning_replay.agents import CQL, DQN, IQL, MPDQN, SAC, TD3
 from lightning_replay.agents.encoders import Encoder, described_image
 from lightning_replay.agents.spaces import observation_size
 from lightning_replay.lit.rollouts import as_input
-from tests.unit.agents.toys import fit, flags
+from tests.unit.agents.toys import fit, flags, make_actions
 
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
 
@@ -128,9 +128,7 @@ def seen(count: int, size: Any = SEEN) -> TensorDict:
 
 
 def make_batch(agent: Any, size: Any = SEEN, count: int = 8) -> TensorDict:
-    action: Any = torch.randint(2, (count,)) if isinstance(agent, DQN) else torch.rand(count, 1)
-    if isinstance(agent, MPDQN):
-        action = {"discrete": torch.randint(2, (count,)), "parameters": torch.rand(count, 2)}
+    action = make_actions(agent, count)
     following = {"observation": seen(count, size), "reward": torch.randn(count, 1), **flags(count)}
     columns = {"observation": seen(count, size), "action": action, "next": following, "table": torch.arange(count) % 2}
     return TensorDict(columns | {"priority_weight": torch.rand(count)}, [count])

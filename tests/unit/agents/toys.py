@@ -11,6 +11,8 @@ import lightning as L
 import torch
 from tensordict import TensorDict
 
+from lightning_replay.agents import DQN, MPDQN
+
 
 class Batches:
     """A train loader of given batches; with a seed, all its passes begin with the same random numbers."""
@@ -66,6 +68,13 @@ def fit(
 def flags(size: int) -> dict[str, torch.Tensor]:
     """Neither terminated nor truncated."""
     return {key: torch.zeros(size, 1, dtype=torch.bool) for key in ("terminated", "truncated", "done")}
+
+
+def make_actions(agent: L.LightningModule, size: int) -> Any:
+    """Random actions for an agent of two actions, of one number, or of both."""
+    if isinstance(agent, MPDQN):
+        return {"discrete": torch.randint(2, (size,)), "parameters": torch.rand(size, 2)}
+    return torch.randint(2, (size,)) if isinstance(agent, DQN) else torch.rand(size, 1)
 
 
 def make_rows(action: Any, **columns: Any) -> TensorDict:

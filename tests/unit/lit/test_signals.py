@@ -10,6 +10,7 @@ import torch
 
 from lightning_replay import recipes
 from lightning_replay.replay import Replay
+from tests.stored import stored_rows
 from tests.unit.lit.toys import Tiny, make_data, make_replay, make_trainer
 
 
@@ -107,7 +108,7 @@ def test_steps_that_wait_for_their_returns_are_stored_before_collection_goes_on(
     assert len(replay) == 21  # of the fifth episode's three steps two wait
     data.collection.close()
     data.collection.collect_until(26, agent)
-    rows = replay.storage.get(torch.arange(len(replay)))
+    rows = stored_rows(replay)
     assert rows["steps_to_next_obs"][20:].flatten().tolist() == [3, 2, 1, 3]
     assert rows["discount"][20:].flatten().tolist() == [0.125, 0.25, 0.5, 0.125]
     assert rows["next", "reward"][20:].flatten().tolist() == [1 + 1 + 0.75, 2 + 1.5, 3.0, 1 + 1 + 0.75]

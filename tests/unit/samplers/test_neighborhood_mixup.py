@@ -18,6 +18,7 @@ from lightning_replay.samplers import NeighborhoodMixupSampler
 from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.transforms import MixPairs
 from lightning_replay.transforms.mixup import MIXED_KEYS
+from tests.stored import stored_rows
 from tests.transitions import connected
 
 FIXTURE = json.loads((Path(__file__).parents[2] / "fixtures" / "nmer_neighbours.json").read_text())
@@ -208,7 +209,7 @@ def test_same_action_restricts_partners_and_copies_the_action(one_hot: bool) -> 
     for _ in range(3):  # the ring wraps, slots change their action
         buffer.extend(make_steps(torch.randn(17, 2), stored[:17]))
     batch = torch.cat([buffer.sample() for _ in range(16)])
-    rows = buffer.storage.get(slice(0, len(buffer)))
+    rows = stored_rows(buffer)
     first, second = batch["index"].unbind(1)
     assert torch.equal(rows["action"][first], rows["action"][second])
     assert torch.equal(batch["action"], rows["action"][first])

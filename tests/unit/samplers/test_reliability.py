@@ -16,6 +16,7 @@ from lightning_replay import Replay, load_replay
 from lightning_replay.episodes.links import EpisodeLinks
 from lightning_replay.samplers import ReliabilityAdjustedSampler
 from lightning_replay.storage import PackedStorage
+from tests.stored import tree_leaves
 
 OFFSET, ALPHA, OMEGA = 0.125, 0.5, 0.25
 OPTIONS = {"priority_exponent": ALPHA, "reliability_exponent": OMEGA, "priority_offset": OFFSET}
@@ -121,12 +122,7 @@ def test_priorities_are_those_of_lists(calls) -> None:
         elif name == "reload":
             state, replay = replay.state_dict(), make_replay(9)
             replay.load_state_dict(state)
-        np.testing.assert_allclose(leaves_of(replay).numpy(), lists.leaves(), rtol=1e-5)
-
-
-def leaves_of(replay: Replay) -> torch.Tensor:
-    """The values of all slots in the tree, by which rows are drawn."""
-    return replay.sampler.state_dict()["tree"]["leaves"]
+        np.testing.assert_allclose(tree_leaves(replay).numpy(), lists.leaves(), rtol=1e-5)
 
 
 def test_worked_numbers() -> None:
@@ -168,11 +164,11 @@ def test_no_more_episodes_are_renewed_than_fit() -> None:
     for one in (replay, whole):
         slots = one.extend(steps([False, False, False, True] * 3))
         one.update_priority(slots, torch.arange(1.0, 13.0))
-    found, exact = map(leaves_of, (replay, whole))
+    found, exact = map(tree_leaves, (replay, whole))
     torch.testing.assert_close(found[:8], exact[:8])  # two episodes: after the first there was room
     torch.testing.assert_close(found[8:], (torch.arange(9.0, 13.0) + OFFSET) ** ALPHA)  # their errors count at once
     replay.update_priority(slots[8:9], torch.tensor([9.0]))
-    torch.testing.assert_close(leaves_of(replay), exact)
+    torch.testing.assert_close(tree_leaves(replay), exact)
 
 
 def test_rows_that_leave_have_no_priority() -> None:
@@ -180,12 +176,12 @@ def test_rows_that_leave_have_no_priority() -> None:
     slots = replay.extend(steps([False, False, False, False]))
     replay.sampler.on_evict(slots[1:2])
     replay.update_priority(slots[2:], torch.tensor([1.0, 3.0]))
-    assert leaves_of(replay)[[1, 4, 5]].tolist() == [0.0, 0.0, 0.0]
+    assert tree_leaves(replay)[[1, 4, 5]].tolist() == [0.0, 0.0, 0.0]
     expected = torch.tensor([1.125, 4.25]) / 4.25  # from the first row after the gap on
     torch.testing.assert_close(replay.sampler.reliability_of(slots[2:]), expected)
     replay.sampler.on_evict(slots[2:])
     replay.update_priority(slots[:1], torch.ones(1))
-    assert leaves_of(replay).count_nonzero() == 1
+    assert tree_leaves(replay).count_nonzero() == 1
 
 
 def test_other_exponents_and_offsets_hold_for_stored_rows(tmp_path: Path, caplog) -> None:
@@ -201,9 +197,9 @@ def test_other_exponents_and_offsets_hold_for_stored_rows(tmp_path: Path, caplog
     other.load(tmp_path / "replay")
     reliability = torch.tensor([4.0, 6.0, 11.0]) / 11.0  # each error with the offset added
     wanted = reliability**OMEGA * (torch.tensor([3.0, 1.0, 4.0]) + 1.0)
-    torch.testing.assert_close(leaves_of(other)[slots], wanted)
+    torch.testing.assert_close(tree_leaves(other)[slots], wanted)
     other.sampler.priority_exponent = 0.5
-    torch.testing.assert_close(leaves_of(other)[slots], reliability**OMEGA * (wanted / reliability**OMEGA) ** 0.5)
+    torch.testing.assert_close(tree_leaves(other)[slots], reliability**OMEGA * (wanted / reliability**OMEGA) ** 0.5)
 
 
 def test_a_buffer_that_was_filled_before_and_one_that_is_emptied() -> None:
@@ -214,7 +210,7 @@ def test_a_buffer_that_was_filled_before_and_one_that_is_emptied() -> None:
     replay.update_priority(slots[:1], torch.tensor([7.875]))
     assert replay.sampler.reliability_of(slots[:2]).tolist() == pytest.approx([8.0 / 9.125, 1.0])
     replay.empty()
-    assert replay.sampler.followed.links is None and not leaves_of(replay).any()
+    assert replay.sampler.followed.links is None and not tree_leaves(replay).any()
     replay.extend(steps([False]))
     assert replay.sample()["index"].tolist() == [0, 0]
 

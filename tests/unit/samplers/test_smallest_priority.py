@@ -12,6 +12,7 @@ import torch
 from lightning_replay import Replay, recipes
 from lightning_replay.samplers import PrioritizedSampler
 from lightning_replay.storage import PackedStorage
+from tests.stored import tree_leaves
 from tests.transitions import numbered_steps
 
 LAP = {"min_priority": 1.0, "priority_exponent": 0.4, "importance_exponent": 0.0, "priority_offset": 0.0}
@@ -33,7 +34,7 @@ def test_priorities_are_raised(backend: str, way: str) -> None:
         replay.update_priority(slots, ERRORS)
     elif way == "sampler":
         sampler.update_priority(slots, ERRORS.abs(), storage=replay.storage)
-    torch.testing.assert_close(sampler.state_dict()["tree"]["leaves"][slots], RAISED**0.4)
+    torch.testing.assert_close(tree_leaves(replay)[slots], RAISED**0.4)
     torch.testing.assert_close(sampler.priority_of(slots), RAISED)
     assert sampler.default_priority == 3.0
     assert (replay.sample()["priority_weight"] == 1.0).all()
@@ -43,7 +44,7 @@ def test_refused_priorities_stay_refused() -> None:
     sampler = PrioritizedSampler(8, min_priority=1.0)
     replay = Replay(storage=PackedStorage(8), sampler=sampler, batch_size=4)
     slots = replay.extend(numbered_steps(0, 4))
-    before = sampler.state_dict()["tree"]["leaves"]
+    before = tree_leaves(replay)
     for wrong in (-1.0, float("nan"), float("inf")):
         with pytest.raises(ValueError):
             sampler.update_priority(slots, torch.tensor([1.0, wrong, 1.0, 1.0]), storage=replay.storage)
@@ -51,7 +52,7 @@ def test_refused_priorities_stay_refused() -> None:
         for options in ({}, {"generation": replay.storage.generation_of(slots)}):
             with pytest.raises(ValueError):
                 replay.update_priority(slots, torch.tensor([1.0, wrong, 1.0, 1.0]), **options)
-    assert torch.equal(sampler.state_dict()["tree"]["leaves"], before)
+    assert torch.equal(tree_leaves(replay), before)
 
 
 def test_the_first_rows_have_no_smaller_one() -> None:
@@ -73,5 +74,5 @@ def test_priorities_of_a_save_without_the_option_are_raised(tmp_path: Path, capl
     replay.save(tmp_path / "buffer")
     again = recipes.prioritized(8, 4, **LAP)
     again.load(tmp_path / "buffer")
-    found, expected = (one.sampler.state_dict()["tree"]["leaves"] for one in (again, replay))
+    found, expected = map(tree_leaves, (again, replay))
     assert torch.equal(found, expected)

@@ -21,6 +21,7 @@ import torch
 from lightning_replay import forking, recipes
 from lightning_replay.replay import Replay
 from lightning_replay.storage.packed import PackedStorage
+from tests.stored import stored_numbers
 from tests.transitions import numbered_steps
 
 PATIENCE_S = 20.0  # after which a process hangs
@@ -71,7 +72,7 @@ def in_fork(call: Callable[[], object]) -> str:
 
 
 def numbers(replay: Replay) -> list[int]:
-    return replay.storage.get(torch.arange(len(replay)))["observation"][:, 0].int().tolist()
+    return stored_numbers(replay)
 
 
 @pytest.fixture

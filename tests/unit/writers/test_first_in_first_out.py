@@ -10,11 +10,8 @@ from lightning_replay.replay import Replay
 from lightning_replay.samplers import PrioritizedSampler
 from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.writers import FirstInFirstOutWriter
+from tests.stored import stored_numbers
 from tests.transitions import numbered_steps
-
-
-def stored(replay: Replay) -> list[int]:
-    return replay.storage.get(torch.arange(len(replay)))["observation"][:, 0].int().tolist()
 
 
 def test_the_oldest_is_overwritten() -> None:
@@ -22,7 +19,7 @@ def test_the_oldest_is_overwritten() -> None:
     replay = Replay(storage=PackedStorage(5), batch_size=2)
     assert replay.extend(numbered_steps(0, 3)).tolist() == [0, 1, 2]
     assert replay.extend(numbered_steps(3, 4)).tolist() == [3, 4, 0, 1]
-    assert stored(replay) == [5, 6, 2, 3, 4]
+    assert stored_numbers(replay) == [5, 6, 2, 3, 4]
     assert replay.writer.age_of(torch.arange(5)).tolist() == [1, 0, 4, 3, 2]
 
 

@@ -31,6 +31,7 @@ from lightning_replay.writers import (
     SurpriseOnPolicyness,
 )
 from lightning_replay.writers import retention as retention_module
+from tests.stored import stored_rows
 from tests.transitions import connected, numbered_steps
 
 # softmax of these is 0.6285 for action 1 and 0.1402 for action 2
@@ -58,7 +59,7 @@ def small(capacity: int = 3, *, sampler: Any = None, storage: Any = None, **opti
 
 
 def rewards(replay: Replay) -> list[float]:
-    return replay.storage.get(torch.arange(len(replay)))["next", "reward"].flatten().tolist()
+    return stored_rows(replay)["next", "reward"].flatten().tolist()
 
 
 def priorities(replay: Replay) -> list[float]:

@@ -19,6 +19,7 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 import rllib_ext
 from lightning_replay.events import info_key
 from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
+from tests.stored import stored_rows
 from tests.unit.rllib_ext.episodes import numbered
 
 
@@ -44,7 +45,7 @@ def buffer(recipe: str = "uniform", **options: Any) -> RecipeEpisodeReplayBuffer
 
 
 def stored(buffer: RecipeEpisodeReplayBuffer, *key: str) -> list[float]:
-    return buffer.replay.storage.get(slice(0, len(buffer)))[key].flatten().tolist()
+    return stored_rows(buffer.replay)[key].flatten().tolist()
 
 
 INFOS = [{"goal": 9}, {"goal": True}, {}, {"goal": np.float64(2.5)}, {"goal": np.array([3])}, {"goal": np.bool_(True)}]

@@ -22,6 +22,7 @@ from lightning_replay.events import EventTable, reward_at_least
 from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.buffer.fill import episodes_of
 from tests.integration.rllib_algorithms import small, trained
+from tests.stored import stored_rows
 from tests.unit.rllib_ext.episodes import column
 
 OBSERVATION, ACTION = spaces.Box(-np.inf, np.inf, (1,), np.float32), spaces.Discrete(3)
@@ -252,7 +253,7 @@ def test_the_buffer_holds_the_newest_rows_and_their_links(
     buffer.add(converted(replay, most=capacity))
     kept = steps[-min(stored, capacity) :]
     how = {number: how for _, number, how in kept}
-    rows = buffer.replay.storage.get(slice(0, len(buffer)))
+    rows = stored_rows(buffer.replay)
     held = {int(number): row for number, row in zip(rows["observation"][:, 0].tolist(), rows, strict=True)}
     assert len(buffer) == len(held) and set(held) == set(how)
     for number, row in held.items():

@@ -16,6 +16,7 @@ from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer, joined_stats
 from rllib_ext.sharded.shard import options_of_shard
 from tests.recipe_options import ROW_RECIPES, required_options
+from tests.stored import stored_rows
 from tests.unit.rllib_ext.episodes import numbered
 from tests.unit.rllib_ext.local_shards import awaited, first_numbers, read, replays
 from tests.unit.rllib_ext.multi_agent_episodes import OBSERVED, play
@@ -267,7 +268,7 @@ def learn(replay: Any, read_blocks: Any) -> None:
 
 
 def kept(replay: Any) -> list[float]:
-    return sorted(replay.storage.get(slice(0, len(replay)))["observation"][:, 0].tolist())
+    return sorted(stored_rows(replay)["observation"][:, 0].tolist())
 
 
 def test_shards_keep_the_rows_that_one_buffer_keeps_of_the_same_steps() -> None:
