@@ -216,6 +216,24 @@ class ReplaySampler(PartHooks, Sampler):
     def on_evict(self, index: Tensor) -> None:
         """Removes rows, slots ``[n]``, that left without being overwritten."""
 
+    def on_append(self, tables: Any, numbers: Iterable[int], slots: np.ndarray, are_new: bool) -> None:
+        """Adds entries that a writer appended to its tables, after ``mark_update`` for new rows.
+
+        Args:
+            tables: Tables of the writer.
+            numbers: Numbers of the tables that may refer to the rows.
+            slots: Slots of the rows, int64 ``[n]``.
+            are_new: Whether the rows were just written, and not stored before.
+
+        :meta private:
+        """
+
+    def on_leave(self, table: int, places: np.ndarray) -> None:
+        """Removes entries that left a table before it was full, at these places in its ring, int64 ``[n]``.
+
+        :meta private:
+        """
+
     def end_episodes(self, slots: Tensor, trajectories: Iterable[int | None] = ()) -> None:
         """Ends episodes: those whose newest rows are in the slots ``[n]``, and those that run in ``trajectories``."""
 

@@ -140,6 +140,24 @@ def fill_checked(index, value, limit, leaves, sums, minima, starts, counts):  # 
     return True
 
 
+@compiled
+def set_rows(  # type: ignore[no-untyped-def]
+    rows, slot_of, priority, offset, exponent, leaves, sums, minima, starts, counts
+):
+    """Writes ``(priority[row] + offset) ** exponent`` to the slot ``slot_of[row]`` of each row; -1 is skipped."""
+    slots = np.empty(rows.size, np.int64)
+    last, value = np.float32(-1.0), np.float32(0.0)
+    for position in range(rows.size):
+        row = rows[position]
+        slots[position] = slot_of[row]
+        if priority[row] != last:  # new rows have the same priority, and a power takes longest
+            last = priority[row]
+            value = (last + offset) ** exponent
+        if slots[position] >= 0:
+            leaves[slots[position]] = value
+    refresh(slots, leaves, sums, minima, starts, counts)
+
+
 @_inlined
 def _sum_four(values, first):  # type: ignore[no-untyped-def]
     return (np.float64(values[first]) + values[first + 1]) + (np.float64(values[first + 2]) + values[first + 3])

@@ -78,6 +78,11 @@ class NumbaTree:
         largest, stale = kernels.update(index, error, True, generation, stored, *options, *self._arrays)
         return None if largest == -2.0 else (largest, stale)
 
+    def set_rows(
+        self, rows: np.ndarray, slot_of: np.ndarray, priority: np.ndarray, offset: float, exponent: float
+    ) -> None:
+        kernels.set_rows(rows, slot_of, priority, np.float32(offset), np.float32(exponent), *self._arrays)
+
     def fill_checked(self, index: Tensor | int, value: float, limit: int) -> bool:
         if isinstance(index, int):
             slots = self._one_slot
@@ -252,6 +257,15 @@ class PriorityTree:
         error is not finite or a row that is not stale lies outside of ``limit``.
         """
         return self._backend.update(index, error, generation, stored, offset, exponent, limit)
+
+    def set_rows(
+        self, rows: np.ndarray, slot_of: np.ndarray, priority: np.ndarray, *, offset: float, exponent: float
+    ) -> None:
+        """Writes ``(priority[row] + offset) ** exponent`` to the slot of each row, int64 ``[n]``; with numba only.
+
+        The slot of a row is ``slot_of[row]``. A row with the slot -1 is skipped. Nothing is checked.
+        """
+        self._backend.set_rows(rows, slot_of, priority, offset, exponent)
 
     def fill_checked(self, index: Tensor | int, value: float, limit: int) -> bool:
         """Writes one value to every slot, fast for a run of slots; ``False``, nothing written, for an invalid slot."""

@@ -47,6 +47,8 @@ class SamplerWrapper(ReplaySampler, TorchRLPrioritizedSampler):
     check_priority: Any = delegate("check_priority")
     end_episodes: Any = delegate("end_episodes")
     on_evict: Any = delegate("on_evict")
+    on_append: Any = delegate("on_append")
+    on_leave: Any = delegate("on_leave")
     priority_of: Any = delegate("priority_of")
     raise_max_priority: Any = delegate("raise_max_priority")
     group_totals: Any = delegate("group_totals")

@@ -8,13 +8,13 @@ import copy
 import itertools
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torchrl.data.replay_buffers import Storage
+from torchrl.data.replay_buffers import Sampler, Storage
 
 from lightning_replay.options import (
     check_kind,
@@ -88,6 +88,7 @@ class WithinTables(PrioritizedBase):
     """
 
     _draws_from_tables = True
+    mark_update: Any = Sampler.mark_update  # does nothing: on_append adds the rows
 
     def __init__(
         self,
@@ -107,9 +108,10 @@ class WithinTables(PrioritizedBase):
         self.rows_drawn: np.ndarray = np.zeros(0, dtype=np.int64)
 
     def _forget_trees(self) -> None:
-        self._trees: list[PriorityTree] = []  # by table, over its entries
-        self._known = np.zeros(0, dtype=np.int64)  # entries of each table that are in its tree or have left
-        self._known_first = np.zeros(0, dtype=np.int64)  # the oldest of them
+        # A tree is over the places in the ring of its table, so that a row has a leaf in each table that refers to it.
+        self._trees: list[PriorityTree] = []
+        self._tables: Tables | None = None  # the tables that the trees were built for
+        self._num_pushed = 0  # rows ever written that the trees know of
 
     @property
     def priority_exponent(self) -> float:
@@ -134,11 +136,6 @@ class WithinTables(PrioritizedBase):
     def nbytes(self) -> int:
         return self._priority.nbytes + sum(tree.nbytes for tree in self._trees)
 
-    def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
-        if self.uses_priorities and storage is not None:
-            self._attach_tables(tables_of(storage, self))
-            self._priority[torch.as_tensor(index, device="cpu").numpy()] = self.default_priority
-
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
         """Draws ``batch_size`` slots, int64 ``[B]``, table after table; RuntimeError where none can be drawn."""
         tables = tables_of(storage, self)
@@ -160,8 +157,8 @@ class WithinTables(PrioritizedBase):
         tables = tables_of(storage, self)
         if not self.uses_priorities:
             return GroupTotals.alike(tables.length, tables.names)
-        self._sync_trees(tables)
-        mass, smallest = np.array([tree.bounds() for tree in self._trees], dtype=np.float64).T
+        bounds = [tree.bounds() for tree in self._trees_of(tables)]
+        mass, smallest = np.array(bounds, dtype=np.float64).T
         return GroupTotals([*tables.names], mass, tables.length, smallest, float(self._largest))
 
     def sample_shard(self, storage: Storage, part: ShardRequest) -> tuple[Tensor, dict[str, Any], ShardDraw]:
@@ -250,7 +247,7 @@ class WithinTables(PrioritizedBase):
         if not self.uses_priorities or storage is None:
             return
         tables = tables_of(storage, self)
-        self._sync_trees(tables)
+        trees = self._trees_of(tables)
         self.check_priority(magnitudes)
         index = slots.numpy()
         places, given = index[index >= 0], magnitudes.numpy()[index >= 0]
@@ -259,44 +256,56 @@ class WithinTables(PrioritizedBase):
         # Once by slot, and in the tree of every table that refers to it.
         self._priority[places] = given
         self.raise_max_priority(float(given.max()))
-        for number, tree in enumerate(self._trees):
-            place = tables.position[number, places]
-            inside = place >= 0
-            if inside.any():
-                tree.set(torch.from_numpy(place[inside].astype(np.int64)), self._leaves(places[inside]))
+        for number in range(len(trees)):
+            self._set_leaves(tables, number, places)
 
     def priority_of(self, index: Tensor) -> Tensor | None:
         return torch.from_numpy(self._priority[index.numpy()]) if self.uses_priorities else None
 
-    def _leaves(self, slots: np.ndarray) -> Tensor:
-        return self._exponentiated(torch.from_numpy(self._priority[slots]))
-
-    def _attach_tables(self, tables: Tables) -> None:
-        count = len(tables.names)
-        # The writer's tables are known at the first row or draw, not when the sampler is built.
-        if not self.uses_priorities or len(self._trees) == count:
+    def on_append(self, tables: Tables, numbers: Iterable[int], slots: np.ndarray, are_new: bool) -> None:
+        if not self.uses_priorities:
             return
+        if self._tables is not tables:
+            self._build_trees(tables)
+        elif are_new:
+            self._num_pushed += len(slots)
+        if are_new:
+            self._priority[slots] = self.default_priority
+        for number in numbers:
+            self._set_leaves(tables, number, slots)
+
+    def on_leave(self, table: int, places: np.ndarray) -> None:
+        # Entries that are overwritten need no removal: the new entry takes their place in the tree.
+        if self._trees:
+            self._trees[table].remove(torch.from_numpy(places))
+
+    def _trees_of(self, tables: Tables) -> list[PriorityTree]:
+        # The writer pushes every entry. A sampler lacks entries if they came before it did, or were loaded.
+        if self._tables is not tables or self._num_pushed != tables.rows_written:
+            self._build_trees(tables)
+        return self._trees
+
+    def _build_trees(self, tables: Tables) -> None:
+        self._size_priorities(tables)
         self._trees = [PriorityTree(int(capacity)) for capacity in tables.capacity]
-        self._known = np.zeros(count, dtype=np.int64)
-        self._known_first = np.zeros(count, dtype=np.int64)
+        self._tables = tables
+        self._num_pushed = tables.rows_written
+        for number in range(len(tables)):
+            self._set_leaves(tables, number, tables.slots_of(number))
+
+    def _size_priorities(self, tables: Tables) -> None:
         if len(self._priority) != tables.num_slots:
             self._priority = np.full(tables.num_slots, self.default_priority, dtype=np.float32)
 
-    def _sync_trees(self, tables: Tables) -> None:
-        self._attach_tables(tables)
-        first = tables.first
-        for number in np.flatnonzero((self._known < tables.appended) | (self._known_first < first)).tolist():
-            appended, capacity = int(tables.appended[number]), int(tables.capacity[number])
-            # Entries that left before their table was full. Those that were overwritten need no removal: the new entry
-            # takes their place in the tree.
-            left_early = np.arange(max(int(self._known_first[number]), appended - capacity), first[number]) % capacity
-            self._trees[number].set(torch.from_numpy(left_early), 0.0)
-            self._known_first[number] = first[number]
-            # A tree is by place in the ring of its table, so that one row has a leaf in each table that refers to it.
-            places = np.arange(max(int(self._known[number]), int(first[number])), appended) % capacity
-            slots = tables.entries[tables.offset[number] + places]
-            self._trees[number].set(torch.from_numpy(places), self._leaves(slots))
-            self._known[number] = appended
+    def _set_leaves(self, tables: Tables, table: int, slots: np.ndarray) -> None:
+        """Writes the priorities of rows into the tree of a table; slots that the table does not hold are skipped."""
+        self._trees[table].set_rows(
+            slots,
+            tables.position[table],
+            self._priority,
+            offset=self.priority_offset,
+            exponent=self._priority_exponent,
+        )
 
     def state_dict(self) -> dict[str, Any]:
         own = {"priority": torch.from_numpy(self._priority.copy()), "rows_drawn": self.rows_drawn.tolist()}

@@ -151,12 +151,14 @@ class Tables(Occupancy):
         kernels.draw(*self.arrays[:5], rows, uniform, table, slots)
         return table, slots
 
-    def leave_early(self, table: int, count: int) -> None:
-        """Removes the oldest ``count`` entries of a table before it is full."""
-        leaving = self.slots_of(table)[:count]
+    def leave_early(self, table: int, count: int) -> np.ndarray:
+        """Removes the oldest ``count`` entries of a table before it is full; returns their places in its ring."""
+        places = self._places(table)[:count]
+        leaving = self.entries[self.offset[table] + places]
         self.arrays.first[table] = self.first[table] + count
         self.position[table, leaving] = -1
         self.release(leaving)
+        return places
 
     def release(self, slots: np.ndarray) -> None:
         """Removes a reference to each of these slots, all different; those without any become free."""

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -89,11 +89,22 @@ class TableWriter(ReplayWriter):
                 fullest = int(np.where(old > 0, self.tables.length / self.tables.capacity, -1.0).argmax())
                 # A row has at most this many frames, so that fewer entries would never do.
                 leaving = -(-lacking // (2 * storage.frame_stack)) if len(new) == 1 else 1
-                self.tables.leave_early(fullest, min(leaving, int(old[fullest])))
+                places = self.tables.leave_early(fullest, min(leaving, int(old[fullest])))
+                for buffer in self._storage._attached_entities:
+                    as_replay_sampler(buffer._sampler).on_leave(fullest, places)
             elif not self.forget_oldest():
                 raise RuntimeError(
                     f"{lacking} frames are lacking although nothing else is stored; raise frame_capacity"
                 )
+
+    def _mark_update(self, index: Tensor) -> None:
+        for buffer in self._storage._attached_entities:
+            buffer.mark_update(index)
+
+    def _push(self, numbers: Collection[int], slots: np.ndarray, are_new: bool) -> None:
+        """Informs the samplers of rows that were appended to the tables of these numbers."""
+        for buffer in self._storage._attached_entities:
+            as_replay_sampler(buffer._sampler).on_append(self.tables, numbers, slots, are_new)
 
     def forget_oldest(self) -> bool:
         return False
@@ -307,8 +318,10 @@ class EventTableWriter(TableWriter):
                 if event_table.share != 0:
                     counts.send(np.unique(steps[table == number]))
         self._write_count += len(slots)
-        for buffer in self._storage._attached_entities:
-            buffer.mark_update(index)
+        self._mark_update(index)
+        self._push((0,), slots, are_new=True)
+        if len(steps):
+            self._push({*table.tolist()}, steps, are_new=False)
         return index
 
     def _count(self, fired: np.ndarray) -> None:
@@ -465,8 +478,7 @@ class TaskTableWriter(TableWriter):
         if slots is not None:
             index = self.write(slots, columns)
             inserted = Insertion(index, slice(0, count))
-            for buffer in storage._attached_entities:
-                buffer.mark_update(index)
+            self._mark_update(index)
         else:  # more rows than fit a table, or more frames than are free
             lasts = [np.flatnonzero(table == one)[-int(most) :] for one, most in enumerate(self.tables.capacity)]
             kept = np.sort(np.concatenate(lasts))
@@ -479,10 +491,12 @@ class TaskTableWriter(TableWriter):
             # Of rows written part by part, those that did not leave to make room for later ones.
             is_newest = self.tables.arrays.written_at[slots] == written + np.arange(len(slots))
             stayed = is_newest & (self.tables.references[slots] > 0)
-            slots, kept = slots[stayed], kept[stayed]
-            index = torch.from_numpy(slots)
+            kept = kept[stayed]
+            index = torch.from_numpy(slots[stayed])
             inserted = Insertion(index, torch.from_numpy(kept))
             announce(storage, index, kept, rows, count)
+        numbers = table if count == 1 else np.flatnonzero(np.bincount(table))
+        self._push(numbers.tolist(), slots, are_new=True)
         self._write_count += count
         return inserted
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torchrl.data import ReplayBuffer, TensorDictReplayBuffer
 
 from lightning_replay import recipes
 from lightning_replay.events import EventTable
 from lightning_replay.schedules import Linear
-from tests.event_steps import IsTrue, by_row, event_steps, six_steps
+from tests.event_steps import IsTrue, by_row, event_steps, fill, six_steps
 
 
 def test_one_priority_holds_in_every_table_that_refers_to_the_row() -> None:
@@ -120,3 +121,42 @@ def test_sampler_and_feedback_without_priorities_are_left_alone() -> None:
     replay.update_priority(torch.arange(6), torch.ones(6))
     assert not replay.is_prioritized and replay.sampler.nbytes == 0
     assert six_steps().sampler.nbytes > 0
+
+
+def drawn(buffer: ReplayBuffer) -> set[int]:
+    """Slots of 100 batches."""
+    return {slot for _ in range(100) for slot in buffer.sample()["index"].tolist()}
+
+
+def test_a_sampler_that_was_exchanged_draws_the_rows_written_meanwhile() -> None:
+    replay = six_steps(capacity=20)
+    replay.sample()
+    before = replay.set_sampler(six_steps(capacity=20).sampler)
+    fill(replay, episodes=1, first=6)
+    assert drawn(replay) == {*range(11)}, "rows that came before the sampler"
+    replay.set_sampler(before)
+    assert drawn(replay) == {*range(11)}, "rows that came while it was away"
+    fill(replay, episodes=1, first=11)
+    assert drawn(replay) == {*range(16)}
+
+
+def test_entries_reach_the_samplers_of_all_buffers_of_a_storage() -> None:
+    replay, sampler = six_steps(capacity=20), six_steps(capacity=20).sampler
+    reader = TensorDictReplayBuffer(storage=replay.storage, sampler=sampler, writer=replay.writer, batch_size=4)
+    assert drawn(reader) == {*range(6)}
+    fill(replay, episodes=1, first=6)
+    assert drawn(reader) == {*range(11)}
+
+
+def test_pushed_trees_are_those_that_a_loaded_buffer_builds() -> None:
+    """Entries are overwritten in both tables, rows lie in both, and priorities differ."""
+    options = {"importance_exponent": 1.0, "priority_exponent": 0.7, "batch_size": 50}
+    replay = six_steps(**options)
+    for start in range(6, 60, 5):
+        fill(replay, episodes=1, first=start)
+        batch = replay.sample()
+        replay.update_priority(batch, batch["action"] % 7 + 1.0)
+        loaded = six_steps(**options)
+        loaded.load_state_dict(replay.state_dict())
+        for name in ("mass", "smallest", "rows"):
+            assert torch.equal(*(torch.from_numpy(getattr(one.group_totals(), name)) for one in (replay, loaded)))
