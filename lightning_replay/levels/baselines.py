@@ -26,10 +26,14 @@ class _Unscored(LevelSelector):
     episodes: int = 0
 
     def __init__(self, levels: int | Iterable[int] | LevelSet | None) -> None:
-        self._ids: Sequence[int] = range(LEVEL_IDS) if levels is None else checked_level_ids(levels)
-        super().__init__(None if levels is None else self._ids)
-        self.levels: LevelSet | None = levels if isinstance(levels, LevelSet) else None
-        self.fingerprint: str | None = None if levels is None else fingerprint(self.levels or self._ids)
+        self._ids: Sequence[int] = range(LEVEL_IDS)
+        self.fingerprint: str | None = None
+        if levels is None:
+            super().__init__()
+        else:
+            self._ids = checked_level_ids(levels)
+            super().__init__(self._ids, levels)
+            self.fingerprint = fingerprint(self.levels or self._ids)
         self.episodes = 0
 
     def _next(self, actor: Actor) -> int:
@@ -38,10 +42,14 @@ class _Unscored(LevelSelector):
 
     def _play(self, actor: Actor, level_id: int) -> None:
         self.episodes += 1
-        # the learner learns from every episode, as no level has a score
+        # The learner learns from every episode, because no level has a score.
         self.running.begin(actor, ActiveEpisode(level_id, self.episodes, replayed=False, trains=True))
 
     def next_levels(self, count: int, *, replace: bool = False) -> Tensor:
+        """Draws the levels of a batch, int64 ``[count]``.
+
+        :meta private:
+        """
         self.check_draw(count, replace)
         level_ids = [self._choose() for _ in range(count)] if replace else self._choose_different(count)
         self._await(level_ids, self.episodes + 1, self.episodes + 1)
@@ -55,7 +63,7 @@ class _Unscored(LevelSelector):
         return [self._choose() for _ in range(count)]
 
     def _load(self, state: dict[str, Any]) -> None:
-        # a place in the order, and draws by place, are of other levels otherwise
+        # Places in the order would belong to other levels.
         if state["fingerprint"] != self.fingerprint:
             raise ValueError("the saved levels are not those this was built with; give the same in the same order")
         super()._load(state)
@@ -102,5 +110,6 @@ class SequentialLevels(_Unscored):
         self.place: int = 0
 
     def _choose(self) -> int:
-        place, self.place = self.place, (self.place + 1) % len(self._ids)
+        place = self.place
+        self.place = (place + 1) % len(self._ids)
         return self._ids[place]

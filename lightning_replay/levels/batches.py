@@ -29,9 +29,9 @@ class LevelBatchSampler(Sampler[list[int]]):
     several of them each draws from, and records for, levels of its own, which need different seeds.
 
     Args:
-        levels: a :class:`~lightning_replay.levels.LevelBuffer` or a baseline.
-        batch_size: levels of a batch, all different.
-        num_batches: of one iteration; ``None`` for no end.
+        levels: A :class:`~lightning_replay.levels.LevelBuffer` or a baseline.
+        batch_size: Number of levels in a batch, all different.
+        num_batches: Number of batches in one iteration; ``None`` for no end.
 
     Raises:
         TypeError, ValueError: ``levels`` is no level selector, or has fewer levels than a batch.
@@ -44,7 +44,7 @@ class LevelBatchSampler(Sampler[list[int]]):
         levels.check_draw(self.batch_size, replace=False)
         self.num_batches: int | None = checked_optional_count("num_batches", num_batches)
         self._drawn = 0  # batches of the newest iteration
-        self._loaded: int | None = None  # of a state: the episode before its iteration
+        self._loaded: int | None = None  # episode before the iteration of a loaded state
 
     def __len__(self) -> int:
         if self.num_batches is None:
@@ -57,15 +57,18 @@ class LevelBatchSampler(Sampler[list[int]]):
         return self._batches()
 
     def _batches(self) -> Iterator[list[int]]:
-        begun, self._loaded = self._loaded, None
+        begun = self._loaded
+        self._loaded = None
         draws = groupby(self.levels.running.draws(), itemgetter(0))
         waiting = {first: [level_id for *_, level_id in batch] for first, batch in draws}
-        again, drawn = [], 0
+        again: list[list[int]] = []
+        drawn = 0
         if begun is not None:  # also those that workers have drawn since the state
             if begun > self.levels.episodes:
                 raise ValueError("the state of the sampler is loaded and that of its levels is not; load both")
             whole = [first for first, ids in waiting.items() if first > begun and len(ids) == self.batch_size]
-            again, drawn = list(map(waiting.pop, whole)), (self.levels.episodes - begun) // self.batch_size
+            again = list(map(waiting.pop, whole))
+            drawn = (self.levels.episodes - begun) // self.batch_size
         for first, rest in waiting.items():
             for level_id in rest:
                 self.levels.end_draw(level_id, first)
@@ -80,7 +83,9 @@ class LevelBatchSampler(Sampler[list[int]]):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the place in the iteration; the batches that await their scores are in the state of ``levels``."""
-        begun = self.levels.episodes - self._drawn * self.batch_size if self._loaded is None else self._loaded
+        begun = self._loaded
+        if begun is None:
+            begun = self.levels.episodes - self._drawn * self.batch_size
         return {"begun": begun, "batch_size": self.batch_size}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -79,7 +79,8 @@ class LevelBuffer(LevelSelector):
         editor: from a replayed level's id and a generator to the id of a changed level, played next, scored and not
             learned from: ACCEL (Parker-Holder et al. 2022, https://arxiv.org/abs/2203.01302). Without ``levels``.
         generate: from a generator to the id of a new level, without ``levels``; uniform below 2^31 if absent.
-        seed: of all choices; ``None`` seeds from torch's global generator.
+        seed: Seed for all random choices. If ``None``, it is taken from torch's global generator.
+
     Raises:
         ValueError: options that contradict ``levels``, or no capacity.
 
@@ -119,8 +120,7 @@ class LevelBuffer(LevelSelector):
         seed: int | None = None,
     ) -> None:
         ids = None if levels is None else checked_level_ids(levels)
-        super().__init__(ids)
-        self.levels: LevelSet | None = levels if isinstance(levels, LevelSet) else None
+        super().__init__(ids, levels)
         if ids is None and capacity is None:
             raise ValueError("capacity is None; an unbounded level set needs one, or give levels=...")
         self.capacity: int = len(ids or ()) if capacity is None else checked_count("capacity", capacity, of="levels")
@@ -134,7 +134,8 @@ class LevelBuffer(LevelSelector):
         check_kind("editor", editor, Callable | None, accepted)
         if replay_probability is not None:
             checked_share("replay_probability", replay_probability)
-        score = L1ValueLoss() if score is None else score
+        if score is None:
+            score = L1ValueLoss()
         accepted = "a function from a segment TensorDict [T] to a number, or an object such as L1ValueLoss(0.999, 0.95)"
         check_kind("score", score, Callable | EpisodeScore, accepted)
         if inspect.isfunction(score) and score.__module__ == scores.__name__:
@@ -147,8 +148,9 @@ class LevelBuffer(LevelSelector):
             prioritization = Proportional()
         if score_temperature is None:
             score_temperature = 1.0 if is_spread else 0.1
-        is_shared = not is_spread if replay_in_flight is None else replay_in_flight
-        self.replay_in_flight: bool = checked_flag("replay_in_flight", is_shared)
+        if replay_in_flight is None:
+            replay_in_flight = not is_spread
+        self.replay_in_flight: bool = checked_flag("replay_in_flight", replay_in_flight)
         self.min_fill: float = checked_share("min_fill", min_fill)
         self.score_step_size: float = checked_share("score_step_size", score_step_size, lowest=ABOVE_ZERO)
         self.first_score: str = checked_choice("first_score", first_score, ("replace", "smooth"))
@@ -156,7 +158,8 @@ class LevelBuffer(LevelSelector):
         self.editor = editor
         self.plays_unlearned: bool = not train_on_new_levels or editor is not None  # new or edited levels
         self.table: LevelTable = LevelTable(prioritization, score_temperature, staleness_weight, seed)
-        self.table.weights = None if self.levels is None else self.levels.weights
+        if self.levels is not None:
+            self.table.weights = self.levels.weights
         self.replayed: int = 0
         self._new = UnseenLevels(ids, self.levels, generate)
         self._edited: deque[int] = deque(maxlen=self.capacity)  # made by the editor and not played yet
@@ -168,7 +171,8 @@ class LevelBuffer(LevelSelector):
         is_own = type(score).__module__ != scores.__name__ and not isinstance(score, EpisodeScore)
         self.reads_all_columns: bool = is_own and self._of_columns is None
         self._needs_best_return = isinstance(score, SegmentScore) and score.needs_best_return
-        self._best_returns: dict[int, float] = {}  # of a finished episode by level, where the score needs it
+        # Largest return of a finished episode by level, if the score needs it.
+        self._best_returns: dict[int, float] = {}
         if self._of_episodes is not None:
             if ids is None:
                 raise ValueError("a score of whole episodes needs a known set of levels; give levels=...")
@@ -176,13 +180,16 @@ class LevelBuffer(LevelSelector):
         self._place_initial()
 
     def _place_initial(self) -> None:
-        initial = None if self._of_episodes is None else self._of_episodes.initial_score
-        for level_id in [*self._new.idle.items] if initial is not None else ():  # all can be replayed from the start
-            self.table.place(level_id, checked_number("initial_score", initial), 0, self.capacity)
+        if self._of_episodes is None or self._of_episodes.initial_score is None:
+            return
+        initial = checked_number("initial_score", self._of_episodes.initial_score)
+        for level_id in list(self._new.idle.items):  # all can be replayed from the start
+            self.table.place(level_id, initial, 0, self.capacity)
             self._new.scored(level_id)
 
     @property
     def episodes(self) -> int:
+        """Number of episodes that all actors and batches began."""
         return self.table.episodes
 
     def __len__(self) -> int:
@@ -230,16 +237,18 @@ class LevelBuffer(LevelSelector):
                 started = self.table.begin_episode(self.table.row_of(level_ids[-1]))
                 self._await(level_ids[-1:], batch, started)
             return torch.tensor(level_ids, dtype=torch.int64, device="cpu")
-        table, generator = self.table, self.table.generator
-        replays, idle = 0, self._new.num_idle
+        table = self.table
+        generator = table.generator
+        replays = 0
+        idle = self._new.num_idle
         if self._may_replay:
             chances = torch.rand(count, dtype=torch.float64, generator=generator, device="cpu")
-            free = len(table) - len(table.rows_among(self._left_out))
-            replays = min(int((chances < self._chance).sum()), free)
-        if idle is not None:  # where new levels do not suffice, more of the others
+            replays = min(int((chances < self._chance).sum()), len(table) - len(table.rows_among(self._left_out)))
+        if idle is not None:  # If there are too few new levels, more of the others are replayed.
             replays = max(replays, min(count - idle, len(table)))
         level_ids = self._new.choose_different(count - replays, generator, self._is_known)
-        rows, new = np.full(count, REFUSED), len(level_ids)
+        new = len(level_ids)
+        rows = np.full(count, REFUSED)
         if count - new > len(table):
             raise ValueError(f"generate made {new} new levels and {len(table)} have a score; draw fewer")
         if new < count:
@@ -247,7 +256,8 @@ class LevelBuffer(LevelSelector):
             level_ids += [table.level_ids[row] for row in rows[new:].tolist()]
             self.replayed += count - new
         order = torch.randperm(count, generator=generator, device="cpu")
-        level_ids, rows = [level_ids[place] for place in order.tolist()], rows[order.numpy()]
+        level_ids = [level_ids[place] for place in order.tolist()]
+        rows = rows[order.numpy()]
         table.episodes += count
         is_scored = rows != REFUSED
         stored = rows[is_scored]
@@ -298,7 +308,8 @@ class LevelBuffer(LevelSelector):
         if self.count is None:
             scores = np.array(list(map(self._store, level_ids, begun, scores.tolist())), np.float64)
             return torch.from_numpy(scores[place])
-        rows = self.table.rows_of(level_ids)  # as _store one by one
+        # The rest does for all levels together what _store does for one.
+        rows = self.table.rows_of(level_ids)
         is_new = rows == REFUSED
         old = np.where(is_new, 0.0, self.table.scores[rows * ~is_new] if len(self) else 0.0)
         smoothed = (1.0 - self.score_step_size) * old + self.score_step_size * scores
@@ -315,7 +326,7 @@ class LevelBuffer(LevelSelector):
         if self._of_episodes is not None:
             self._of_episodes.load_state_dict(self._at_start)
         self._place_initial()
-        for level_id in sorted(self.running.played):  # in an order that a load keeps
+        for level_id in sorted(self.running.played):  # a load keeps this order
             self._new.begin(level_id)
 
     def group_stats(self) -> dict[str, dict[str, float]]:
@@ -325,11 +336,12 @@ class LevelBuffer(LevelSelector):
         """
         if self.levels is None or self.levels.groups is None:
             raise ValueError("the levels have no groups; give LevelSet(..., groups=...)")
-        groups, rows = np.array(self.levels.groups), self.probabilities()
-        own = groups[rows["level_id"].numpy()]
+        groups = np.array(self.levels.groups)
+        rows = self.probabilities()
+        scored = groups[rows["level_id"].numpy()]
         stats = {}
         for name in np.unique(groups).tolist():
-            mine = own == name
+            mine = scored == name
             stats[name] = {
                 "levels": float((groups == name).sum()),
                 "scored": float(mine.sum()),
@@ -347,7 +359,7 @@ class LevelBuffer(LevelSelector):
         return self._chance if self._may_replay and all(map(self._is_known, self._edited)) else 0.0
 
     @property
-    def _chance(self) -> float:  # of a replay, where levels may be replayed
+    def _chance(self) -> float:  # probability of a replay, if levels may be replayed
         if self._new.num_idle == 0:
             return 1.0
         if self.replay_probability is not None:
@@ -356,7 +368,7 @@ class LevelBuffer(LevelSelector):
         return 0.5 if count is None else len(self.table) / count  # the paper's for MultiRoom, and for known levels
 
     @property
-    def _left_out(self) -> Collection[int]:  # by a replay for the score
+    def _left_out(self) -> Collection[int]:  # levels that a replay by score does not draw
         return () if self.replay_in_flight else self.running.played
 
     @property
@@ -391,13 +403,19 @@ class LevelBuffer(LevelSelector):
         return score
 
     def learn_all(self, learned: Sequence[tuple[Actor, ActiveEpisode, Segment, bool]]) -> list[float | None]:
+        """Scores segments, and rebuilds trees once if many scores change.
+
+        :meta private:
+        """
         self.table.defer(sum(is_done for *_, is_done in learned))
         return super().learn_all(learned)
 
     def _score(self, episode: ActiveEpisode, segment: Segment, is_done: bool) -> float | None:
-        level_id, episode_return = episode.level_id, episode.episode_return + segment.reward_sum
+        level_id = episode.level_id
+        episode_return = episode.episode_return + segment.reward_sum
         best = self._best_returns.get(level_id, episode_return)
-        best = max(best, episode_return) if is_done else best  # a running episode's return is not final
+        if is_done:  # the return of a running episode is not final
+            best = max(best, episode_return)
         if self._of_episodes is not None:  # scored once, by the return of the whole episode
             mean = float(self._of_episodes.of_episode(level_id, episode.started, episode_return)) if is_done else 0.0
         elif self._of_columns is not None and segment.columns is not None:
@@ -414,7 +432,7 @@ class LevelBuffer(LevelSelector):
         episode.episode_return = episode_return
         if self._of_episodes is not None:
             return mean if is_done else None
-        # the pieces of an episode are joined by their lengths (paper, appendix C)
+        # The pieces of an episode are joined by their lengths (paper, appendix C).
         count = episode.steps + segment.length
         episode.mean = (mean * segment.length + episode.mean * episode.steps) / count
         episode.steps = count
@@ -443,12 +461,14 @@ class LevelBuffer(LevelSelector):
             self._best_returns.pop(level_id, None)
 
     def flush(self) -> None:
+        """Turns partial scores of unfinished episodes into scores, see :meth:`LevelSelector.flush`."""
         for episode in self.running:
             if episode.mean != 0.0:
                 self._store(episode.level_id, episode.started, episode.mean)
             episode.mean, episode.steps = 0.0, 0
 
     def probabilities(self) -> TensorDict:
+        """Returns the replay distribution, see :meth:`LevelSelector.probabilities`."""
         columns = {
             "level_id": torch.tensor(self.table.level_ids, dtype=torch.int64, device="cpu"),
             "probability": torch.from_numpy(self.table.probabilities(self._left_out)),
@@ -465,9 +485,10 @@ class LevelBuffer(LevelSelector):
         return super().stats() | counts | self.table.stats()
 
     def state_dict(self) -> dict[str, Any]:
+        """Returns the state with all scores; see :meth:`LevelSelector.state_dict`."""
         return super().state_dict() | {
             "new": self._new.state_dict(),
-            # not read here, where it follows from the options; a save does not have them
+            # A load does not read the probability, which follows from the options. A save does not have the options.
             "sampler": self.table.state_dict() | {"probability": self.probabilities()["probability"]},
             "writer": self.table.stored_levels(),
             "edited": list(self._edited),
@@ -485,7 +506,8 @@ class LevelBuffer(LevelSelector):
             raise ValueError(f"the saved buffer keeps {state['capacity']} levels, this one {self.capacity}")
         super()._load(state)
         self._new.load_state_dict(state["new"])
-        saved, of_episodes = state["scoring"]["best_returns"], state["scoring"]["of_episodes"]
+        saved = state["scoring"]["best_returns"]
+        of_episodes = state["scoring"]["of_episodes"]
         if (self._of_episodes is None) != (of_episodes is None):
             raise ValueError("the saved levels were scored by segments and these by episodes, or the other way round")
         self._best_returns = dict(zip(saved["level_id"].tolist(), saved["best_return"].tolist(), strict=True))
@@ -497,7 +519,8 @@ class LevelBuffer(LevelSelector):
 
 
 def _finite(name: str, given: Any, level_ids: list[int], dims: Collection[int], is_rate: bool) -> np.ndarray:
-    values, count = _numbers(name, given), len(level_ids)
+    count = len(level_ids)
+    values = _numbers(name, given)
     if values.ndim not in dims or len(values) != count or 0 in values.shape[1:]:
         accepted = f"[{count}]" + (f" or [{count}, k], k at least 1" if 2 in dims else "")
         raise ValueError(
@@ -530,20 +553,24 @@ class UnseenLevels:
     """Draws a level without a score, if possible one that no actor plays; in constant time where none have weights."""
 
     def __init__(self, ids: list[int] | None, levels: LevelSet | None, generate: LevelGenerator | None) -> None:
-        self._ids, self._generate = ids, generate
+        self._ids = ids
+        self._generate = generate
         self._fingerprint = None if ids is None else fingerprint(levels or ids)
         self._weights = None if levels is None else levels.weights
         self.restart()
 
     def restart(self) -> None:
+        """Makes all known levels new again."""
         self.idle: _Bag = _Bag(self._ids or [])
         self._played = _Bag([])
 
     @property
     def num_idle(self) -> int | None:
+        """Number of new levels that nobody plays; ``None`` for an unbounded set."""
         return None if self._ids is None else len(self.idle.items)
 
     def choose(self, generator: torch.Generator, is_known: Callable[[int], bool]) -> int:
+        """Draws a new level. If all are known, it draws a level that is being played."""
         if self._ids is not None:
             bag = self.idle.items or self._played.items  # two actors on one level, where each level is played
             if self._weights is not None:
@@ -556,9 +583,10 @@ class UnseenLevels:
                 level_id = checked_level_id(self._generate(generator))
             if not is_known(level_id):  # it has no score and is not being played
                 break
-        return level_id  # after many known levels in a row a known one is played again
+        return level_id  # a known level, if the generator has no others
 
     def choose_different(self, count: int, generator: torch.Generator, is_known: Callable[[int], bool]) -> list[int]:
+        """Draws at most ``count`` different new levels."""
         if self._ids is not None:
             idle = self._first(self.idle.items, count, generator)
             return idle + self._first(self._played.items, count - len(idle), generator)
@@ -579,18 +607,22 @@ class UnseenLevels:
         return [bag[place] for place in places]
 
     def begin(self, level_id: int) -> None:
+        """Marks a new level as played."""
         if self.idle.discard(level_id):
             self._played.add(level_id)
 
     def end(self, level_id: int) -> None:
+        """Marks a played level as idle, unless it got a score."""
         if self._played.discard(level_id):  # not if it got a score meanwhile
             self.idle.add(level_id)
 
     def scored(self, level_id: int) -> None:
+        """Removes a level, which is no longer new."""
         self.idle.discard(level_id)
         self._played.discard(level_id)
 
     def state_dict(self) -> dict[str, Any]:
+        """Returns the order of the levels, from which levels are drawn by position."""
         if self._ids is None:
             return {}
         # In the order of the bags, from which levels are drawn by position.
@@ -598,6 +630,7 @@ class UnseenLevels:
         return {"fingerprint": self._fingerprint, "idle": idle, "played": played}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores :meth:`state_dict`; raises ``ValueError`` for other levels."""
         if self._ids is None and state:
             raise ValueError("the saved levels are a known set; build the buffer with levels=... as it was")
         if state.get("fingerprint") != self._fingerprint:
@@ -616,10 +649,12 @@ class _Bag:
         self._position = {item: place for place, item in enumerate(self.items)}
 
     def add(self, item: int) -> None:
+        """Adds a number that is not in the bag."""
         self._position[item] = len(self.items)
         self.items.append(item)
 
     def discard(self, item: int) -> bool:
+        """Removes a number and returns whether the bag had it."""
         place = self._position.pop(item, None)
         if place is not None and (last := self.items.pop()) != item:  # it fills the gap, so that no other moves
             self.items[place], self._position[last] = last, place
@@ -691,7 +726,10 @@ class LearningProgress:
         self._q: dict[int, float] = {}
 
     def of_episode(self, level_id: int, episode: int, episode_return: float) -> float:
-        """Computes the level's new score from an episode's number among those of all levels, and its return."""
+        """Computes the level's new score from an episode's number among those of all levels, and its return.
+
+        :meta private:
+        """
         if not math.isfinite(episode_return):
             raise ValueError(f"the return of an episode on level {level_id} is {episode_return}; it must be finite")
         returns = self._returns.setdefault(level_id, deque(maxlen=self.window))
@@ -706,6 +744,7 @@ class LearningProgress:
         return dict(self._q)
 
     def state_dict(self) -> dict[str, Any]:
+        """Returns the last returns and Q of each level."""
         points = [point for returns in self._returns.values() for point in returns]
         return {
             "level_id": torch.tensor(list(self._returns), dtype=torch.int64, device="cpu"),
@@ -716,10 +755,11 @@ class LearningProgress:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        level_ids, lengths = state["level_id"].tolist(), state["length"].tolist()
+        """Restores :meth:`state_dict`."""
+        level_ids = state["level_id"].tolist()
         points = iter(zip(state["episode"].tolist(), state["episode_return"].tolist(), strict=True))
         self._returns = {
             level_id: deque((next(points) for _ in range(length)), maxlen=self.window)
-            for level_id, length in zip(level_ids, lengths, strict=True)
+            for level_id, length in zip(level_ids, state["length"].tolist(), strict=True)
         }
         self._q = dict(zip(level_ids, state["q"].tolist(), strict=True))

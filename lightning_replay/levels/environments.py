@@ -125,8 +125,7 @@ class LevelVectorWrapper(VectorWrapper):
         _require_level_source(levels)
         _require_level_vector(env, levels.levels)
         self.levels = levels
-        names = range(env.num_envs) if actors is None else actors
-        self.actors: list[int | str] = [checked_actor(actor) for actor in names]
+        self.actors: list[int | str] = list(map(checked_actor, range(env.num_envs) if actors is None else actors))
         if len(set(self.actors)) != env.num_envs or len(self.actors) != env.num_envs:
             raise ValueError(f"actors is {self.actors}; a different name for each of {env.num_envs} sub-environments")
         self.metadata = {**env.metadata, "autoreset_mode": AutoresetMode.SAME_STEP}
@@ -161,16 +160,17 @@ class LevelVectorWrapper(VectorWrapper):
             raise ValueError(f"reset_mask is {mask!r}; a boolean array [{self.num_envs}] is accepted")
         named = self._named(others.pop("level_id", None))
         if not self._has_begun and self._probes:
-            space, env = self.env.observation_space, self.env
+            env = self.env
             _require_levels_to_show(
-                lambda ids: iterate(space, env.reset(seed=ids)[0]), self._probes, self.num_envs, env
+                lambda ids: iterate(env.observation_space, env.reset(seed=ids)[0]), self._probes, self.num_envs, env
             )
         chosen = self._choose(mask, named)
         # Chosen first, abandoned after: the choices equal the choices of a run without a break.
         for row in np.flatnonzero(mask):
             self.levels.abandon_all_but_newest(self.actors[row])
         observations, infos = self.env.reset(seed=chosen.tolist(), options=others or None)
-        self._level_ids, self._has_begun = chosen, True
+        self._level_ids = chosen
+        self._has_begun = True
         return observations, infos | everywhere(level_id=self.level_ids)
 
     def step(  # type: ignore[override]  # Gymnasium's wrapper returns type variables that nothing binds
@@ -206,16 +206,17 @@ class LevelVectorWrapper(VectorWrapper):
     def _choose(self, mask: np.ndarray, named: list[int | None]) -> np.ndarray:
         chosen = self._level_ids.copy()
         for row in np.flatnonzero(mask):
-            actor, level_id = self.actors[row], named[row]
+            level_id = named[row]
             if level_id is None:  # not named: the selector draws it
-                level_id = checked_level(self.levels.next_level(actor))
+                level_id = checked_level(self.levels.next_level(self.actors[row]))
             else:
-                self.levels.start(actor, level_id)
+                self.levels.start(self.actors[row], level_id)
             chosen[row] = level_id
         return chosen
 
 
 def of_rows(infos: dict[str, Any], rows: np.ndarray) -> dict[str, Any]:
+    """Returns the infos of some sub-environments, bool ``[num_envs]``."""
     kept: dict[str, Any] = {}
     for key, value in infos.items():
         if key.startswith("_") and key[1:] in infos:
@@ -228,6 +229,7 @@ def of_rows(infos: dict[str, Any], rows: np.ndarray) -> dict[str, Any]:
 
 
 def overlaid(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Returns infos in which the second argument replaces entries of the first."""
     merged = dict(below)  # neither is changed: an environment may return the same dictionary again
     for key, value in above.items():
         if key.startswith("_") and key[1:] in above:
@@ -246,6 +248,7 @@ def overlaid(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 
 
 def everywhere(**values: np.ndarray) -> dict[str, np.ndarray]:
+    """Returns infos that all sub-environments have."""
     return values | {f"_{key}": np.ones(len(value), np.bool_) for key, value in values.items()}
 
 
@@ -303,21 +306,27 @@ class LevelWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._seed = checked_optional_count("seed", seed, 0)
         self._probes = checked_probes(check)
         self._named: int | None = None
-        self._steps: int | None = None  # of the episode that runs; None between episodes
+        self._steps: int | None = None  # steps of the running episode; None between episodes
         self._broken_off: list[tuple[int | None, int]] = []  # level and steps of episodes, until the next draw
-        self._set_level = env.get_wrapper_attr("set_level") if env.has_wrapper_attr("set_level") else None
+        self._set_level = env.has_wrapper_attr("set_level") and env.get_wrapper_attr("set_level")
         check_kind("level_option", level_option, str | None, "a key of the options of the environment's reset, or None")
         check_kind("level_set", level_set, LevelSet | None, "LevelSet(...), or None, for environments that take ids")
-        if level_set is not None and level_option is None and self._set_level is None:
+        if level_set is not None and level_option is None and not self._set_level:
             raise ValueError(f"level_set is given, and {env} has no set_level; give level_option, a key of its options")
-        self._level_option, self._level_set = level_option, level_set
+        self._level_option = level_option
+        self._level_set = level_set
 
     def has_other_set(self, digest: str) -> bool:
+        """Returns whether a wrapper plays another level set than the set with this digest.
+
+        :meta private:
+        """
         if self._level_set is not None and self._level_set.digest != digest:
             return True
         return self.env.has_wrapper_attr("has_other_set") and self.env.get_wrapper_attr("has_other_set")(digest)
 
     def set_level(self, level_id: int) -> None:
+        """Names the level of the next reset."""
         self._named = checked_level(level_id)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -327,9 +336,11 @@ class LevelWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         others = dict(options or {})
         named = others.pop("level_id", self._named)
         if self._next_level is None:
-            named = self._level_of(seed) if named is None else named
+            if named is None:
+                named = self._level_of(seed)
         else:
-            self._seed = self._seed if seed is None else seed
+            if seed is not None:
+                self._seed = seed
             if self._steps is not None:
                 self._broken_off.append((self.level_id, self._steps))
         self._steps = None
@@ -339,6 +350,7 @@ class LevelWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         return observation, info | {"level_id": level_id}
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Takes a step; ``info["level_id"]`` is its level."""
         observation, reward, terminated, truncated, info = checked_step(self.env.step(action), self.env)
         is_done = terminated or truncated
         self._steps = None if is_done or self._steps is None else self._steps + 1
@@ -375,12 +387,13 @@ class LevelWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def _reset(self, level: Any, options: dict[str, Any] | None) -> Any:
         if self._level_option is not None:
-            seed, self._seed, options = self._seed, None, {**(options or {}), self._level_option: level}
-            return self.env.reset(seed=seed, options=options)
-        if self._set_level is None:
+            seed = self._seed
+            self._seed = None
+            return self.env.reset(seed=seed, options={**(options or {}), self._level_option: level})
+        if not self._set_level:
             return self.env.reset(seed=level, options=options)
         self._set_level(level)
-        if self._seed is not None:  # of the generator, once, in a reset of its own: some environments play their seed
+        if self._seed is not None:  # The generator gets it once, in a further reset: some environments play their seed.
             self.env.reset(seed=self._seed)
             self._seed = None
             self._set_level(level)
@@ -409,12 +422,13 @@ _ACCEPTED = (
 
 
 def checked_level(level_id: Any) -> int:
+    """Returns a level's id; raises an error unless it is a seed that every environment accepts."""
     check_option("level_id", level_id, Integral, "a whole number from 0 to 2**31 - 1", 0, LEVEL_IDS - 1)
     return int(level_id)
 
 
 def _require_level_source(levels: Any) -> None:
-    # here, since it imports torch, which processes that only step environments do without
+    # The import is here because processes that only step environments do without torch.
     from lightning_replay.levels.selector import LevelSelector
 
     accepted = "LevelBuffer(...), UniformLevels(...) or SequentialLevels(...) of lightning_replay.levels"
@@ -422,6 +436,7 @@ def _require_level_source(levels: Any) -> None:
 
 
 def checked_probes(check: bool | Sequence[int]) -> tuple[int, ...]:
+    """Returns the levels of the check in the first reset, or none."""
     if isinstance(check, bool):
         return tuple(range(8)) if check else ()
     accepted = "True, False or at least two different ids of levels"
@@ -432,7 +447,7 @@ def checked_probes(check: bool | Sequence[int]) -> tuple[int, ...]:
 
 
 def _require_level_vector(env: VectorEnv[Any, Any, Any], levels: LevelSet | None) -> None:
-    # all vectors of one environment class share the metadata, which holds the mode of the vector built last
+    # All vectors of an environment class share their metadata, which has the mode of the vector built last.
     mode = getattr(env.unwrapped, "autoreset_mode", env.metadata.get("autoreset_mode"))
     if mode != AutoresetMode.DISABLED:
         raise ValueError(
@@ -460,6 +475,7 @@ def _require_level_vector(env: VectorEnv[Any, Any, Any], levels: LevelSet | None
 
 
 def check_set(levels: LevelSet, has_other: Iterable[bool]) -> None:
+    """Raises ``ValueError`` if an environment plays other objects than the ones that are chosen."""
     if any(has_other):
         raise ValueError(
             f"level_set of LevelWrapper has other objects than {levels}, whose ids are chosen; give the same"

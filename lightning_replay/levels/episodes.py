@@ -41,7 +41,7 @@ class ActiveEpisodes:
         # Numbers of the active episodes by level: of an actor's by minus the number; of those drawn for no actor the
         # newest of each batch, by the first of the batch.
         self.played: dict[int, dict[int, int]] = {}
-        self.num_draws: int = 0  # that await a score; a level counts once a batch
+        self.num_draws: int = 0  # draws that await a score; a level counts once a batch
 
     def __len__(self) -> int:
         return sum(map(len, self.played.values())) - sum(one.length is not None for one in self)
@@ -50,17 +50,22 @@ class ActiveEpisodes:
         return itertools.chain.from_iterable(self._of.values())
 
     def of(self, actor: Actor) -> list[ActiveEpisode]:
+        """Returns the active episodes of an actor, oldest first."""
         return self._of.get(actor, [])
 
     def begin(self, actor: Actor, episode: ActiveEpisode) -> None:
+        """Adds an episode as the newest of its actor."""
         self._of.setdefault(actor, []).append(episode)
         self.played.setdefault(episode.level_id, {})[-episode.started] = episode.started
 
     def oldest(
         self, actor: Actor, level_id: int, steps: int = 0, among: list[ActiveEpisode] | None = None
     ) -> ActiveEpisode:
-        episodes = self.of(actor) if among is None else among
-        for episode in episodes:  # the oldest first: steps may come after the actor began the level again
+        """Returns the oldest episode on a level with room for more steps; raises ``ValueError`` if there is none."""
+        episodes = self.of(actor)
+        for episode in (
+            episodes if among is None else among
+        ):  # the oldest first: steps may come after the actor began the level again
             if episode.level_id == level_id and episode.taken + steps <= (episode.length or math.inf):
                 return episode
         if not self.of(actor):
@@ -85,6 +90,7 @@ class ActiveEpisodes:
         return None  # the selector knows its end already, from a TimeLimit around the LevelWrapper
 
     def end(self, actor: Actor, episode: ActiveEpisode) -> None:
+        """Removes an episode."""
         episodes = self._of[actor]
         episodes.remove(episode)
         if not episodes:
@@ -99,6 +105,7 @@ class ActiveEpisodes:
         return started
 
     def await_scores(self, level_ids: Iterable[int], batch: int, first: int) -> None:
+        """Adds draws of a batch, which are numbered from ``first`` on."""
         for started, level_id in enumerate(level_ids, first):
             own = self.played.setdefault(level_id, {})
             self.num_draws += batch not in own
@@ -118,14 +125,15 @@ class ActiveEpisodes:
         return sorted(every)
 
     def state_dict(self) -> dict[str, Any]:
+        """Returns all active episodes and the draws that await a score."""
         episodes = [[list(astuple(episode)) for episode in episodes] for episodes in self._of.values()]
         awaited = torch.tensor(self.draws(), dtype=torch.int64, device="cpu").reshape(-1, 3)[:, [2, 0, 1]]
         return {"actors": list(self._of), "episodes": episodes, "awaited": awaited}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores :meth:`state_dict`."""
         self._of, self.played, self.num_draws = {}, {}, 0
-        awaited = state["awaited"].tolist() if "awaited" in state else ()  # not in those of an earlier version
-        for level_id, batch, started in awaited:
+        for level_id, batch, started in state["awaited"].tolist():
             self.await_scores([level_id], batch, started)
         for actor, episodes in zip(state["actors"], state["episodes"], strict=True):
             for episode in episodes:
@@ -143,7 +151,8 @@ def checked_lists(steps: TensorDictBase) -> list[list[Any]] | None:
         return None
     value, reward, following, terminated, done, truncated = (leaf.reshape(-1) for leaf in given)
     largest = [leaf.abs().max() for leaf in (reward, value, following)]
-    largest += [steps["logits"].max()] if "logits" in steps else []
+    if "logits" in steps:
+        largest.append(steps["logits"].max())
     if not all(one < math.inf for one in largest) or not torch.equal(terminated.bool() | truncated.bool(), done.bool()):
         return None
     return [leaf.tolist() for leaf in (reward, value, following, terminated, done)]
@@ -159,7 +168,7 @@ class Segment:
             raise ValueError(f"steps have shape {list(steps.shape)}; give [T] of at least one step of one episode")
         self.read: Callable[[], TensorDictBase] = lambda: steps
         self.length: int = steps.shape[0]
-        given = dict(steps.items())  # of plain entries, a tenth of a TensorDict's lookups
+        given = dict(steps.items())  # a tenth of the time of lookups in a TensorDict
         following = dict(given.get("next", {}).items())
         value = given.get("state_value")
         lists: dict[str, list[Any]] = {} if value is None else {"state_value": value.reshape(-1).tolist()}
@@ -174,8 +183,9 @@ class Segment:
                 )
         for name in ("done", "reward", "terminated", "truncated"):
             if len(lists.get(name, lists["done"])) != self.length:
-                shape = list(following[name].shape)
-                raise ValueError(f"of {self.length} steps {name} has shape {shape}; give [T] or [T, 1]")
+                raise ValueError(
+                    f"of {self.length} steps {name} has shape {list(following[name].shape)}; give [T] or [T, 1]"
+                )
         done = lists["done"]
         for name in ("terminated", "truncated"):
             for flag, end in zip(lists.get(name, ()), done, strict=False):
@@ -205,5 +215,6 @@ class Segment:
         segment = cls.__new__(cls)
         segment.read = lambda: steps[place]
         segment.columns = ValueColumns._make([column[place] for column in lists])
-        segment.length, segment.reward_sum = place.stop - place.start, float(sum(segment.columns.reward))
+        segment.length = place.stop - place.start
+        segment.reward_sum = float(sum(segment.columns.reward))
         return segment

@@ -26,6 +26,7 @@ _MOST_HELD_OUT = 1_000_000  # each is looked up among the training levels
 
 
 def checked_level_ids(levels: int | Iterable[int] | LevelSet) -> list[int]:
+    """Returns the ids of a known set; raises an error for repeated ids and for objects without a :class:`LevelSet`."""
     if isinstance(levels, LevelSet):
         return list(range(len(levels)))
     if isinstance(levels, Iterable):
@@ -46,10 +47,12 @@ def checked_level_ids(levels: int | Iterable[int] | LevelSet) -> list[int]:
 
 
 def checked_level_id(level_id: Any) -> int:
+    """Returns an id as an ``int``; it must be a whole number from 0 on."""
     return checked_count("level_id", plain_number(level_id), 0)
 
 
 def checked_held_out(levels: int | Iterable[int]) -> Sequence[int]:
+    """Returns the ids to test on. A number stands for as many of the largest ids."""
     accepted = f"how many, from 1 to {_MOST_HELD_OUT}, or different ids from 0 to 2**31 - 1"
     if isinstance(levels, str) or not isinstance(levels, Iterable):
         check_option("held_out_levels", levels, Integral, accepted, 1, _MOST_HELD_OUT)
@@ -63,6 +66,7 @@ def checked_held_out(levels: int | Iterable[int]) -> Sequence[int]:
 
 
 def checked_actor(actor: Any) -> Actor:
+    """Returns the number or name of an actor; raises ``TypeError`` for other objects."""
     if isinstance(actor, str):
         return actor
     try:
@@ -72,6 +76,7 @@ def checked_actor(actor: Any) -> Actor:
 
 
 def fingerprint(level_ids: Sequence[int] | LevelSet) -> str:
+    """Returns the SHA-256 of a level set's ids or objects."""
     if isinstance(level_ids, LevelSet):
         return level_ids.digest
     return hashlib.sha256(np.array(level_ids, np.int64).tobytes()).hexdigest()

@@ -42,7 +42,10 @@ class Prioritization(ABC):
     uses_temperature: ClassVar[bool] = True
 
     def bind(self, score_temperature: float) -> Self:
-        """Returns an empty copy with the same options and a temperature above 0; :class:`Greedy` needs none."""
+        """Returns an empty copy with the same options and a temperature above 0; :class:`Greedy` needs none.
+
+        :meta private:
+        """
         accepted = "a number above 0; for the highest score alone use prioritization=Greedy()"
         check_option("score_temperature", score_temperature, Real, accepted, lowest=ABOVE_ZERO)
         bound = copy.copy(self)
@@ -81,11 +84,18 @@ class _Ordered(Prioritization):
     _keys: list[tuple[float, int, int]]
 
     def fill(self, scores: np.ndarray, timestamps: np.ndarray) -> None:
-        rows = range(len(scores))
-        self._keys = list(zip((-scores).tolist(), timestamps.tolist(), rows, strict=True))
+        """Sorts all rows, by score and then by time.
+
+        :meta private:
+        """
+        self._keys = list(zip((-scores).tolist(), timestamps.tolist(), range(len(scores)), strict=True))
         self._order = SortedList(self._keys)
 
     def put(self, row: int, score: float, timestamp: int) -> None:
+        """Moves or adds a row in logarithmic time.
+
+        :meta private:
+        """
         key = (-score, timestamp, row)
         if row < len(self._keys):
             self._order.remove(self._keys[row])
@@ -101,10 +111,18 @@ class Rank(_Ordered):
     """
 
     def fill(self, scores: np.ndarray, timestamps: np.ndarray) -> None:
+        """Sorts all rows; weights are computed at the next draw.
+
+        :meta private:
+        """
         super().fill(scores, timestamps)
         self._weights = self._cumulative = np.zeros(0)
 
     def draw(self, generator: torch.Generator) -> int:
+        """Draws a rank, and returns the row that has it.
+
+        :meta private:
+        """
         count = len(self._order)
         self._extend_weights(count)
         # By rank, whose weights are the same for all scores: one search, and one look-up in the sorted list.
@@ -113,6 +131,7 @@ class Rank(_Ordered):
         return int(self._order[min(rank, count - 1)][2])
 
     def probabilities(self, scores: np.ndarray, timestamps: np.ndarray) -> np.ndarray:
+        """Returns the probability of each row, float64 ``[L]``."""
         count = len(scores)
         self._extend_weights(count)
         weights = np.empty(count)
@@ -140,6 +159,10 @@ class Greedy(_Ordered):
         self.epsilon = epsilon
 
     def draw(self, generator: torch.Generator) -> int:
+        """Draws one of the best rows, or with probability ``epsilon`` any row.
+
+        :meta private:
+        """
         takes_any = self.epsilon > 0.0 and uniform(generator) < self.epsilon
         among = len(self._order) if takes_any else self._num_best()
         return int(self._order[int(torch.randint(among, (), generator=generator, device="cpu"))][2])
@@ -151,6 +174,7 @@ class Greedy(_Ordered):
         return scores == scores.max()
 
     def probabilities(self, scores: np.ndarray, timestamps: np.ndarray) -> np.ndarray:
+        """Returns the probability of each row, float64 ``[L]``."""
         best = self._is_best(scores, timestamps)
         return (1.0 - self.epsilon) * best / best.sum() + self.epsilon / len(scores)
 
@@ -191,21 +215,27 @@ class _Weighted(Prioritization):
         """Returns the logarithm of each row's weight, ``-inf`` for weight 0; ``[L]``."""
 
     def fill(self, scores: np.ndarray, timestamps: np.ndarray) -> None:
+        """Builds the tree of all weights.
+
+        :meta private:
+        """
         self._logs = self.log_weights(scores).tolist()
         self._tree = SumTree()
         self._rescale()
 
     def state_dict(self) -> dict[str, float]:
+        """Returns the reference of the weights, which decides how their sums are rounded."""
         return {"reference": self._reference}  # the rounding of the sums depends on it
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Restores :meth:`state_dict`."""
         if "reference" in state:
             self._rescale(float(state["reference"]))
 
     def _rescale(self, reference: float | None = None) -> None:
         # Weights are relative to the largest, so that their sums neither overflow nor vanish.
         largest = max((log for log in self._logs if log > -math.inf), default=0.0)
-        self._reference = largest if reference is None else reference
+        self._reference = reference if reference is not None else largest
         self._tree.fill([self._weight(log) for log in self._logs])
 
     def _weight(self, log: float) -> float:
@@ -213,6 +243,10 @@ class _Weighted(Prioritization):
         return math.exp(max(log - self._reference, -2.0 * _FARTHEST_LOG)) if log > -math.inf else 0.0
 
     def put(self, row: int, score: float, timestamp: int) -> None:
+        """Changes or adds a weight; rescales all weights if it is far above the others.
+
+        :meta private:
+        """
         log = float(self.log_weights(np.array([score]))[0])
         self._logs[row : row + 1] = [log]
         if log - self._reference > _FARTHEST_LOG:  # far above the others
@@ -223,11 +257,16 @@ class _Weighted(Prioritization):
             self._rescale()
 
     def draw(self, generator: torch.Generator) -> int:
+        """Draws a row by one search of the tree.
+
+        :meta private:
+        """
         if self._tree.total == 0.0:  # no score has a weight: uniformly
             return int(torch.randint(len(self._logs), (), generator=generator, device="cpu"))
         return self._tree.find(uniform(generator) * self._tree.total)
 
     def probabilities(self, scores: np.ndarray, timestamps: np.ndarray) -> np.ndarray:
+        """Returns the probability of each row, float64 ``[L]``."""
         logs = self.log_weights(scores)
         if not np.isfinite(logs).any():
             return np.full(len(scores), 1.0 / len(scores))
@@ -239,6 +278,10 @@ class Proportional(_Weighted):
     """Probability proportional to ``max(score, 0) ** (1 / score_temperature)``; uniform where no score is above 0."""
 
     def log_weights(self, scores: np.ndarray) -> np.ndarray:
+        """Returns the logarithm of each weight, ``-inf`` for a score of at most 0.
+
+        :meta private:
+        """
         logs = np.full(len(scores), -math.inf)
         np.log(scores, out=logs, where=scores > 0.0)
         return logs / self.score_temperature
@@ -248,10 +291,15 @@ class Boltzmann(_Weighted):
     """Probability proportional to ``exp(score / score_temperature)``."""
 
     def log_weights(self, scores: np.ndarray) -> np.ndarray:
+        """Returns the logarithm of each weight.
+
+        :meta private:
+        """
         return scores / self.score_temperature
 
 
 def by_rank(scores: np.ndarray, timestamps: np.ndarray) -> np.ndarray:
+    """Returns the rows by falling score; of equal scores, the level that was played longer ago comes first."""
     falling = -scores
     order = np.argsort(falling)
     ordered = falling[order]
@@ -274,26 +322,31 @@ class SumTree:
 
     @property
     def total(self) -> float:
+        """Sum of all values."""
         return self.nodes[1]
 
     def __setitem__(self, row: int, value: float) -> None:
         if row >= self.first_leaf:  # the leaves are doubled
             leaves = self.nodes[self.first_leaf :]
             self.fill(leaves + [0] * (row + 1 - len(leaves)))
-        nodes, node = self.nodes, self.first_leaf + row
+        nodes = self.nodes
+        node = self.first_leaf + row
         nodes[node] = value
         while node > 1:
             node >>= 1
             nodes[node] = nodes[2 * node] + nodes[2 * node + 1]
 
     def fill(self, values: list[float]) -> None:
+        """Replaces all values."""
         self.first_leaf = 1 << max(len(values) - 1, 0).bit_length()
         self.nodes = [0] * self.first_leaf + values + [0] * (self.first_leaf - len(values))
         for node in range(self.first_leaf - 1, 0, -1):
             self.nodes[node] = self.nodes[2 * node] + self.nodes[2 * node + 1]
 
     def find(self, prefix: float) -> int:
-        nodes, node = self.nodes, 1
+        """Returns the row in which the running sum passes ``prefix``."""
+        nodes = self.nodes
+        node = 1
         while node < self.first_leaf:
             node *= 2
             # Rounding may put the prefix at the end of the left half while the right half is empty
@@ -304,11 +357,12 @@ class SumTree:
 
     def find_below(self, top: int, rows: int, prefix: int) -> int:
         """As :meth:`find`, for the numbers ``top - value`` of the first ``rows`` rows, in integers."""
-        nodes, node = self.nodes, 1
+        nodes = self.nodes
+        node = 1
         row, width = 0, self.first_leaf  # the first row below a node, and the number of its leaves
         while width > 1:
             node, width = 2 * node, width // 2
-            left = top * min(rows - row, width) - nodes[node]  # of the rows below the left child
+            left = top * min(rows - row, width) - nodes[node]  # sum over the rows below the left child
             if prefix >= left:
                 prefix -= int(left)
                 node, row = node + 1, row + width
@@ -316,6 +370,7 @@ class SumTree:
 
 
 def effective_number(probabilities: np.ndarray) -> float:
+    """Returns how many equally likely levels would repeat as often."""
     # Two independent draws take the same level with probability 1 / n: n is L where all are equal, 1 where one has all.
     return float(1.0 / np.square(probabilities).sum())
 
@@ -328,13 +383,15 @@ class ReplayConcentration:
         self._drawn = [(-1, -1)] if prioritization.uses_temperature else None
 
     def add(self, level: tuple[int, int], scored: int) -> None:
+        """Counts a replay of a level, named by its row and generation."""
         if self._drawn is None or scored < _FEWEST_SCORED:  # few levels repeat without being narrow
             return
-        self._drawn.append(level)  # by row and generation: a row may get another level
+        self._drawn.append(level)
         if len(self._drawn) <= _WINDOW:
             return
-        # not by probabilities: levels of equal scores that alternate do not repeat
-        repeats, self._drawn = sum(map(operator.eq, self._drawn, self._drawn[1:])), [level]
+        # Probabilities would not show that levels of equal scores alternate.
+        repeats = sum(map(operator.eq, self._drawn, self._drawn[1:]))
+        self._drawn = [level]
         if _FEWEST_EFFECTIVE * repeats <= _WINDOW:
             return
         self._drawn = None  # warns once

@@ -65,9 +65,11 @@ class EpisodeScore(Protocol):
     def of_episode(self, level_id: int, episode: int, episode_return: float) -> float:
         """Computes the level's new score from an episode's number and undiscounted return."""
 
-    def state_dict(self) -> dict[str, Any]: ...
+    def state_dict(self) -> dict[str, Any]:
+        """Returns everything that decides later scores."""
 
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores :meth:`state_dict`."""
 
 
 class ValueColumns(NamedTuple):
@@ -99,15 +101,17 @@ class ValueColumns(NamedTuple):
     def advantages(self, discount: float, gae_lambda: float) -> list[float]:
         """A_t = Σ_k (γλ)^k δ_{t+k}, summed up to the episode's last step."""
         advantages = self.td_errors(discount)
-        decay, following = discount * gae_lambda, 0.0
+        decay = discount * gae_lambda
+        following = 0.0
         for t in range(len(advantages) - 1, -1, -1):
-            following = advantages[t] if self.done[t] else advantages[t] + decay * following
-            advantages[t] = following
+            if not self.done[t]:
+                advantages[t] += decay * following
+            following = advantages[t]
         return advantages
 
 
 class Discounting:
-    """A part with ``discount``, γ, or ``gae_lambda``, λ, of its own, to be compared with the learner's."""
+    """A part with its own γ or λ, which must equal the learner's."""
 
     discount: float | None = None
     gae_lambda: float | None = None
@@ -129,7 +133,7 @@ class SegmentScore(Discounting, ABC):
         """Computes the score of a segment ``[T]``."""
 
 
-def discounts_of(part: Any) -> dict[str, float]:
+def discounts_of(part: object) -> dict[str, float]:
     """Returns ``discount`` and ``gae_lambda`` of a score or another part, as far as it declares them."""
     given = {"discount": part.discount, "gae_lambda": part.gae_lambda} if isinstance(part, Discounting) else {}
     return {name: value for name, value in given.items() if value is not None}
@@ -154,8 +158,13 @@ class ValueScore(SegmentScore):
 
     def __call__(self, steps: TensorDictBase) -> Tensor:
         following = steps["next"]
-        values = steps["state_value"], following["state_value"]
-        return self._score(following["reward"], *values, following["terminated"], following["done"])
+        return self._score(
+            following["reward"],
+            steps["state_value"],
+            following["state_value"],
+            following["terminated"],
+            following["done"],
+        )
 
     def _score(self, *tensors: Tensor) -> Tensor:
         return torch.tensor(self.of_columns(ValueColumns.of(*tensors)), dtype=torch.float64, device="cpu")
@@ -169,6 +178,10 @@ class OneStepTdError(ValueScore):
     """Mean of ``|δ_t|``, the last step included; see :func:`td_errors`."""
 
     def of_columns(self, columns: ValueColumns) -> float:
+        """Computes the mean of ``|δ_t|``.
+
+        :meta private:
+        """
         return math.fsum(map(abs, columns.td_errors(self.discount))) / len(columns.reward)
 
 
@@ -182,6 +195,10 @@ class _AdvantageScore(ValueScore):
         self.gae_lambda: float = checked_share("gae_lambda", gae_lambda)
 
     def of_columns(self, columns: ValueColumns) -> float:
+        """Computes the mean over the steps of a segment.
+
+        :meta private:
+        """
         advantages = columns.advantages(self.discount, self.gae_lambda)
         return math.fsum(map(self._term, advantages)) / len(advantages)  # fsum rounds once
 
@@ -301,7 +318,7 @@ class Learnability:
         self.success: float | None = None if success is None else checked_number("success", success)
         self._has_warned = False
         self._rows: dict[int, int] = {}
-        self._outcomes = np.zeros((0, self.window))  # of each level; outcome n is at n modulo the window
+        self._outcomes = np.zeros((0, self.window))  # one row for each level; outcome n is at n modulo the window
         self._counts = np.zeros(0, np.int64)  # outcomes ever given
 
     def of_rate(self, rate: np.ndarray, count: np.ndarray) -> np.ndarray:
@@ -324,7 +341,7 @@ class Learnability:
             self._outcomes = np.append(self._outcomes, np.zeros((more, self.window)), 0)
             self._counts = np.append(self._counts, np.zeros(more, np.int64))
         changed, place = np.unique(entries, return_inverse=True)
-        given = np.bincount(place) * outcomes.shape[1]  # of each level
+        given = np.bincount(place) * outcomes.shape[1]  # number of new outcomes for each level
         most = int(given.max(initial=0))
         if most > self.window and not self._has_warned:
             self._has_warned = True
@@ -334,8 +351,10 @@ class Learnability:
                 stacklevel=3,
             )
         entry = np.repeat(np.arange(len(changed)), given)
-        number = np.arange(len(entry)) - np.repeat(np.cumsum(given) - given, given)  # among the outcomes of its level
-        before, window = self._counts[changed], self._outcomes[changed]
+        number = np.arange(len(entry)) - np.repeat(
+            np.cumsum(given) - given, given
+        )  # position in the outcomes of its level
+        window, before = self._outcomes[changed], self._counts[changed]
         rows = outcomes[np.argsort(place, kind="stable")].reshape(-1)
         window[entry, (before[entry] + number) % self.window] = rows  # the last one stays
         after = before + given
@@ -348,6 +367,10 @@ class Learnability:
         return scores[place]
 
     def of_episode(self, level_id: int, episode: int, episode_return: float) -> float:
+        """Computes the new score from an episode's outcome; raises ``ValueError`` for a return outside [0, 1].
+
+        :meta private:
+        """
         outcome = episode_return if self.success is None else float(episode_return >= self.success)
         if not 0.0 <= outcome <= 1.0:
             raise ValueError(
@@ -361,15 +384,17 @@ class Learnability:
 
         The uncertainty is the standard deviation of the success rate under a uniform prior.
         """
-        held, counts = np.append(self._outcomes.sum(1), 0.0), np.append(self._counts, 0)  # of levels without any
         rows = [self._rows.get(level_id, -1) for level_id in level_ids]
-        successes, count = held[rows], np.minimum(counts[rows], self.window).astype(np.float64)
+        # Levels without outcomes have row -1, which is the appended 0.
+        successes = np.append(self._outcomes.sum(1), 0.0)[rows]
+        count = np.minimum(np.append(self._counts, 0)[rows], self.window).astype(np.float64)
         total = count + 2.0
         deviation = np.sqrt((successes + 1.0) * (count - successes + 1.0) / (total * total * (total + 1.0)))
         columns = {"successes": successes, "outcomes": count, "uncertainty": deviation}
         return {name: torch.from_numpy(column) for name, column in columns.items()}
 
     def state_dict(self) -> dict[str, Any]:
+        """Returns the outcomes in the window of each level."""
         rows = len(self._rows)
         return {
             "level_id": torch.tensor(list(self._rows), dtype=torch.int64, device="cpu"),
@@ -378,8 +403,9 @@ class Learnability:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores :meth:`state_dict`; ``ValueError`` for another window, and for what are no outcomes."""
-        outcomes, counts = state["outcomes"].cpu().numpy().copy(), state["counts"].cpu().numpy().copy()
+        """Restores :meth:`state_dict`; ``ValueError`` if the window differs or the entries are not outcomes."""
+        outcomes = state["outcomes"].cpu().numpy().copy()
+        counts = state["counts"].cpu().numpy().copy()
         if outcomes.shape != (len(counts), self.window) or len(state["level_id"]) != len(counts):
             raise ValueError(
                 f"the saved outcomes are of windows of {outcomes.shape[-1]}, and this one is of {self.window}; build "

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,17 +32,20 @@ class LevelSelector(SeededStateful, ABC):
     actor's next episode has begun. Therefore an actor may have several active episodes, and an update names its level.
 
     Args:
-        level_ids: of a known set; ``None`` if the level set is unbounded.
+        level_ids: Ids of a known set; ``None`` if the level set is unbounded.
+        levels: Level set that has the objects of these ids, if there is one.
     """
 
-    #: Whether some episodes may be scored and not learned from, see :meth:`trains_on`.
+    # Whether some episodes may be scored and not learned from, see trains_on.
     plays_unlearned: bool = False
     levels: LevelSet | None = None  #: Objects of the levels, if they were given as a set.
-    score: Any = None  #: Of a segment of an episode; ``None`` where levels have no scores.
-    reads_all_columns: bool = False  #: Whether the score is a user's own, and may read any column of a rollout.
+    score: Any = None  #: Score of a segment of an episode; ``None`` if levels have no scores.
+    reads_all_columns: bool = False  # whether the score is the user's, and may read any column of a rollout
 
-    def __init__(self, level_ids: Iterable[int] | None = None) -> None:
+    def __init__(self, level_ids: Iterable[int] | None = None, levels: object = None) -> None:
         self._process = forking.process
+        if isinstance(levels, LevelSet):
+            self.levels = levels
         self.running: ActiveEpisodes = ActiveEpisodes()  #: Active episodes of all actors.
         self._members = None if level_ids is None else frozenset(level_ids)
 
@@ -92,7 +95,10 @@ class LevelSelector(SeededStateful, ABC):
         self._process = forking.process
 
     def check_process(self) -> None:
-        """Raises ``RuntimeError`` if this is a copy in another process, and nobody claimed it there."""
+        """Raises ``RuntimeError`` if this is a copy in another process, and nobody claimed it there.
+
+        :meta private:
+        """
         if self._process != forking.process:
             raise RuntimeError(
                 f"this {type(self).__name__} is a copy of one in another process. All copies would play the same "
@@ -108,7 +114,10 @@ class LevelSelector(SeededStateful, ABC):
         """Draws the levels of a batch, int64 ``[count]``, without actors; different ones unless ``replace``."""
 
     def check_draw(self, count: int, replace: bool) -> None:
-        """Refuses, by a ``ValueError``, a batch of more different levels than there are."""
+        """Refuses, by a ``ValueError``, a batch of more different levels than there are.
+
+        :meta private:
+        """
         self.check_process()
         checked_count("count", count, of="levels")
         if not checked_flag("replace", replace) and self.count is not None and count > self.count:
@@ -127,13 +136,16 @@ class LevelSelector(SeededStateful, ABC):
             self.end_draw(one)
 
     def end_draw(self, level_id: int, batch: int | None = None) -> None:
-        """Ends the draw of a level in the batch that began with this episode; ``None``: in its oldest one."""
+        """Ends the draw of a level in the batch that began with this episode; ``None``: in its oldest one.
+
+        :meta private:
+        """
         self.running.receive_score(level_id, 0, batch)
         self._leave(level_id)
 
     def _await(self, level_ids: Iterable[int], batch: int, first: int) -> None:
         self.running.await_scores(level_ids, batch, first)
-        if self.running.num_draws > MOST_AWAITED:  # a quarter, since to find the oldest takes time
+        if self.running.num_draws > MOST_AWAITED:  # ends a quarter, because a search for the oldest takes time
             for oldest, _, level_id in self.running.draws()[: -(3 * MOST_AWAITED // 4)]:
                 self.end_draw(level_id, oldest)
 
@@ -141,7 +153,10 @@ class LevelSelector(SeededStateful, ABC):
         """Takes notice that an episode or draw on a level has ended."""
 
     def checked_ids(self, level_id: Any) -> list[int]:
-        """Returns ids ``[n]`` as a list; ``TypeError`` for others than integers, ``ValueError`` for unknown ones."""
+        """Returns ids ``[n]`` as a list; ``TypeError`` for others than integers, ``ValueError`` for unknown ones.
+
+        :meta private:
+        """
         try:
             ids = torch.as_tensor(level_id, device="cpu")
         except (TypeError, ValueError):
@@ -149,9 +164,12 @@ class LevelSelector(SeededStateful, ABC):
         if ids.numel() and (ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool):
             raise TypeError(f"level_id is of {ids.dtype}; give the ids as integers [n]")
         known: list[int] = ids.reshape(-1).tolist()
-        among = range(LEVEL_IDS) if self._members is None else self._members
+        among: Collection[int] = range(LEVEL_IDS)
+        accepted = "ids are from 0 to 2**31 - 1"
+        if self._members is not None:
+            among = self._members
+            accepted = f"none of the {self.count} levels"
         if unknown := [one for one in known if one not in among]:
-            accepted = "ids are from 0 to 2**31 - 1" if self._members is None else f"none of the {self.count} levels"
             raise ValueError(f"level_id has {unknown[:5]}; {accepted}. Nothing was changed")
         return known
 
@@ -167,13 +185,20 @@ class LevelSelector(SeededStateful, ABC):
     def _play(self, actor: Actor, level_id: int) -> None: ...
 
     def checked(self, level_id: int) -> int:
+        """Returns the id of one of the levels; raises ``ValueError`` for other ids.
+
+        :meta private:
+        """
         whole = checked_level_id(level_id)
         if self._members is not None and whole not in self._members:
             raise ValueError(f"level {whole} is none of the {len(self._members)} levels that were given")
         return whole
 
     def check_held_out(self, level_ids: Iterable[int]) -> None:
-        """Refuses levels that are trained on; of an unbounded set none is known beforehand to be."""
+        """Refuses levels that are trained on; of an unbounded set none is known beforehand to be.
+
+        :meta private:
+        """
         both = [level_id for level_id in level_ids if level_id in (self._members or ())]
         if both:
             raise ValueError(f"{len(both)} of held_out_levels are trained on, as {both[:3]}; give others, or how many")
@@ -207,12 +232,16 @@ class LevelSelector(SeededStateful, ABC):
         return None  # scores nothing by default; an override raises before anything is changed
 
     def learn_all(self, learned: Sequence[tuple[Actor, ActiveEpisode, Segment, bool]]) -> list[float | None]:
-        """As :meth:`update` one by one, of checked segments, and of each whether its episode is done."""
+        """As :meth:`update` one by one, of checked segments, and of each whether its episode is done.
+
+        :meta private:
+        """
         self.check_process()
         scores = []
         for actor, episode, segment, is_done in learned:
             scores.append(self._learn(episode, segment, is_done))
-            episode.taken += segment.length  # after the score: an update that raises may be repeated
+            # Only now, because an update that raises may be repeated.
+            episode.taken += segment.length
             for one in self.running.passed(episode, self.running.of(actor)):
                 self._end(actor, one)
             if is_done or episode.taken == episode.length:
@@ -258,9 +287,13 @@ class LevelSelector(SeededStateful, ABC):
 
         ``level_id`` int64, ``probability`` float64, ``score`` float64, ``staleness`` int64 in episodes.
         """
-        whole, real = torch.zeros(0, dtype=torch.int64, device="cpu"), torch.zeros(0, dtype=torch.float64, device="cpu")
-        columns = {"level_id": whole, "probability": real, "score": real.clone(), "staleness": whole.clone()}
-        return TensorDict(columns, [0])
+        kinds = {
+            "level_id": torch.int64,
+            "probability": torch.float64,
+            "score": torch.float64,
+            "staleness": torch.int64,
+        }
+        return TensorDict({name: torch.zeros(0, dtype=kind, device="cpu") for name, kind in kinds.items()}, [0])
 
     def stats(self) -> dict[str, float]:
         """Metrics to log."""
@@ -272,8 +305,12 @@ class LevelSelector(SeededStateful, ABC):
         Active episodes are kept. Where environments start new episodes on resuming, first let every actor choose, then
         drop the old ones with :meth:`abandon_all_but_newest`: the choices then equal those of an uninterrupted run.
         """
-        running = self.running.state_dict()
-        return {"version": _FORMAT, "kind": type(self).__name__, "running": running, **self._read_attributes()}
+        return {
+            "version": _FORMAT,
+            "kind": type(self).__name__,
+            "running": self.running.state_dict(),
+            **self._read_attributes(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores :meth:`state_dict` of a selector built with the same arguments.
@@ -281,7 +318,8 @@ class LevelSelector(SeededStateful, ABC):
         Raises:
             ValueError: the state is of another format, another class or other levels; nothing is changed.
         """
-        kind, before = type(self).__name__, self.state_dict()
+        before = self.state_dict()
+        kind = before["kind"]
         if not isinstance(state, dict) or "kind" not in state:
             found = list(state)[:10] if isinstance(state, dict) else f"a {type(state).__name__}"
             raise ValueError(f"the state is {found}, without 'kind'; give what state_dict() of a {kind} returned")
@@ -343,8 +381,9 @@ def update_rollout(
             remaining[actor].remove(episodes[-1])
     lists = checked_lists(steps)
     learned = []
-    for (actor, _, place, done), episode in zip(cut, episodes, strict=True):  # without lists the wrong segment raises
-        segment = Segment(steps[place], done) if lists is None else Segment.of_lists(lists, steps, place)
+    for (actor, _, place, done), episode in zip(cut, episodes, strict=True):
+        # If there are no lists, a segment is wrong, and raises its error here.
+        segment = Segment.of_lists(lists, steps, place) if lists else Segment(steps[place], done)
         learned.append((actor, episode, segment, done))
     levels.learn_all(learned)
 
@@ -364,28 +403,31 @@ def segments(
 def _cut(
     rollout: TensorDictBase, level_id: Tensor, actors: Sequence[Actor] | None, *, all_columns: bool
 ) -> tuple[TensorDictBase, list[tuple[Actor, int, slice, bool]]]:
-    names = list(range(rollout.shape[0])) if actors is None else list(actors)
+    names = list(range(rollout.shape[0]) if actors is None else actors)
     if level_id.ndim == 3 and level_id.shape[-1] == 1:
         level_id = level_id.squeeze(-1)
     if rollout.ndim != 2 or level_id.shape != rollout.shape or len(names) != rollout.shape[0]:
         shapes = f"the rollout has shape {list(rollout.shape)}, level_id {list(level_id.shape)}"
         raise ValueError(f"{shapes} and there are {len(names)} actors; give [actors, T] for both")
-    if not all_columns:  # without the observations, which may be large
+    if not all_columns:  # observations may be large
         following = [("next", key) for key in ("reward", "state_value", "terminated", "truncated", "done")]
         rollout = rollout.select("state_value", "logits", *following, strict=False)
     steps = rollout.cpu().flatten()  # one copy off the device, whatever the pieces
-    done, length = steps["next", "done"].reshape(rollout.shape).bool(), rollout.shape[1]
+    done = steps["next", "done"].reshape(rollout.shape).bool()
+    length = rollout.shape[1]
     ends = done.clone()
     ends[:, -1:] = True  # the rollout may end within an episode
-    played, is_done = level_id.flatten().tolist(), done.flatten().tolist()
-    cut, start = [], 0
+    played = level_id.flatten().tolist()
+    is_done = done.flatten().tolist()
+    cut = []
+    start = 0
     for stop in (ends.flatten().nonzero().flatten() + 1).tolist():
-        actor, own = names[start // length], {*played[start:stop]}
-        if len(own) > 1:
+        actor = names[start // length]
+        if len(different := {*played[start:stop]}) > 1:
             raise ValueError(
                 f"steps {start % length} to {(stop - 1) % length} of actor {actor!r} are one episode on the levels "
-                f"{sorted(own)}; level_id is that of the step's own observation. If a reset broke an episode off, mark "
-                "its last step as truncated and done"
+                f"{sorted(different)}; level_id is that of the step's own observation. If a reset broke an episode "
+                "off, mark its last step as truncated and done"
             )
         cut.append((actor, played[start], slice(start, stop), is_done[stop - 1]))
         start = stop

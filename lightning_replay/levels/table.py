@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Iterable, Sequence
 from itertools import repeat
@@ -46,12 +47,12 @@ class LevelTable:
         self.dropped: int = 0  #: Number of scores that came after their level had left its row.
         self.level_ids: list[int] = []  #: Id of the level in each row.
         self._rows: dict[int, int] = {}
-        # of as many rows as there is memory for; the first len(self) hold a level
+        # The arrays may have more rows than levels. The first len(self) rows hold a level.
         self._scores = np.zeros(0)
         self._timestamps = np.zeros(0, np.int64)
         self._generations = np.zeros(0, np.int64)
         self._count = 0
-        self._sums = SumTree()  # of timestamps
+        self._sums = SumTree()  # sums over timestamps
         self._is_behind = False  # whether trees and sorted lists are to be built anew before the next draw of one row
         self._concentration = ReplayConcentration(self._order)
 
@@ -62,18 +63,25 @@ class LevelTable:
         return level_id in self._rows
 
     @property
-    def scores(self) -> np.ndarray:  # float64 [L]
+    def scores(self) -> np.ndarray:
+        """Score of each row, float64 ``[L]``."""
         return self._scores[: self._count]
 
     @property
-    def timestamps(self) -> np.ndarray:  # episode in which each level was last drawn, int64 [L]
+    def timestamps(self) -> np.ndarray:
+        """Episode in which each level was last drawn, int64 ``[L]``."""
         return self._timestamps[: self._count]
 
     @property
     def staleness(self) -> np.ndarray:
+        """Episodes since each level was last drawn, int64 ``[L]``."""
         return self.episodes - self.timestamps
 
     def row_of(self, level_id: int) -> int:
+        """Returns the row of a level, or -1.
+
+        :meta private:
+        """
         return self._rows.get(level_id, REFUSED)
 
     def place(self, level_id: int, score: float, timestamp: int, capacity: int) -> tuple[int, int | None]:
@@ -83,7 +91,8 @@ class LevelTable:
             # Another actor may have begun the level since this episode did.
             self.put(row, score, max(timestamp, int(self._timestamps[row])))
             return row, None
-        row, evicted = self._count, None
+        row = self._count
+        evicted = None
         if row < capacity:
             self.level_ids.append(level_id)
         else:
@@ -100,6 +109,10 @@ class LevelTable:
         return row, evicted
 
     def put(self, row: int, score: float, timestamp: int, *, is_another_level: bool = False) -> None:
+        """Sets the score of a row, or adds the next row.
+
+        :meta private:
+        """
         is_added = row == self._count
         if is_added:
             self._reserve(row + 1)
@@ -107,7 +120,9 @@ class LevelTable:
             self._generations[row] = 0
         elif is_another_level:
             self._generations[row] += 1  # feedback for the level before is dropped
-        before, self._scores[row], self._timestamps[row] = self._timestamps[row], score, timestamp
+        before = self._timestamps[row]
+        self._scores[row] = score
+        self._timestamps[row] = timestamp
         if self._is_behind:
             return
         if is_added or before != timestamp:  # equal if the level is scored for its newest episode
@@ -115,6 +130,10 @@ class LevelTable:
         self._order.put(row, score, timestamp)
 
     def rows_of(self, level_ids: Iterable[int]) -> np.ndarray:
+        """Returns the row of each level, int64 ``[n]``, -1 for a level without a row.
+
+        :meta private:
+        """
         return np.fromiter(map(self._rows.get, level_ids, repeat(REFUSED)), np.int64)
 
     def rows_among(self, level_ids: Iterable[int]) -> np.ndarray:
@@ -124,18 +143,19 @@ class LevelTable:
 
     def place_all(self, level_ids: list[int], rows: np.ndarray, scores: np.ndarray, started: np.ndarray) -> list[int]:
         """Sets scores ``[n]`` of different levels, in further rows where ``rows`` is -1; returns those levels."""
-        is_new, count = rows == REFUSED, self._count
-        new = [level_id for level_id, added in zip(level_ids, is_new.tolist(), strict=True) if added]
-        rows[is_new] = np.arange(count, count + len(new))
+        is_new = rows == REFUSED
+        new = list(itertools.compress(level_ids, is_new))
+        added = range(self._count, self._count + len(new))
+        rows[is_new] = added
         self.level_ids += new
-        self._rows.update(zip(new, range(count, count + len(new)), strict=True))
+        self._rows.update(zip(new, added, strict=True))
         started[~is_new] = np.maximum(started[~is_new], self._timestamps[rows[~is_new]])
         self.put_all(rows, scores, started)
         return new
 
     def defer(self, changes: int) -> None:
         """Has trees and sorted lists built anew before the next draw, if that is quicker than to change them."""
-        self._is_behind |= changes > 1 and 16 * changes > self._count  # in the time of one, 16 are built
+        self._is_behind |= changes > 1 and 16 * changes > self._count  # a change takes as long as 16 rows of a new tree
 
     def put_all(self, rows: np.ndarray, scores: np.ndarray, timestamps: np.ndarray) -> None:
         """As :meth:`put` one by one, of different rows, those that are added in their order."""
@@ -147,11 +167,15 @@ class LevelTable:
         count = max(self._count, int(rows.max()) + 1)
         self._reserve(count)
         self._generations[self._count : count] = 0
-        self._scores[rows], self._timestamps[rows], self._count = scores, timestamps, count
+        self._scores[rows], self._timestamps[rows] = scores, timestamps
+        self._count = count
 
     def _reserve(self, rows: int) -> None:
-        for name in ("_scores", "_timestamps", "_generations") if rows > len(self._scores) else ():
-            setattr(self, name, np.resize(getattr(self, name), max(2 * rows, 64)))  # an unbounded set may be large
+        if rows > len(self._scores):
+            size = max(2 * rows, 64)  # an unbounded set may be large
+            self._scores = np.resize(self._scores, size)
+            self._timestamps = np.resize(self._timestamps, size)
+            self._generations = np.resize(self._generations, size)
 
     def begin_episode(self, row: int = REFUSED) -> int:
         """Counts an episode, on the level of ``row`` if it has one, which then has staleness 0; returns its number."""
@@ -161,14 +185,19 @@ class LevelTable:
         return self.episodes
 
     def clear(self) -> None:
+        """Removes all levels; the number of episodes stays."""
         state = self.state_dict()
         self.load_state_dict(state | {key: state[key][:0] for key in ("score", "timestamp", "generation")})
         self.level_ids, self._rows = [], {}
 
     def least_probable(self) -> int:
+        """Returns the row of least replay probability; of equal rows, the lowest score.
+
+        :meta private:
+        """
         probabilities = self.probabilities()
         least = np.flatnonzero(probabilities == probabilities.min())
-        return int(least[np.argmin(self.scores[least])])  # among equals the lowest score, then the lowest row
+        return int(least[np.argmin(self.scores[least])])  # equal scores: the lowest row
 
     def draw_all(self, count: int, in_flight: Collection[int] = ()) -> np.ndarray:
         """Draws ``count`` different rows, int64 ``[count]``, as one by one, and those of probability 0 last."""
@@ -177,6 +206,7 @@ class LevelTable:
         return draw_different(np.maximum(self.probabilities(in_flight), least), count, self.generator)
 
     def draw(self, in_flight: Collection[int] = ()) -> int:
+        """Draws a row; levels ``in_flight`` are drawn only for their staleness."""
         if self._count == 0:
             raise RuntimeError("no level has a score yet, so none can be replayed; play new levels first")
         self._catch_up()
@@ -204,7 +234,7 @@ class LevelTable:
 
     def _by_score(self, in_flight: Collection[int]) -> np.ndarray:
         rows = self.rows_among(in_flight)
-        if not len(rows) or len(rows) == self._count:  # with all levels in flight none is left out
+        if not len(rows) or len(rows) == self._count:  # if all levels are in flight, none is left out
             by_score = self._order.probabilities(self.scores, self.timestamps)
         else:
             is_idle = np.ones(self._count, np.bool_)
@@ -246,6 +276,7 @@ class LevelTable:
         }
 
     def state_dict(self) -> dict[str, Any]:
+        """Returns scores, timestamps, and the generator."""
         return {
             "episodes": self.episodes,
             "score": torch.from_numpy(self.scores.copy()),
@@ -257,6 +288,7 @@ class LevelTable:
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores :meth:`state_dict`; trees are built before the next draw."""
         self.episodes, self.dropped = int(state_dict["episodes"]), int(state_dict["dropped"])
         self._scores = state_dict["score"].cpu().numpy().astype(np.float64)
         self._timestamps = state_dict["timestamp"].cpu().numpy().astype(np.int64)
@@ -269,11 +301,22 @@ class LevelTable:
             self._order.load_state_dict(state_dict["prioritization"])
         self.generator.set_state(state_dict["generator"].cpu())
 
-    def stored_levels(self) -> dict[str, Any]:  # the state of a writer
-        level_ids = torch.tensor(self.level_ids, dtype=torch.int64, device="cpu")
-        return {"level_id": level_ids, "refused": self.refused, "replaced": self.replaced}
+    def stored_levels(self) -> dict[str, Any]:
+        """Returns the state of a writer: ids in the order of their rows, and counters.
+
+        :meta private:
+        """
+        return {
+            "level_id": torch.tensor(self.level_ids, dtype=torch.int64, device="cpu"),
+            "refused": self.refused,
+            "replaced": self.replaced,
+        }
 
     def set_stored_levels(self, state: dict[str, Any]) -> None:
+        """Restores :meth:`stored_levels`.
+
+        :meta private:
+        """
         self.level_ids = state["level_id"].tolist()
         self._rows = {level_id: row for row, level_id in enumerate(self.level_ids)}
         self.refused, self.replaced = int(state["refused"]), int(state["replaced"])
@@ -357,7 +400,7 @@ class LevelSampler(LevelTable, PartHooks, Sampler):
         for _ in range(batch_size):
             row = self.draw()
             rows.append(row)
-            staleness.append(self.episodes - int(self._timestamps[row]))  # before the draw
+            staleness.append(self.episodes - int(self._timestamps[row]))
             episodes.append(self.begin_episode(row))
         information = {
             "score": torch.from_numpy(self._scores[rows]),
@@ -374,6 +417,7 @@ class LevelSampler(LevelTable, PartHooks, Sampler):
             raise RuntimeError(f"row {newest} was stored without a score; the writer must be LevelWriter(sampler)")
 
     def add(self, index: int) -> None:
+        """Checks one stored row, see :meth:`extend`."""
         self.extend([index])
 
     def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
@@ -439,7 +483,10 @@ class LevelWriter(PartHooks, TensorDictRoundRobinWriter):
         self.sampler = sampler
 
     def register_storage(self, storage: Storage) -> None:
-        """Attaches a storage; that of a ``Replay``, whose feedback is TD errors and no scores, is a ``TypeError``."""
+        """Attaches a storage; that of a ``Replay``, whose feedback is TD errors and no scores, is a ``TypeError``.
+
+        :meta private:
+        """
         if any(isinstance(buffer, BufferHooks) for buffer in storage._attached_entities):
             raise TypeError(
                 "LevelSampler and LevelWriter keep scores of levels, and a Replay returns TD errors of rows; use "
@@ -449,7 +496,8 @@ class LevelWriter(PartHooks, TensorDictRoundRobinWriter):
 
     def extend(self, data: TensorDictBase) -> Tensor:
         """Stores levels ``[N]``, one after another, and returns the row of each, int64 ``[N]``, -1 if not stored."""
-        level_ids, scores = _column(data, "level_id", is_whole=True), _column(data, "score", is_whole=False)
+        level_ids = _column(data, "level_id", is_whole=True)
+        scores = _column(data, "score", is_whole=False)
         timestamps = None if data.get("timestamp", None) is None else _column(data, "timestamp", is_whole=True)
         if level_ids and min(level_ids) < 0:
             raise ValueError(f"level ids must not be negative; got {min(level_ids)}")
@@ -484,14 +532,15 @@ class LevelWriter(PartHooks, TensorDictRoundRobinWriter):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores :meth:`state_dict`; refuses more levels than the storage has rows by a ``ValueError``."""
-        count, most = len(state_dict["level_id"]), self._storage.max_size
-        if count > most:
-            raise ValueError(f"{count} levels are saved; the storage keeps {most}")
+        count = len(state_dict["level_id"])
+        if count > self._storage.max_size:
+            raise ValueError(f"{count} levels are saved; the storage keeps {self._storage.max_size}")
         self.sampler.set_stored_levels(state_dict)
 
     def _empty(self, empty_write_count: bool = True) -> None:
-        none = torch.zeros(0, dtype=torch.int64, device="cpu")
-        self.sampler.set_stored_levels(self.state_dict() | {"level_id": none})
+        self.sampler.set_stored_levels(
+            self.state_dict() | {"level_id": torch.zeros(0, dtype=torch.int64, device="cpu")}
+        )
 
 
 def _column(data: TensorDictBase, key: str, *, is_whole: bool) -> list[Any]:

@@ -53,8 +53,9 @@ class _LogStats(L.Callback):
     _last: tuple[int, float]  # clock and time of the last record
 
     def _write(self, trainer: L.Trainer, clock: int, rate: str, stats: dict[str, float], outputs: Any) -> None:
-        # A tensor is read at a record alone: on a GPU the reading waits for the update.
-        collection, now = source_of(trainer, self).collection, time.perf_counter()
+        # A tensor is read only at a record, because on a GPU the reading waits for the update.
+        collection = source_of(trainer, self).collection
+        now = time.perf_counter()
         for name, value in dict(outputs or {}).items():
             if isinstance(value, torch.Tensor) and value.numel() == 1:
                 stats[f"train/{name}"] = float(value)
@@ -80,12 +81,20 @@ class LogReplayStats(_LogStats, ActsAtUpdates):
         self.every_n_updates: int = checked_count("every_n_updates", every_n_updates)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Prepares for the run that begins.
+
+        :meta private:
+        """
         source = trainer.datamodule  # type: ignore[attr-defined]
         self._last = (source.updates_done if isinstance(source, ReplayDataModule) else 0, time.perf_counter())
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        """Writes a record if one is due.
+
+        :meta private:
+        """
         source = trainer.datamodule  # type: ignore[attr-defined]
         if not isinstance(source, ReplayDataModule) or not self.is_due(source):
             return
@@ -97,6 +106,10 @@ class LogReplayStats(_LogStats, ActsAtUpdates):
         self._write(trainer, source.updates_done, "updates_per_second", stats, outputs)
 
     def is_due(self, source: EnvStepDataModule) -> bool:
+        """Returns whether the callback acts after the newest update.
+
+        :meta private:
+        """
         has_loggers = source.trainer is not None and bool(source.trainer.loggers)
         return has_loggers and source.updates_done // self.every_n_updates > self._last[0] // self.every_n_updates
 
@@ -118,15 +131,27 @@ class LinearLearningRate(L.Callback, ActsAtUpdates):
         self.every_n_updates: int = checked_count("every_n_updates", every_n_updates)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Sets the rates of the first update.
+
+        :meta private:
+        """
         self._set(trainer, source_of(trainer, self))
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        """Sets the rates if a change is due.
+
+        :meta private:
+        """
         if self.is_due(source := source_of(trainer, self)):
             self._set(trainer, source)
 
     def is_due(self, source: EnvStepDataModule) -> bool:
+        """Returns whether the callback acts after the newest update.
+
+        :meta private:
+        """
         return source.updates_done // self.every_n_updates > self._last // self.every_n_updates
 
     def _set(self, trainer: L.Trainer, source: EnvStepDataModule) -> None:
@@ -151,11 +176,19 @@ class LogLevelStats(_LogStats):
         self.every_n_rollouts: int = checked_count("every_n_rollouts", every_n_rollouts)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Prepares for the run that begins.
+
+        :meta private:
+        """
         self._last = (level_source_of(trainer, self).env_steps_done, time.perf_counter())
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        """Writes a record if one is due.
+
+        :meta private:
+        """
         source = level_source_of(trainer, self)
         if trainer.loggers and source.updates_done % self.every_n_rollouts == 0:
             stats = {f"levels/{name}": float(value) for name, value in source.levels.stats().items()}

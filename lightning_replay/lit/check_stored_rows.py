@@ -18,7 +18,7 @@ from lightning_replay.storage.columns import NOT_STORED
 from lightning_replay.storage.packed import read_columns
 from lightning_replay.storage.rows import leaves_of, shown
 
-STATE = ("recurrent_state",)  # of an agent, before each step
+STATE = ("recurrent_state",)  # state of an agent before each step
 
 #: dtype and shape of one row
 Column = tuple[torch.dtype, tuple[int, ...]]
@@ -41,7 +41,7 @@ def row_differences(
     """
     if replay.parts.changes_rows:  # transforms, on their way in
         return []
-    if is_parameterized(action_space):  # as the agent gives it, with the parameters of all actions
+    if is_parameterized(action_space):  # The agent gives the parameters of all actions.
         actions = ParameterizedActions.of(action_space)
         action_space = Dict(discrete=Discrete(len(actions.boxes)), parameters=Box(actions.low, actions.high))
     actions_of = leaf_spaces(action_space, ("action",))
@@ -50,9 +50,9 @@ def row_differences(
     spaces = {key: space for key, space in spaces.items() if space.shape is not None}  # else no sizes are given
     expected: Columns = {key: _column_of(space) for key, space in spaces.items()}
     slots = held_slots(replay.storage)
-    row = replay.storage.get(slots[:1])[0]
-    stored: Columns = {key: (dtype, tuple(shape)) for key, dtype, shape in leaves_of(row) if key not in NOT_STORED}
-    if of_agent:  # which takes these columns as well
+    leaves = leaves_of(replay.storage.get(slots[:1])[0])
+    stored: Columns = {key: (dtype, tuple(shape)) for key, dtype, shape in leaves if key not in NOT_STORED}
+    if of_agent:  # An agent accepts more dtypes than an environment gives.
         taken = (key for key, space in spaces.items() if key in stored and _takes(key, space, *stored[key]))
         expected |= {key: stored[key] for key in taken}
     ends = {("next", name): (torch.bool, (1,)) for name in ("terminated", "truncated", "done")}
@@ -64,7 +64,8 @@ def row_differences(
         is_number = {key: key[0] == "next" and math.prod(shape) == 1 for key, (_, shape) in stored.items()}
         further = {key: column for key, column in further.items() if not is_number.get(key, True)}
     expected |= further
-    absent, source = "no such column", "agent" if of_agent else "environment"
+    absent = "no such column"
+    source = "agent" if of_agent else "environment"
     differences = [
         f"{shown(key)}: stored {stored.get(key, absent)}, of the {'agent' if key == STATE else source} "
         f"{expected.get(key, absent)}{_remedy(key, stored.get(key), expected.get(key), spaces.get(key))}"
@@ -84,7 +85,7 @@ def _column_of(space: Space[Any]) -> Column:
 
 
 def _takes(key: tuple[str, ...], space: Space[Any], dtype: torch.dtype, shape: tuple[int, ...]) -> bool:
-    if key[0] == "action":  # which losses index with
+    if key[0] == "action":  # losses use actions as an index
         return isinstance(space, Discrete) and dtype == torch.int64 and shape == (1,)
     is_open = space.dtype is None or np.dtype(space.dtype).kind == "i"
     return is_open and not dtype.is_floating_point and shape == space.shape
@@ -96,5 +97,6 @@ def _remedy(key: tuple[str, ...], stored: Column | None, expected: Column | None
     if stored is None:
         known = {STATE: "zeros will do", ("trajectory",): "the number of each row's episode"}
         return f" ({known[key]})" if key in known else ""
-    is_one_hot = isinstance(space, Discrete) and stored[1] == (space.n,)
-    return " (of one-hot values store argmax(-1))" if is_one_hot else ""
+    if isinstance(space, Discrete) and stored[1] == (space.n,):
+        return " (of one-hot values store argmax(-1))"
+    return ""

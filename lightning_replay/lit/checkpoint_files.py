@@ -28,7 +28,7 @@ from lightning_replay.saving.directory import exclusive, local_folder, remote_fo
 from lightning_replay.saving.files import LOCK_FILE, remove_saved, sync, touch
 
 REQUEUED = "hpc_ckpt_"  # begins the names that Lightning gives to the checkpoints of SLURM's signal
-_UNFINISHED = ".unfinished"  # in a replay that its checkpoint file may not name: not yet, or no longer
+_UNFINISHED = ".unfinished"  # marks a replay that its checkpoint file does not name yet, or no longer names
 
 
 class CheckedCheckpointIO(CheckpointIO):
@@ -39,6 +39,7 @@ class CheckedCheckpointIO(CheckpointIO):
         self._is_first = True
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        """Writes a checkpoint and waits until it is on the disk."""
         # Lightning moves the file from the folder of temporary files, which on another device is a copy: killed then,
         # half a checkpoint would be left. Other plug-ins may write later or elsewhere.
         is_plain = isinstance(self.wrapped, TorchCheckpointIO)
@@ -57,13 +58,16 @@ class CheckedCheckpointIO(CheckpointIO):
             sync(Path(path).parent)
 
     def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Reads a checkpoint by the wrapped plug-in."""
         checkpoint: dict[str, Any] = self.wrapped.load_checkpoint(path, *args, **kwargs)
         return checkpoint
 
     def remove_checkpoint(self, path: str | Path) -> None:
+        """Removes a checkpoint by the wrapped plug-in."""
         self.wrapped.remove_checkpoint(path)
 
     def teardown(self) -> None:
+        """Ends the wrapped plug-in."""
         self.wrapped.teardown()
 
 
@@ -78,18 +82,20 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
         super().__init__(wrapped)
         self.datamodule = datamodule  # a ReplayDataModule, whose file imports this one
         self._newest: tuple[Hashable, Path] | None = None  # state and folder
-        self._names: dict[str, str] = {}  # of the replays of checkpoints that this has written
+        self._names: dict[str, str] = {}  # replay of each checkpoint that this plug-in has written
         self.in_background: bool = False
         self._thread = futures.ThreadPoolExecutor(1)
         self._last_task: futures.Future[None] | None = None
         self._pending: Hashable = None  # the state that the thread saves
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        """Writes a checkpoint with its replay, or only the weights if it has no optimizer states."""
         name = type(self.datamodule).__qualname__
         if checkpoint.get(name) is None or "optimizer_states" not in checkpoint:  # weights only: nothing to resume from
             self.wrapped.save_checkpoint(checkpoint, path, storage_options)
             return
-        stamp, replay = self.datamodule.replay_stamp(), self.datamodule.replay
+        replay = self.datamodule.replay
+        stamp = self.datamodule.replay_stamp()
         # SLURM may end the job as soon as it is requeued, so the file that it resumes from must be whole by then.
         in_background = self.in_background and not Path(path).name.startswith(REQUEUED)
         # Best and last of one state do not wait for each other.
@@ -99,7 +105,8 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
             self._save(checkpoint, path, storage_options, stamp, replay)
             return
         kept = apply_to_collection(checkpoint, torch.Tensor, torch.Tensor.clone)  # copies dictionaries, too
-        frozen, self._pending = FrozenReplay(replay), stamp
+        frozen = FrozenReplay(replay)
+        self._pending = stamp
         self._submit(partial(self._save, kept, path, storage_options, stamp, frozen), frozen.close)
 
     def _submit(self, task: Callable[[], None], cleanup: Callable[[], None] = lambda: None) -> None:
@@ -135,7 +142,7 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
         with exclusive(file.parent) as is_alone:
             before = self._replay_of(file)
             target = self._save_replay(file, state["updates"], stamp, replay)
-            state["replay"], state["replay_id"] = target.name, save_id(target)
+            state.update(replay=target.name, replay_id=save_id(target))
             if isinstance(before, Path):
                 touch(before / _UNFINISHED)
             super().save_checkpoint(checkpoint, path, options)
@@ -144,8 +151,9 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
             if before is not None and before != target:
                 _remove_replay(before)
             # Without a lock, a replay that no checkpoint names yet may be another process's in the making.
-            for stale in self._abandoned(file) if is_alone else ():
-                _remove_replay(stale)
+            if is_alone:
+                for stale in self._abandoned(file):
+                    _remove_replay(stale)
 
     def _save_at_url(self, checkpoint: dict[str, Any], url: str, options: Any, state: Any, replay: Any) -> None:
         before = self._replay_of(url)
@@ -154,7 +162,7 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
         try:
             with local_folder(target, writes=True) as local:
                 replay.save(local)
-                state["replay"], state["replay_id"] = name, save_id(local)
+                state.update(replay=name, replay_id=save_id(local))
         except BaseException:
             _remove_replay(target)
             raise
@@ -215,15 +223,17 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
         return found
 
     def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Reads a checkpoint and finds its replay; raises an error if the replay is missing."""
         checkpoint = super().load_checkpoint(path, *args, **kwargs)
         replay = self.datamodule.find_replay(checkpoint, path)  # raises before anything is restored
         if replay is not None:
             self._names[str(path)] = Path(replay).name
         if isinstance(replay, Path) and self._newest is None:
-            self._newest = (None, replay)  # of another state, but rows that stay have the same files
+            self._newest = (None, replay)  # The state is another, but rows that stay have the same files.
         return checkpoint
 
     def remove_checkpoint(self, path: str | Path) -> None:
+        """Removes a checkpoint and its replay."""
         if self.in_background:  # once the one that replaces it is written
             self._submit(partial(self._remove, path))
         else:
@@ -239,11 +249,13 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
             _remove_replay(replay)
 
     def teardown(self) -> None:
+        """Waits for the thread and ends the wrapped plug-in."""
         self._thread.shutdown()
         super().teardown()
 
 
 def check_checkpoint(path: str | Path | None) -> None:
+    """Raises ``ValueError`` if a path is not a checkpoint of Lightning."""
     # Addresses and Lightning's own words are left to Lightning.
     if path is None or "://" in str(path) or str(path) in ("best", "last", "hpc") or str(path).startswith("registry"):
         return
@@ -263,8 +275,10 @@ def _warn_of_unloadable(checkpoint: Mapping[str, Any]) -> None:
     parts: dict[str, Any] = {}
     for name, value in checkpoint.items():
         if name not in ("state_dict", "optimizer_states"):  # tensors, which load, and large
-            nested = isinstance(value, Mapping)
-            parts |= {f"{name}.{key}": entry for key, entry in value.items()} if nested else {name: value}
+            if isinstance(value, Mapping):
+                parts |= {f"{name}.{key}": entry for key, entry in value.items()}
+            else:
+                parts[name] = value
     unloadable = [f"{name} ({type(value).__name__})" for name, value in parts.items() if not _is_loadable(value)]
     if unloadable:
         rank_zero_warn(
@@ -281,7 +295,7 @@ def _is_loadable(value: Any) -> bool:
         torch.save(value, content)
         content.seek(0)
         torch.load(content, weights_only=True)
-    except Exception:  # as of objects of any class
+    except Exception:  # An object of any class may raise any error.
         return False
     return True
 
@@ -307,7 +321,7 @@ def replays_beside(path: str | Path) -> list[Path | str]:
 
 
 def _replay_names(path: str | Path) -> list[str]:
-    # Folders alone: in the folder that a link leads to, nothing is marked or removed.
+    # Links are left out, because nothing is marked or removed in the folder that a link leads to.
     if "://" in str(path):
         names = remote_folder(str(path).rpartition("/")[0]).names(only_folders=True)
     else:

@@ -40,7 +40,7 @@ from lightning_replay.saves import FrozenReplay
 from lightning_replay.saving.files import check_writable
 from lightning_replay.training_replay import TrainingReplay
 
-SIGTERM_STATUS = 128 + signal.SIGTERM  # of a process, as shells and schedulers read it
+SIGTERM_STATUS = 128 + signal.SIGTERM  # shells and schedulers read this status of a process
 _ONE_SIGNAL_S = 1.0  # timeout(1) sends each signal twice at once, to a process and to its group
 _HINT = b"\nStopping after the training step in progress. A second signal, a second later, does not wait for it.\n"
 
@@ -100,8 +100,8 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
         )
         self.every_n_updates: int | None = checked_optional_count("every_n_updates", every_n_updates)
         self.background: bool = checked_flag("background", background)
-        self._files: ReplayCheckpointIO | None = None  # that writes in the background
-        self._written = ((0, 0), "")  # what is known to be saved
+        self._files: ReplayCheckpointIO | None = None  # the plug-in, if it writes in the background
+        self._written = ((0, 0), "")  # clocks and path of the newest checkpoint that is known to be saved
         self._has_own_folder = dirpath is None
         self._signals = StopSignals()
         self._source: EnvStepDataModule | None = None  # while it trains
@@ -112,6 +112,10 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
         self._is_step_open = False
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Checks the data module, and that the folder can be written.
+
+        :meta private:
+        """
         if stage == TrainerFn.FITTING:
             source_of(trainer, self)
         super().setup(trainer, pl_module, stage)
@@ -120,6 +124,10 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
             check_writable("dirpath", self.dirpath)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Begins to save between training steps and to defer signals.
+
+        :meta private:
+        """
         super().on_train_start(trainer, pl_module)
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
@@ -131,7 +139,8 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
                     "background is True, and there is no replay, whose files take long to write; leave background out"
                 )
             FrozenReplay(files.datamodule.replay).close()  # refuses a replay that cannot be saved so
-            self._files, files.in_background = files, True
+            self._files = files
+            files.in_background = True
         resumed = trainer.ckpt_path
         is_same_file = resumed is not None and _file_at(str(resumed)) == _file_at(self.last_model_path)
         # A job that SLURM requeued goes on in the folder of its first part.
@@ -144,7 +153,8 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
         if resumed is not None or not source.steps_done:
             self._saved = source.clocks
         self._newest = str(resumed or self.last_model_path)
-        self._seen = self._metric(trainer)  # of an untrained agent, or of one that was saved with its score
+        # The score of an untrained agent, or of an agent that was saved with it, is not saved again.
+        self._seen = self._metric(trainer)
         self._is_saving = False
         source.pause_hooks.append(self._pause)  # called between training steps, where nothing is half done
         source.stop_checks.append(self._signals.raise_pending)
@@ -154,16 +164,28 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        """Notes that the update is complete.
+
+        :meta private:
+        """
         # The update is finished, but saved only after the LightningModule's own hook, which follows.
         if self._source is not None:
             self._source.is_update_open = False
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Saves the best weights at the end of the run.
+
+        :meta private:
+        """
         # At the end of the run the best is saved before averages replace the weights that were scored.
         if self._source is not None and (trainer.should_stop or self._source.is_finished):
             self._save_best(trainer)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Saves the last state and raises a signal that waits.
+
+        :meta private:
+        """
         if self._source is None:
             return
         self._save_due(trainer, self._source, is_last=True)
@@ -173,13 +195,17 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
         self._release()
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """Saves the last state if replay and weights are whole, and prints where it is.
+
+        :meta private:
+        """
         source = self._source
-        if source is None:  # before the training, such as while a checkpoint is restored, or after it
+        if source is None:  # The error came before or after the training.
             return
         if self._signals.pending is None:
             self._signals.remove()
         else:
-            self._signals.ignore()  # until the last state is saved
+            self._signals.ignores = True  # The last state is saved first.
         try:
             self._release()
             progress = training_steps(trainer)
@@ -201,7 +227,11 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
         self._report(reason)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        # Also of a run that ended without on_train_end and without an exception.
+        """Restores the handlers of signals.
+
+        :meta private:
+        """
+        # A run may end without on_train_end and without an exception.
         self._signals.remove()
         self._release()
         super().teardown(trainer, pl_module, stage)
@@ -211,7 +241,8 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
         if self._files is not None:
             try:
                 self._files.wait(for_end=for_end)
-                self._written = (self._saved, self._newest) if for_end else self._written
+                if for_end:
+                    self._written = (self._saved, self._newest)
             except Exception:
                 self._is_saving = True
                 self._saved, self._newest = self._written
@@ -232,16 +263,16 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
         self._signals.raise_pending()
 
     def _save_best(self, trainer: L.Trainer) -> bool:
-        metric, seen = self._metric(trainer), self._seen
-        is_seen = metric is seen
-        if metric is not None and seen is not None and self.best_k_models:
+        metric = self._metric(trainer)
+        is_seen = metric is self._seen
+        if metric is not None and self._seen is not None and self.best_k_models:
             # By value too: Lightning returns what a module logged once as a new tensor each time, until the epoch ends.
-            is_seen |= metric.item() == seen.item()
+            is_seen |= metric.item() == self._seen.item()
         is_best = metric is not None and not is_seen and self.check_monitor_top_k(trainer, metric)
         if is_best:
             self._settle()
             save_best(self, trainer)
-        if metric is not None:  # that of an evaluation is absent until the next one
+        if metric is not None:  # An evaluation's metric is absent until the next evaluation.
             self._seen = metric
         return is_best
 
@@ -255,6 +286,10 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
             self._save_last(trainer, source)
 
     def is_due(self, source: EnvStepDataModule) -> bool:
+        """Returns whether the callback acts after the newest update.
+
+        :meta private:
+        """
         # A signal ends the run after this update too.
         return self._source is not None and (self._signals.pending is not None or self._is_save_due(source))
 
@@ -282,8 +317,7 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
             return "saving failed" if isinstance(exception, Exception) else None
         if _interrupts_a_write(exception):
             return "the replay was being written"
-        parameters = trainer.lightning_module.parameters()
-        if not all(torch.isfinite(weights).all() for weights in parameters if not is_lazy(weights)):
+        if not all(is_lazy(one) or torch.isfinite(one).all() for one in trainer.lightning_module.parameters()):
             return "weights of the agent are NaN or infinite"
         return None
 
@@ -301,11 +335,19 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
         rank_zero_info(f"\nSaved: {kept}" if reason is None else f"\nNothing was saved, because {reason}; {kept}")
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Leaves an update that was not completed out of Lightning's counts.
+
+        :meta private:
+        """
         # Lightning counts a step when it begins; an unfinished one is removed, as from the data module's clock.
         if self._is_step_open:
             remove_open_step(checkpoint)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores the best checkpoints that still exist, for the present folder.
+
+        :meta private:
+        """
         # The best ones may be in another folder, or gone.
         best = {path: score for path, score in state_dict["best_k_models"].items() if _file_at(path)}
         super().load_state_dict(state_dict | {"dirpath": self.dirpath, "best_k_models": best})
@@ -313,13 +355,11 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
     def _find_last_checkpoints(self, trainer: L.Trainer) -> set[str]:
         found: set[str] = super()._find_last_checkpoints(trainer)
         if self.dirpath is not None and "://" in str(self.dirpath):  # Lightning drops the protocol
-            filesystem = fsspec.core.url_to_fs(self.dirpath)[0]
-            found = {filesystem.unstrip_protocol(path) for path in found}
+            found = set(map(fsspec.core.url_to_fs(self.dirpath)[0].unstrip_protocol, found))
         if not found and self._has_own_folder and trainer.loggers:
             logger = trainer.loggers[0]
             runs = Path(logger.save_dir or trainer.default_root_dir) / str(logger.name)
-            names = f"*/checkpoints/{self.CHECKPOINT_NAME_LAST}*{self.FILE_EXTENSION}"
-            found = {str(path) for path in runs.glob(names)}
+            found = set(map(str, runs.glob(f"*/checkpoints/{self.CHECKPOINT_NAME_LAST}*{self.FILE_EXTENSION}")))
         if len(found) < 2:
             return found
         # By the clocks in the files: a copied folder has times in any order. Of equal ones the file written last.
@@ -356,10 +396,10 @@ def _interrupts_a_write(exception: BaseException) -> bool:
     if isinstance(exception, Exception) and not isinstance(exception, MemoryError):
         return False
     for frame, _ in walk_tb(exception.__traceback__):
-        owner, name = frame.f_locals.get("self"), frame.f_code.co_name
+        owner = frame.f_locals.get("self")
         if isinstance(owner, TrainingReplay | LevelSelector):
-            return name != "sample"  # a draw writes nothing
-        if isinstance(owner, Collection) and name == "_store":
+            return frame.f_code.co_name != "sample"  # a draw writes nothing
+        if isinstance(owner, Collection) and frame.f_code.co_name == "_store":
             return True
     return False
 
@@ -374,11 +414,12 @@ class StopSignals:
         self._previous: dict[int, Any] = {}
         self.pending: int | None = None  # a signal that waits for the end of the step
         self._received_at = 0.0
-        self._ignores = False
+        self.ignores: bool = False  # whether further signals are ignored
         self._process = 0
 
     def install(self) -> None:
-        self.pending, self._ignores = None, False
+        """Replaces the default handlers of SIGINT and SIGTERM, in the main thread only."""
+        self.pending, self.ignores = None, False
         self._process = os.getpid()
         if threading.current_thread() is not threading.main_thread():
             return
@@ -387,16 +428,15 @@ class StopSignals:
         if signal.getsignal(signal.SIGTERM) not in (None, signal.SIG_IGN):
             self._previous[signal.SIGTERM] = signal.signal(signal.SIGTERM, self._receive)
 
-    def ignore(self) -> None:
-        self._ignores = True
-
     def remove(self) -> None:
+        """Restores the previous handlers."""
         while self._previous:
             number, handler = self._previous.popitem()
             if signal.getsignal(number) == self._receive:  # else another handler was installed since
                 signal.signal(number, handler)
 
     def raise_pending(self) -> None:
+        """Raises the exception of a signal that waits for the end of the step."""
         if self.pending is not None:
             self._raise(self.pending, None)
 
@@ -407,9 +447,10 @@ class StopSignals:
                 signal.signal(number, signal.SIG_DFL)
                 os.kill(os.getpid(), number)
         elif self.pending is None:
-            self._received_at, self.pending = time.monotonic(), number
+            self._received_at = time.monotonic()
+            self.pending = number
             os.write(2, _HINT)  # print may not be called in a handler: the step may be printing
-        elif not self._ignores and (number != self.pending or time.monotonic() - self._received_at > _ONE_SIGNAL_S):
+        elif not self.ignores and (number != self.pending or time.monotonic() - self._received_at > _ONE_SIGNAL_S):
             self._raise(number, frame)
 
     def _raise(self, number: int, frame: FrameType | None) -> NoReturn:

@@ -37,7 +37,8 @@ cores are shared.
 """
 _OF_LIGHTNING = ("fit", "validate")  # our data modules have no episodes for Lightning's test and predict
 _SUBCOMMANDS = (*_OF_LIGHTNING, "configs", "inspect")
-_REPLAY, _SCORE = "--data.replay", "--data.levels.score"  # init_args may be left out
+_REPLAY = "--data.replay"  # init_args may be left out
+_SCORE = "--data.levels.score"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -58,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         print(*(config_directory() / name for name in config_files()), sep="\n")
         return
-    if given[0] == "inspect":  # without Lightning and TorchRL, whose imports take seconds
+    if given[0] == "inspect":  # The imports of Lightning and TorchRL would take seconds.
         from lightning_replay.inspection.command import main as inspect_save
 
         inspect_save(given[1:])
@@ -108,10 +109,12 @@ def _run(arguments: Sequence[str]) -> None:
     class ReplayCLI(LightningCLI):
         @staticmethod
         def subcommands() -> dict[str, set[str]]:
+            """Returns the subcommands for which our data modules have episodes."""
             offered = LightningCLI.subcommands()
             return {name: offered[name] for name in _OF_LIGHTNING}
 
         def add_arguments_to_parser(self, parser: Any) -> None:
+            """Makes the replay data module the default."""
             parser.set_defaults({"data": {"class_path": "lightning_replay.lit.ReplayDataModule"}})
 
         def _parse_ckpt_path(self) -> None:
@@ -119,11 +122,13 @@ def _run(arguments: Sequence[str]) -> None:
             check_checkpoint(self.config[self.config.subcommand].get("ckpt_path"))
 
         def before_fit(self) -> None:
+            """Refuses several processes without a shared replay."""
             # Before Lightning sends this object to the other processes, which is not possible.
             if isinstance(self.datamodule, EnvStepDataModule):
                 self.datamodule.check_processes(self.trainer.world_size)
 
         def after_instantiate_classes(self) -> None:
+            """Notes that later errors come from the run and not from options."""
             nonlocal is_begun
             is_begun = True
 
@@ -160,7 +165,8 @@ def _with_class_paths(arguments: Sequence[str]) -> list[str]:
     for argument in arguments:
         option, equals, value = argument.partition("=")
         if not equals:  # may be the value of the previous option
-            option, value = expanded[-1] if expanded else "", argument
+            option = expanded[-1] if expanded else ""
+            value = argument
         path = _class_path(option, value)
         expanded.append(f"{option}={path}" if equals else path)
     return expanded
@@ -219,8 +225,9 @@ def _is_refusal(root: BaseException) -> bool:
     if isinstance(root, ArgumentError | ValueError | MisconfigurationException):
         return True
     origin = _origin(root)
-    is_option = origin in _PARSERS and not isinstance(root, SyntaxError)  # of a module, which importlib compiles
-    # AttributeError: a class path that a module of this library does not have
+    # importlib raises the SyntaxError of a module that it compiles.
+    is_option = origin in _PARSERS and not isinstance(root, SyntaxError)
+    # An AttributeError means a class path that a module of this library does not have.
     return is_option or (isinstance(root, TypeError | AttributeError) and origin == "lightning_replay")
 
 

@@ -49,6 +49,7 @@ class Collector:
 
     @property
     def recent_return(self) -> float:
+        """Mean return of the last ten episodes; NaN before the first."""
         recent = [episode.episode_return for episode in list(self.episodes)[-10:]]
         return float(np.mean(recent)) if recent else math.nan
 
@@ -59,7 +60,8 @@ class Collector:
         except Exception:
             vector.close()
             raise
-        self._vector, self._num_envs = vector, vector.num_envs
+        self._vector = vector
+        self._num_envs = vector.num_envs
         self._return = np.zeros(self._num_envs)
         self._steps = 0
         self._began = np.zeros(self._num_envs, np.int64)  # the step before the first of each episode
@@ -70,8 +72,8 @@ class Collector:
         self._steps += 1
         if not np.count_nonzero(done):
             return []
-        lengths, places = self._steps - self._began, np.flatnonzero(done).tolist()
-        ended = [(i, float(self._return[i]), int(lengths[i])) for i in places]
+        lengths = self._steps - self._began
+        ended = [(i, float(self._return[i]), int(lengths[i])) for i in np.flatnonzero(done).tolist()]
         self._return[done], self._began[done] = 0.0, self._steps
         return ended
 
@@ -82,9 +84,11 @@ class Collector:
             self._vector = None
 
     def state_dict(self) -> dict[str, Any]:
+        """Returns the clock and the generator."""
         return {"env_steps": self.env_steps, "generator": self._generator.bit_generator.state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores :meth:`state_dict`, and closes the environments."""
         self.close()
         self.env_steps = state["env_steps"]
         self._generator.bit_generator.state = state["generator"]
@@ -118,7 +122,7 @@ class Collection(Collector):
         self._assignment = assignment
         self._information = InformationColumns(info_keys)
         self._pending: list[Columns] = []  # rows of steps that are not stored yet
-        self._states: States | None = None  # of a recurrent agent
+        self._states: States | None = None  # states of a recurrent agent
         self._next_trajectory = 0
         self._is_interrupted = False
         self._has_single_stream = False
@@ -126,6 +130,7 @@ class Collection(Collector):
         self._rank, self._world_size = 0, 1
 
     def collect_share(self, replay: TrainingReplay, rank: int, world_size: int) -> None:
+        """Collects the share of one of several processes."""
         self._replay = replay
         if self._assignment is not None:
             self._assignment.replay = replay
@@ -134,9 +139,8 @@ class Collection(Collector):
         self._begin_rank()
 
     def _begin_rank(self) -> None:
-        if self._rank:  # each explores on its own, and the first process goes on as a run with one would
-            seeds = self._generator.integers(2**63, size=2)
-            self._generator = np.random.default_rng([self._rank, *seeds.tolist()])
+        if self._rank:  # Each process explores on its own. The first one goes on like a run in one process.
+            self._generator = np.random.default_rng([self._rank, *self._generator.integers(2**63, size=2).tolist()])
 
     def collect_until(self, env_steps: int, agent: Any, pause_hooks: Iterable[Callable[[bool], None]] = ()) -> None:
         """Steps until ``env_steps`` are stored, at random at first; hooks are called with ``False`` in between."""
@@ -146,7 +150,8 @@ class Collection(Collector):
             try:
                 while self.env_steps < env_steps:
                     vector = self._start(agent) if self._vector is None else self._vector
-                    is_random, states = self.env_steps < self._warmup_steps, self._states
+                    states = self._states
+                    is_random = self.env_steps < self._warmup_steps
                     if not is_random or states is not None:  # random steps advance a state too
                         action = act_on(agent, self._observation, not is_random, self._read_actions, states)
                     if is_random:
@@ -159,14 +164,16 @@ class Collection(Collector):
                     self._store()
                     if self._information.missing and self.env_steps >= self._warmup_steps and self.episodes:
                         self._information.check()
-                    for hook in pause_hooks if self.env_steps < env_steps else ():
-                        hook(False)
+                    if self.env_steps < env_steps:
+                        for hook in pause_hooks:
+                            hook(False)
             except BaseException:  # an environment, the agent or a signal: finished steps are kept
                 self._store_finished()
                 raise
 
     def _start(self, agent: Any) -> VectorSteps:
-        seed, environments = int(self._generator.integers(2**31)), self._environments()
+        seed = int(self._generator.integers(2**31))
+        environments = self._environments()
         try:
             self._states = states_of(agent, environments.num_envs)
         except Exception:
@@ -186,7 +193,7 @@ class Collection(Collector):
             self._assignment.begin(environments)
         vector = VectorSteps(environments, first_trajectory=self._next_trajectory)
         self._run(vector, seed)
-        # for random actions: a space may be shared by environments
+        # Random actions have a copy, because environments may share a space.
         self._action_space = deepcopy(vector.single_action_space)
         self._action_space.seed(seed)
         return vector
@@ -220,8 +227,9 @@ class Collection(Collector):
             self.episodes.append(Episode(self.env_steps, returned, length))
 
     def _store(self) -> None:
-        excess = max(0, self.env_steps - self._last_step)  # of the last step of several environments
-        steps, self._pending = self._pending, []
+        excess = max(0, self.env_steps - self._last_step)  # rows of the last step beyond the end of the run
+        steps = self._pending
+        self._pending = []
         columns = steps[0]
         if len(steps) > 1 or excess:
             rows = len(steps) * self._num_envs - excess
@@ -244,6 +252,7 @@ class Collection(Collector):
                 self.env_steps = self._stored_steps
 
     def close(self) -> None:
+        """Closes the environments; the replay marks their episodes only before the next step."""
         if self._vector is not None:
             self._is_interrupted = True  # marked in the replay only before the next step
             self._next_trajectory = self._vector.next_trajectory
@@ -251,15 +260,17 @@ class Collection(Collector):
         super().close()
 
     def state_dict(self) -> dict[str, Any]:
+        """Returns clocks, generator, tasks, and the number of the next episode."""
         vector = self._vector
         return super().state_dict() | {
             "processes": self._world_size,
             "next_trajectory": self._next_trajectory if vector is None else vector.next_trajectory,
-            "tasks": None if self._assignment is None else self._assignment.state_dict(),
+            "tasks": self._assignment and self._assignment.state_dict(),
             "missing_information": self._information.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores :meth:`state_dict`, also in another number of processes."""
         steps_of_all = state["env_steps"] * state["processes"]
         super().load_state_dict(state | {"env_steps": -(-steps_of_all // self._world_size)})
         self._stored_steps = self.env_steps
@@ -282,12 +293,14 @@ class TaskAssignment:
         self.running: np.ndarray = np.zeros(0, dtype=np.int64)
 
     def begin(self, environments: VectorEnv[Any, Any, Any]) -> None:
+        """Sets the tasks of the first episodes, before environments are reset."""
         # Before the first reset, which begins episodes of these tasks; as many environments as before keep theirs.
         count = environments.num_envs
         self._assign(environments, self._next if len(self._next) == count else self.replay.actor_tasks(count))
         self.running = np.array(self._next, dtype=np.int64)
 
     def finish(self, environments: VectorEnv[Any, Any, Any], ended: np.ndarray, returns: Sequence[float]) -> None:
+        """Reports the returns of ended episodes, bool ``[num_envs]``, and sets the tasks after the next."""
         # The environments of these episodes already play the next, of the tasks that were set before.
         names = self.replay.tasks
         for task, episode_return in zip(self.running[ended], returns, strict=True):
@@ -301,20 +314,24 @@ class TaskAssignment:
 
     def _assign(self, environments: VectorEnv[Any, Any, Any], tasks: Sequence[int]) -> None:
         self._next = [int(task) for task in tasks]
-        names = [self.replay.tasks[task] for task in self._next]
-        environments.set_attr("task", names)  # type: ignore[attr-defined]  # both of Gymnasium's vectors have it
+        environments.set_attr("task", [self.replay.tasks[task] for task in self._next])  # type: ignore[attr-defined]  # both of Gymnasium's vectors have it
 
     def state_dict(self) -> dict[str, Any]:
-        progress = None if self._progress is None else self._progress.state_dict()
-        return {"next": [self.replay.tasks[task] for task in self._next], "progress": progress}
+        """Returns the tasks of the next episodes and the state of the progress signal."""
+        return {
+            "next": [self.replay.tasks[task] for task in self._next],
+            "progress": self._progress and self._progress.state_dict(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores :meth:`state_dict`."""
         self._next = [self.replay.tasks.index(name) for name in state["next"]]
         if self._progress is not None and state["progress"] is not None:
             self._progress.load_state_dict(state["progress"])
 
 
 def check_tasks(environment: gymnasium.Env[Any, Any], tasks: Sequence[str]) -> None:
+    """Raises ``ValueError`` if an environment cannot play the tasks of a replay."""
     if not (environment.has_wrapper_attr("TASKS") and environment.has_wrapper_attr("task")):
         raise ValueError(
             f"the replay has the tasks {list(tasks)}, but {environment} has no TASKS and no task to set. Give the "
@@ -342,7 +359,8 @@ class InformationColumns:
         self._offered: set[str] = set()
 
     def read(self, infos: dict[str, Any], done: np.ndarray) -> dict[str, np.ndarray]:
-        # of an ended episode the infos are the reset's, and those of its last step are the final ones
+        """Returns a column ``[N]`` for each key; ``done`` says where the last info is the final one."""
+        # If an episode ended, its infos are those of the reset, and final_info has the infos of its last step.
         sources = ((infos, ~done), (infos.get("final_info", {}), done))
         if self.missing:
             self._offered |= {key for source, where in sources for key in source if _has(key, source, where).any()}
@@ -365,9 +383,11 @@ class InformationColumns:
             )
 
     def state_dict(self) -> list[str]:
+        """Returns the keys that no info had so far."""
         return sorted(self.missing)
 
     def load_state_dict(self, missing: Iterable[str]) -> None:
+        """Restores :meth:`state_dict`."""
         self.missing = set(missing) & set(self.keys)
 
 
@@ -382,10 +402,9 @@ def _numbers(key: str, values: Any, has_key: np.ndarray) -> np.ndarray:
         others = (str, bytes, complex, np.complexfloating)  # float takes texts
         if not any(isinstance(value, others) for value in given):
             return np.array([float(value) for value in given])  # NumPy would make NaN of None
-    shown = " ".join(str(values).split())  # without line breaks
     raise ValueError(
-        f"info {key!r} holds {shown}; info_keys takes one number or flag per environment and step. "
-        "Leave it out, or put a number into the info by a wrapper."
+        f"info {key!r} holds {' '.join(str(values).split())}; info_keys takes one number or flag per environment and "
+        "step. Leave it out, or put a number into the info by a wrapper."
     )
 
 
@@ -412,24 +431,30 @@ class UpdateSchedule:
         self.total_updates: int = self.updates_due(self.env_steps)
 
     def updates_due(self, steps: int) -> int:
+        """Returns the number of updates due after environment steps."""
         return self._first_update + max(0, steps - self._first_step) * self._numerator // self._denominator
 
     def steps_for(self, update: int) -> int:
+        """Returns the environment steps before an update, counted from 1."""
         if update >= self.total_updates:  # all steps before the last update
             return self.env_steps
-        further = update - self._first_update
-        return self._first_step - (-further * self._denominator // self._numerator)  # rounded up
+        return self._first_step - ((self._first_update - update) * self._denominator // self._numerator)  # rounded up
 
     def state_dict(self) -> dict[str, Any]:
-        ratio = [self._numerator, self._denominator]
-        return {"ratio": ratio, "first_step": self._first_step, "first_update": self._first_update}
+        """Returns the ratio, and the clocks from which it counts."""
+        return {
+            "ratio": [self._numerator, self._denominator],
+            "first_step": self._first_step,
+            "first_update": self._first_update,
+        }
 
     def resume(self, state: Mapping[str, Any], env_steps: int, updates: int) -> None:
-        # From these clocks if the ratio is another; a run without updates has the warm-up that is given now.
+        """Goes on as the saved run, or with another ratio from its clocks."""
+        # With another ratio the schedule goes on from these clocks. Without updates the present warm-up is due.
         if updates and state["ratio"] == [self._numerator, self._denominator]:
             self._begin(state["first_step"], state["first_update"])
         elif updates:
-            first = self.warmup_steps if state["ratio"] is None else 0  # of a run that collected nothing
+            first = self.warmup_steps if state["ratio"] is None else 0  # the saved run collected nothing
             self._begin(max(env_steps, first), updates)
 
 
@@ -442,9 +467,11 @@ class OfflineSchedule:
         self.total_updates: int = checked_count("updates", updates)
 
     def steps_for(self, update: int) -> int:
+        """Returns 0: no update waits for environment steps."""
         return 0
 
     def state_dict(self) -> dict[str, Any]:
+        """Returns the state of a run that collects nothing."""
         return {"ratio": None}
 
     def resume(self, state: Mapping[str, Any], env_steps: int, updates: int) -> None:
@@ -452,7 +479,7 @@ class OfflineSchedule:
 
 
 class RolloutSchedule:
-    """Rollouts of ``num_envs * rollout_length`` steps; the last is shorter where they do not divide ``env_steps``."""
+    """Rollouts of ``num_envs * rollout_length`` steps; the last is shorter if they do not divide ``env_steps``."""
 
     def __init__(self, env_steps: int, num_envs: int, rollout_length: int) -> None:
         self.env_steps: int = checked_count("env_steps", env_steps)
@@ -460,7 +487,9 @@ class RolloutSchedule:
         self.rollout_length: int = checked_count("rollout_length", rollout_length)
 
     def length_after(self, steps: int) -> int:
+        """Returns the length of the next rollout."""
         return min(self.rollout_length, -(-max(0, self.env_steps - steps) // self.num_envs))
 
     def updates_after(self, steps: int) -> int:
+        """Returns the number of rollouts that remain."""
         return -(-max(0, self.env_steps - steps) // (self.num_envs * self.rollout_length))

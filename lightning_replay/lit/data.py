@@ -31,7 +31,8 @@ from lightning_replay.lit.collection import Collector, OfflineSchedule, RolloutS
 from lightning_replay.lit.rollouts import make_environment
 from lightning_replay.options import check_kind, checked_flag
 
-_PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")  # with float32 weights
+#: Precisions with float32 weights.
+_PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
 
 
 class EnvStepDataModule(L.LightningDataModule, TrainingData):
@@ -42,7 +43,7 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
     observation_space: gymnasium.Space[Any] | None
     action_space: gymnasium.Space[Any] | None
     evaluation_episodes: int
-    updates_per_checkpoint = 10_000  # of ReplayCheckpoint by default
+    updates_per_checkpoint = 10_000  # default of ReplayCheckpoint
 
     def __init__(
         self,
@@ -63,9 +64,9 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
         self.updates_done: int = 0  # batches or rollouts handed to the agent
         self.is_update_open: bool = False  # whether the agent may not have learned from the newest of them yet
         self.is_evaluated: bool = False  # whether a callback Evaluate ends the epochs
-        # called with True between training steps, and with False while many steps are collected
+        # Called with True between training steps, and with False while many steps are collected.
         self.pause_hooks: list[Callable[[bool], None]] = [self._requeue]
-        # called at every step of an evaluation, to raise the exception of a signal that ends the run
+        # Called at every step of an evaluation, to raise the exception of a signal that ends the run.
         self.stop_checks: list[Callable[[], None]] = []
         self._requeue_handler: Any = None  # Lightning's, of SLURM's signal before the end of the time limit
         self._requeue_signal: int | None = None  # received, and not handled yet
@@ -83,9 +84,14 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
         return repr(self)  # Lightning's builds the dataloaders, which need a trainer
 
     def make_environment(self) -> gymnasium.Env[Any, Any]:
+        """Builds an environment for an evaluation."""
         return make_environment(self.required_environment("an evaluation"), self.evaluation_env_kwargs)
 
     def required_environment(self, purpose: str) -> str | Callable[..., gymnasium.Env[Any, Any]]:
+        """Returns ``env``; raises ``ValueError`` if the module has none.
+
+        :meta private:
+        """
         if self.env is None:
             raise ValueError(
                 f"{type(self).__name__} has no environment, and {purpose} plays episodes in one. Give it env beside "
@@ -137,6 +143,10 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
             self._requeue_handler(number, None)
 
     def drop_open_update(self) -> None:
+        """Takes back the newest update if it was not completed.
+
+        :meta private:
+        """
         if self.is_update_open:  # the update failed, and is due again
             self.updates_done -= 1
             self.is_update_open = False
@@ -146,10 +156,12 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
     def remaining_updates(self) -> int: ...
     @property
     def env_steps_done(self) -> int:
+        """Environment steps collected so far."""
         return self.collection.env_steps
 
     @property
     def clocks(self) -> tuple[int, int]:
+        """Environment steps and updates so far."""
         return self.env_steps_done, self.updates_done
 
     @property
@@ -164,6 +176,7 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
 
     @property
     def is_finished(self) -> bool:
+        """Whether all updates are done and all steps collected."""
         return self.remaining_updates == 0 and self.env_steps_done >= self.pace.env_steps
 
     def setup(self, stage: str) -> None:
@@ -188,16 +201,16 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
                     check_tasks(probe, self.replay.tasks)
                 self.observation_space, self.action_space = probe.observation_space, probe.action_space
         if self.trainer is not None:
-            self._agent.configure_model()  # before callbacks such as StochasticWeightAveraging copy the agent
-            # last: Lightning does not undo changes of the trainer if setup raises
+            self._agent.configure_model()  # Callbacks such as StochasticWeightAveraging copy the agent later.
+            # The trainer is changed last, because Lightning does not undo changes if setup raises.
             plugin = self.trainer.strategy.checkpoint_io
-            while isinstance(plugin, CheckedCheckpointIO):  # of an earlier fit
+            while isinstance(plugin, CheckedCheckpointIO):  # An earlier fit wrapped it.
                 plugin = plugin.wrapped
             checked = CheckedCheckpointIO(plugin) if self.replay is None else ReplayCheckpointIO(plugin, self)
             self.trainer.strategy.checkpoint_io = checked
             self._log_by_env_steps(self.trainer.loggers)
             self._limit_validation(stage == TrainerFn.FITTING)
-            # Lightning advises to save the weights from before the step; those after it are the ones to resume from
+            # Lightning advises to save the weights from before the step. A run resumes from the weights after it.
             warnings.filterwarnings("ignore", message="Using ModelCheckpoint with manual optimization")
 
     def _log_by_env_steps(self, loggers: Sequence[Logger]) -> None:
@@ -205,7 +218,8 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
         self._own_loggers.close()
         for logger in loggers:
             # The loggers themselves stay: callbacks test their types, and trainer.log_dir is their folder.
-            attributes, before = vars(logger), logger.log_metrics
+            attributes = vars(logger)
+            before = logger.log_metrics
             if "log_metrics" in attributes:
                 self._own_loggers.callback(attributes.__setitem__, "log_metrics", before)
             else:
@@ -216,6 +230,10 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
         log_metrics({**metrics, "updates": self.updates_done}, step=self.steps_done)
 
     def check_processes(self, world_size: int) -> None:
+        """Raises ``ValueError`` for several processes without a shared replay.
+
+        :meta private:
+        """
         if world_size > 1 and not (self.replay is not None and self.replay.is_shared):
             raise ValueError(
                 f"the trainer runs {world_size} processes; {type(self).__name__} supports one, because each would have "
@@ -229,6 +247,10 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
         self._validation = replace_options(self.trainer, NO_VALIDATION) if is_fitting else {}
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        """Returns the batch, which :meth:`draw` has moved.
+
+        :meta private:
+        """
         return batch  # draw has moved it; moving a TensorDict to where it is costs 50 µs
 
     def _updates_of_epoch(self, option: str, given: int | None, default: int) -> int:
@@ -239,6 +261,10 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
         return max(1, self.updates_done + self.remaining_updates)  # all of the run
 
     def start_epoch(self) -> None:
+        """Warns if schedulers never step, or if nothing is left to train.
+
+        :meta private:
+        """
         self._defer_requeue()
         if self.trainer is not None and self.trainer.current_epoch == 1:
             idle = idle_schedulers(self.trainer)
@@ -266,6 +292,10 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
         return self.trainer is not None and self.trainer.state.fn == TrainerFn.FITTING
 
     def state_dict(self) -> dict[str, Any]:
+        """Returns the clocks and all generators.
+
+        :meta private:
+        """
         state: dict[str, Any] = {
             "version": 1,
             "updates": self.updates_done,
@@ -277,6 +307,10 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores :meth:`state_dict`.
+
+        :meta private:
+        """
         self.updates_done = state["updates"]
         self.collection.load_state_dict(state["collection"])
         torch.set_rng_state(state["torch_generator"].cpu())
@@ -284,9 +318,17 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
             torch.cuda.set_rng_state_all([generator.cpu() for generator in state["cuda_generators"]])
 
     def on_exception(self, exception: BaseException) -> None:
+        """Restores the loggers, because Lightning calls no teardown after an error.
+
+        :meta private:
+        """
         self._own_loggers.close()  # Lightning calls no teardown after an error
 
     def teardown(self, stage: str) -> None:
+        """Restores loggers and options of the trainer, and closes the environments.
+
+        :meta private:
+        """
         self._own_loggers.close()
         self.collection.close()
         if self.trainer is not None:
@@ -308,9 +350,13 @@ class EvaluationStream:
 
 
 class ActsAtUpdates:
-    """A callback that is not called for every update: a training step of several ends where it acts."""
+    """A callback that must run after certain updates; a joined training step is cut there."""
 
     def is_due(self, source: EnvStepDataModule) -> bool:
+        """Returns whether the callback acts after the newest update.
+
+        :meta private:
+        """
         return False
 
 
@@ -329,23 +375,27 @@ class UpdateStream:
         self, source: EnvStepDataModule, length: int, updates_per_step: int = 1, ends_early: bool = False
     ) -> None:
         self._source = source
-        self._length, self._updates_per_step, self._ends_early = length, updates_per_step, ends_early
+        self._length = length
+        self._updates_per_step = updates_per_step
+        self._ends_early = ends_early
         self._updates = length if ends_early else length * updates_per_step
 
     def __len__(self) -> int:
         return self._length
 
     def __iter__(self) -> Iterator[TensorDictBase | UpdateBatches]:
-        source, several = self._source, self._updates_per_step
+        source = self._source
+        several = self._updates_per_step
         source.start_epoch()
         # A resumed epoch ends where it would have ended without a break.
         end = (source.updates_done // self._updates + 1) * self._updates
         while source.updates_done < end:
             for hook in source.pause_hooks:  # the last update is learned from: checkpoints are written here
                 hook(True)
-            before, remaining = source.updates_done, source.remaining_updates
+            before = source.updates_done
+            remaining = source.remaining_updates
             if source.trainer is not None and (remaining == 0 or (remaining <= several and not self._ends_early)):
-                source.trainer.should_stop = True  # before the last step, after which Lightning does not come back
+                source.trainer.should_stop = True  # Lightning does not ask again after the last step.
             if remaining == 0:
                 return
             if several == 1:
@@ -359,7 +409,8 @@ class UpdateStream:
                 )
 
     def _is_over(self) -> bool:
-        source, trainer = self._source, self._source.trainer
+        source = self._source
+        trainer = source.trainer
         if not self._ends_early or trainer is None:
             return False
         if source.remaining_updates == 0:

@@ -24,6 +24,7 @@ from lightning_replay.lit.data import ActsAtUpdates, EnvStepDataModule, source_o
 from lightning_replay.lit.level_data import level_source_of
 from lightning_replay.lit.rollouts import episode_returns
 from lightning_replay.options import checked_count, checked_number
+from lightning_replay.state import Stateful
 
 
 class ReplayProgressBar(ProgressBar, ActsAtUpdates):
@@ -51,27 +52,51 @@ class ReplayProgressBar(ProgressBar, ActsAtUpdates):
         self._last_described = 0.0
 
     def enable(self) -> None:
+        """Shows the bar.
+
+        :meta private:
+        """
         self._is_enabled = True
 
     def disable(self) -> None:  # Lightning calls it where a progress bar is not shown, such as in further processes
+        """Hides the bar. Lightning calls this in further processes.
+
+        :meta private:
+        """
         self._is_enabled = False
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Shows the bar of a run.
+
+        :meta private:
+        """
         source = trainer.datamodule  # type: ignore[attr-defined]
         if not self._is_enabled or not isinstance(source, EnvStepDataModule):
             return
-        unit = "step" if source.pace.env_steps else "update"
-        self._bar = tqdm(total=source.total_steps, initial=source.steps_done, unit=unit, dynamic_ncols=True)
-        self._last_updates, self._last_time = source.updates_done, time.perf_counter()
-        self._last_described = self._last_time
+        self._bar = tqdm(
+            total=source.total_steps,
+            initial=source.steps_done,
+            unit="step" if source.pace.env_steps else "update",
+            dynamic_ncols=True,
+        )
+        self._last_updates = source.updates_done
+        self._last_time = self._last_described = time.perf_counter()
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        """Refreshes the bar, if a refresh is due.
+
+        :meta private:
+        """
         if self.is_due(source_of(trainer, self)):
             self._refresh(trainer, time.perf_counter())
 
     def is_due(self, source: EnvStepDataModule) -> bool:
+        """Returns whether the callback acts after the newest update.
+
+        :meta private:
+        """
         return self._bar is not None and time.perf_counter() - self._last_time >= self.refresh_seconds
 
     def describe(self, activity: str) -> None:
@@ -96,16 +121,21 @@ class ReplayProgressBar(ProgressBar, ActsAtUpdates):
         self._bar.set_postfix(postfix, refresh=False)
         self._bar.n = source.steps_done
         self._bar.refresh()
-        self._last_updates, self._last_time = source.updates_done, now
+        self._last_updates = source.updates_done
+        self._last_time = now
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Closes the bar.
+
+        :meta private:
+        """
         if self._bar is not None:
             self._refresh(trainer, time.perf_counter())
             self._bar.close()
             self._bar = None
 
 
-class Evaluate(L.Callback, ActsAtUpdates):
+class Evaluate(Stateful, L.Callback, ActsAtUpdates):
     """Every ``every_n_env_steps`` plays episodes without exploration in an environment of its own.
 
     Their mean is ``trainer.callback_metrics["eval/return"]`` until the next training step changes the weights that it
@@ -120,6 +150,8 @@ class Evaluate(L.Callback, ActsAtUpdates):
         seed: of the first episode; the others count on from it.
         max_episode_steps: after which an episode that has not ended counts up to there, with a warning.
     """
+
+    saved_attributes: tuple[str, ...] = ("history",)
 
     def __init__(
         self,
@@ -136,12 +168,20 @@ class Evaluate(L.Callback, ActsAtUpdates):
         self._is_current = False  # whether the weights are those of the last evaluation
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Requires an environment, and lets evaluations end the epochs.
+
+        :meta private:
+        """
         if stage == TrainerFn.FITTING:
             source = source_of(trainer, self)
             source.required_environment(type(self).__name__)
             source.is_evaluated = True  # each evaluation ends an epoch
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Evaluates the untrained agent, or publishes the last evaluation of a resumed run.
+
+        :meta private:
+        """
         # After a resume the last evaluation is published again; else the untrained agent is evaluated.
         source = source_of(trainer, self)
         if self.history and self.history[-1][0] <= source.steps_done > 0:
@@ -155,61 +195,77 @@ class Evaluate(L.Callback, ActsAtUpdates):
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
+        """Removes the score of the weights that this step changes.
+
+        :meta private:
+        """
         if self._is_current:  # this step changes the weights that the score is of
             self._is_current = False
             for name in self._metrics():
                 trainer.callback_metrics.pop(name, None)
         if self.is_due(source_of(trainer, self)):
-            end_epoch(trainer)  # now, as schedulers of automatic optimisation step before on_train_batch_end
+            end_epoch(trainer)  # now, as schedulers of automatic optimization step before on_train_batch_end
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        """Ends the epoch if an evaluation is due.
+
+        :meta private:
+        """
         if not self.is_due(source_of(trainer, self)):
             return
         end_epoch(trainer)
-        for averaging in _averaging(trainer):  # once per update, whatever the callbacks' order
-            averaging.on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
-        if not is_overridden("on_train_batch_end", pl_module):  # which follows, and may change the weights
+        # Weights are averaged once per update, whatever the order of the callbacks.
+        _call_averaging(trainer, "on_train_batch_end", pl_module, outputs, batch, batch_idx)
+        # The hook of the agent follows, and may change the weights.
+        if not is_overridden("on_train_batch_end", pl_module):
             self._evaluate_epoch(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Evaluates, unless the weights have a score.
+
+        :meta private:
+        """
         # After the agent's own hook, or where the epoch ended for another reason, such as max_steps.
         if not self._is_current:
             self._evaluate_epoch(trainer, pl_module)
 
     def is_due(self, source: EnvStepDataModule) -> bool:
-        last, now = self.history[-1][0], source.steps_done
+        """Returns whether the callback acts after the newest update.
+
+        :meta private:
+        """
+        last = self.history[-1][0]
+        now = source.steps_done
         if now >= source.total_steps:  # further updates may follow the last step
             return source.is_finished and now > last
         return now // self.every_n_env_steps > last // self.every_n_env_steps
 
     def _evaluate_epoch(self, trainer: L.Trainer, agent: L.LightningModule) -> None:
-        for averaging in _averaging(trainer):
-            averaging.on_train_epoch_end(trainer, agent)  # once per epoch, whatever the callbacks' order
+        _call_averaging(trainer, "on_train_epoch_end", agent)
         self._evaluate(trainer, agent)
 
     def _evaluate(self, trainer: L.Trainer, agent: L.LightningModule) -> None:
-        for averaging in _averaging(trainer):  # as Lightning's own validation does
-            averaging.on_validation_epoch_start(trainer, agent)
+        _call_averaging(trainer, "on_validation_epoch_start", agent)
         try:
             self._play(trainer, agent)
         finally:
-            for averaging in _averaging(trainer):
-                averaging.on_validation_epoch_end(trainer, agent)
+            _call_averaging(trainer, "on_validation_epoch_end", agent)
         self._publish(trainer)
         for logger in trainer.loggers:
             logger.log_metrics(self._metrics())
 
     def _play(self, trainer: L.Trainer, agent: L.LightningModule) -> None:
         source = source_of(trainer, self)
-        bar, returns = trainer.progress_bar_callback, list[float]()
+        bar = trainer.progress_bar_callback
+        returns: list[float] = []
         with closing(source.make_environment()) as environment:
             played = episode_returns(
                 agent, environment, self.episodes, self.seed, self.max_episode_steps, source.check_stopped
             )
-            for one in played:
-                returns.append(one)
+            for episode_return in played:
+                returns.append(episode_return)
                 if isinstance(bar, ReplayProgressBar):  # games may be long
                     is_last = len(returns) == self.episodes
                     bar.describe("" if is_last else f"evaluating, {len(returns)} of {self.episodes} played")
@@ -224,15 +280,12 @@ class Evaluate(L.Callback, ActsAtUpdates):
         if isinstance(trainer.progress_bar_callback, ReplayProgressBar):
             trainer.progress_bar_callback.evaluation = self.history[-1][1]
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"history": [list(point) for point in self.history]}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.history = [(int(steps), float(value)) for steps, value in state_dict["history"]]
-
-
-def _averaging(trainer: L.Trainer) -> list[WeightAveraging]:
-    return [one for one in trainer.callbacks if isinstance(one, WeightAveraging)]  # type: ignore[attr-defined]
+def _call_averaging(trainer: L.Trainer, hook: str, *arguments: object) -> None:
+    """Calls a hook of the callbacks that average weights, as Lightning's own validation does."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]  # set by its connectors
+        if isinstance(callback, WeightAveraging):
+            getattr(callback, hook)(trainer, *arguments)
 
 
 class GeneralizationGap(Evaluate):
@@ -247,6 +300,8 @@ class GeneralizationGap(Evaluate):
         every_n_env_steps: training steps between evaluations.
         seed: of the actions, of the levels drawn and of the environments' own randomness.
     """
+
+    saved_attributes: tuple[str, ...] = (*Evaluate.saved_attributes, "training_history")
 
     def __init__(self, every_n_env_steps: int = 50_000, seed: int = 10_000) -> None:
         super().__init__(every_n_env_steps, seed=seed)
@@ -284,10 +339,3 @@ class GeneralizationGap(Evaluate):
         if self.gap is not None:
             metrics |= {"eval/train_return": self.training_history[-1][1], "eval/generalization_gap": self.gap}
         return metrics
-
-    def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"training_history": [list(point) for point in self.training_history]}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super().load_state_dict(state_dict)
-        self.training_history = [(int(steps), float(value)) for steps, value in state_dict["training_history"]]

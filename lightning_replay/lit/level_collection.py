@@ -59,8 +59,10 @@ class ReturnNormalization(Stateful, Discounting):
             self._returns = np.zeros(len(reward))
         self._returns = self.discount * self._returns + reward
         # Moments of this step's returns are merged into those so far, without cancellation (Chan et al. 1979).
-        mean, count = float(self._returns.mean()), len(reward)
-        together, shift = self._count + count, mean - self._mean
+        mean = float(self._returns.mean())
+        count = len(reward)
+        together = self._count + count
+        shift = mean - self._mean
         self._squares += float(((self._returns - mean) ** 2).sum()) + shift**2 * self._count * count / together
         self._mean += shift * count / together
         self._count = together
@@ -68,9 +70,11 @@ class ReturnNormalization(Stateful, Discounting):
         return np.clip(reward / self.scale, -self.clip, self.clip).astype(np.float32)
 
     def restart(self) -> None:
+        """Begins new episodes; the variance stays."""
         self._returns = np.zeros(0)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores the variance, for new episodes."""
         super().load_state_dict(state_dict)
         self.restart()
 
@@ -94,7 +98,6 @@ class PlayedStep(NamedTuple, Generic[Column]):
 class LevelCollection(Collector):
     """Clock and state of collecting rollouts, in environments that are built when they are needed."""
 
-    env_steps: int
     rewards: Tensor  #: Of the newest rollout, as the environments gave them, float64 ``[N, T, 1]``.
 
     def __init__(
@@ -109,10 +112,11 @@ class LevelCollection(Collector):
         self._make = environments
         self._normalization = normalization
         self._is_trained = np.zeros(0, dtype=np.bool_)
-        self._played: dict[int, None] = {}  # in order of the last episode's start
+        self._played: dict[int, None] = {}  # levels in the order of the last episode on each
 
     @property
     def played_levels(self) -> list[int]:
+        """Levels that were played, in the order of the last episode on each."""
         return list(self._played)
 
     def collect(self, agent: L.LightningModule, length: int) -> TensorDictBase:
@@ -147,8 +151,9 @@ class LevelCollection(Collector):
                 if not ended:
                     continue
                 cut += [(i, step, infos["final_obs"][i]) for i in np.flatnonzero(truncated & ~terminated).tolist()]
-                now = self.env_steps
-                self.episodes.extend(Episode(now, total, steps, int(level_id[i])) for i, total, steps in ended)
+                self.episodes.extend(
+                    Episode(self.env_steps, total, steps, int(level_id[i])) for i, total, steps in ended
+                )
                 self._start_episodes([i for i, _, _ in ended])
             rollout, self.rewards = _joined(recorded, played)
             # Values of the observations that followed: those of the next row, or of the last one where time ran out.
@@ -167,21 +172,23 @@ class LevelCollection(Collector):
             self._normalization.restart()
 
     def _start_episodes(self, began: Iterable[int]) -> None:
-        actors, level_ids = self._vector.actors, self._vector.level_ids.tolist()
+        level_ids = self._vector.level_ids.tolist()
         for i in began:
-            self._is_trained[i] = self._levels.trains_on(actors[i], level_ids[i])
-            self._played.pop(level_ids[i], None)  # to the end: the one played longest ago is first
+            self._is_trained[i] = self._levels.trains_on(self._vector.actors[i], level_ids[i])
+            self._played.pop(level_ids[i], None)  # The level moves to the end.
             self._played[level_ids[i]] = None
         while len(self._played) > _PLAYED_LEVELS:
             del self._played[next(iter(self._played))]
 
     def state_dict(self) -> dict[str, Any]:
+        """Returns clock, generator, normalization, and played levels."""
         return super().state_dict() | {
-            "normalization": None if self._normalization is None else self._normalization.state_dict(),
+            "normalization": self._normalization and self._normalization.state_dict(),
             "played": torch.tensor(self.played_levels, dtype=torch.int64),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores :meth:`state_dict`."""
         super().load_state_dict(state)
         self._played = dict.fromkeys(state["played"].tolist())
         if self._normalization is not None and state["normalization"] is not None:
@@ -198,6 +205,5 @@ def _joined(recorded: list[dict[str, Tensor]], played: list[PlayedStep[np.ndarra
     ends = {"done": steps.done, "terminated": steps.terminated, "truncated": steps.truncated}
     following = {name: column.unsqueeze(-1) for name, column in {"reward": steps.reward.float(), **ends}.items()}
     columns: dict[str, Any] = {key: torch.stack([row[key] for row in recorded], dim=1) for key in recorded[0]}
-    columns |= {"next": TensorDict(following, shape), "level_id": steps.level_id.long()}
-    rollout = TensorDict(columns | {"is_trained": steps.is_trained}, shape)
-    return rollout, steps.raw_reward.double().unsqueeze(-1)
+    columns |= {"next": TensorDict(following, shape), "level_id": steps.level_id.long(), "is_trained": steps.is_trained}
+    return TensorDict(columns, shape), steps.raw_reward.double().unsqueeze(-1)

@@ -72,7 +72,6 @@ class LevelDataModule(EnvStepDataModule):
     env: str | Callable[..., gymnasium.Env[Any, Any]]
     pace: RolloutSchedule
     collection: LevelCollection
-    updates_done: int
     updates_per_checkpoint = 10  # rollouts of thousands of steps, and checkpoints without a replay
 
     @with_named_arguments
@@ -106,8 +105,10 @@ class LevelDataModule(EnvStepDataModule):
         self.rollouts_per_epoch: int | None = checked_optional_count("rollouts_per_epoch", rollouts_per_epoch)
         self.flush_unfinished: bool = checked_flag("flush_unfinished", flush_unfinished)
         self.return_normalization = return_normalization
-        parts = {"return_normalization": return_normalization, "levels.score": levels.score}
-        self.discounting_parts: Mapping[str, Any] = parts
+        self.discounting_parts: Mapping[str, Any] = {
+            "return_normalization": return_normalization,
+            "levels.score": levels.score,
+        }
         self.held_out_levels: Sequence[int] = checked_held_out(held_out_levels)
         self.evaluation_episodes: int = len(self.held_out_levels)
         self._steps_before = 0  # the newest rollout
@@ -123,18 +124,33 @@ class LevelDataModule(EnvStepDataModule):
         return LevelWrapper(super().make_environment(), check=False)
 
     def setup(self, stage: str) -> None:
+        """Checks the held-out levels, and uses the levels in this process.
+
+        :meta private:
+        """
         self.levels.check_held_out(self.held_out_levels)
         super().setup(stage)
         self.levels.claim()  # one process has the whole run, which may be another than the one that built this
 
     def train_dataloader(self) -> UpdateStream:
+        """Returns one epoch of rollouts.
+
+        :meta private:
+        """
         return UpdateStream(self, self._updates_of_epoch("rollouts_per_epoch", self.rollouts_per_epoch, 10))
 
     def evaluation_returns(self) -> Iterable[float]:
+        """Plays the held-out levels and returns their returns.
+
+        :meta private:
+        """
         return self.returns_on(self.held_out_levels, self._agent, seed=10_000)
 
     def returns_on(self, level_ids: Sequence[int], agent: L.LightningModule, seed: int) -> np.ndarray:
-        """Returns the returns of an episode on each level, float64 ``[L]``, exploration included."""
+        """Plays an episode on each level, with exploration, and returns the returns, float64 ``[L]``.
+
+        :meta private:
+        """
         env = partial(make_environment, self.env, self.evaluation_env_kwargs)
         with stochastic_policy(agent, seed) as policy:
 
@@ -146,6 +162,10 @@ class LevelDataModule(EnvStepDataModule):
 
     @property
     def remaining_updates(self) -> int:
+        """Rollouts that remain.
+
+        :meta private:
+        """
         return self.pace.updates_after(self.env_steps_done)
 
     def draw(self) -> TensorDictBase:
@@ -153,14 +173,15 @@ class LevelDataModule(EnvStepDataModule):
 
         Its keys are those of :meth:`~lightning_replay.lit.level_collection.LevelCollection.collect`.
         """
-        agent, collection = self._agent, self.collection
+        agent = self._agent
+        collection = self.collection
         self.is_update_open: bool = False
         self._steps_before = collection.env_steps
         try:
             rollout = collection.collect(agent, self.pace.length_after(self._steps_before))
             # Scored before the update, with the values predicted during collection.
             scored = rollout
-            if isinstance(self.levels.score, EpisodeScore):  # of returns in the environment's units
+            if isinstance(self.levels.score, EpisodeScore):  # It needs returns in the environment's units.
                 scored = rollout.copy().set(("next", "reward"), collection.rewards)
             update_rollout(self.levels, scored, rollout["level_id"])
             if self.flush_unfinished:  # scores need no policy, and no level is chosen before it is updated
@@ -173,14 +194,26 @@ class LevelDataModule(EnvStepDataModule):
         return rollout.to(agent.device)
 
     def drop_open_update(self) -> None:
+        """Takes back the newest rollout if it was not learned from.
+
+        :meta private:
+        """
         if self.is_update_open:  # the rollout is collected again
             self.collection.env_steps = self._steps_before
         super().drop_open_update()
 
     def state_dict(self) -> dict[str, Any]:
+        """Returns the clocks, the generators, and the levels.
+
+        :meta private:
+        """
         return super().state_dict() | {"levels": self.levels.state_dict(), "num_envs": self.pace.num_envs}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores :meth:`state_dict`, while fitting only.
+
+        :meta private:
+        """
         if not self._is_fitting:  # other stages need none of it
             return
         if (state["collection"]["normalization"] is None) != (self.return_normalization is None):
@@ -195,6 +228,7 @@ class LevelDataModule(EnvStepDataModule):
 
 
 def level_source_of(trainer: L.Trainer, callback: L.Callback) -> LevelDataModule:
+    """Returns the trainer's data module; raises ``TypeError`` if it has no levels."""
     source = trainer.datamodule  # type: ignore[attr-defined]
     if not isinstance(source, LevelDataModule):
         raise TypeError(

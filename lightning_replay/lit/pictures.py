@@ -39,8 +39,10 @@ from lightning_replay.lit.rollouts import make_environment
 from lightning_replay.mixed_replay import MixedReplay
 from lightning_replay.options import check_kind, checked_count, checked_local_path, checked_optional_count
 from lightning_replay.replay import Replay
+from lightning_replay.state import Stateful
 
-_UPDATES, _ROLLOUTS = 10_000, 100
+_UPDATES = 10_000
+_ROLLOUTS = 100
 
 
 class _Picture(L.Callback):
@@ -54,15 +56,19 @@ class _Picture(L.Callback):
         self.path = path
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Refuses a missing Matplotlib and a URL before the training begins.
+
+        :meta private:
+        """
         if self._content:
-            import_matplotlib(self._content)  # a missing one is reported before the training, not after it
-        self._file(trainer)  # as is a URL
+            import_matplotlib(self._content)
+        self._file(trainer)
 
     def _file(self, trainer: L.Trainer) -> Path:
         return checked_local_path("path", self.path or Path(trainer.log_dir or ".") / self._file_name)
 
 
-class InspectBuffer(_Picture, ActsAtUpdates):
+class InspectBuffer(Stateful, _Picture, ActsAtUpdates):
     """Every ``every_n_updates`` and at the end looks into the replay or the levels, and writes a page of pictures.
 
     The page is that of ``lightning-replay inspect``, with the figures over the run so far. All loggers record the
@@ -81,6 +87,7 @@ class InspectBuffer(_Picture, ActsAtUpdates):
         TypeError: at ``fit``, a data module that counts no environment steps, or a sharded replay.
     """
 
+    saved_attributes: tuple[str, ...] = ("history",)
     _file_name = "buffer.html"
 
     def __init__(self, every_n_updates: int | None = None, path: str | None = None) -> None:
@@ -90,42 +97,54 @@ class InspectBuffer(_Picture, ActsAtUpdates):
         self._last = 0
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Refuses a replay whose rows cannot be read.
+
+        :meta private:
+        """
         source = source_of(trainer, self)
         if isinstance(source, ReplayDataModule):
             accepted = "a Replay in this process, whose rows can be read; leave InspectBuffer out"
             check_kind("replay", source.replay, Replay | MixedReplay, accepted)
         if any(steps[-1] > source.steps_done for steps, _ in self.history.values()):
-            self.history.clear()  # of another run
+            self.history.clear()  # It belongs to another run.
         self._last = source.updates_done
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        """Writes the page if a look is due.
+
+        :meta private:
+        """
         source = source_of(trainer, self)
         if self.is_due(source):
             self._look(trainer, pl_module, source)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Writes the page of the last update.
+
+        :meta private:
+        """
         source = source_of(trainer, self)
         if source.updates_done > self._last or not self.history:
             self._look(trainer, pl_module, source)
 
     def is_due(self, source: EnvStepDataModule) -> bool:
+        """Returns whether the callback acts after the newest update.
+
+        :meta private:
+        """
         every = self.every_n_updates or (_ROLLOUTS if isinstance(source, LevelDataModule) else _UPDATES)
         return source.updates_done // every > self._last // every
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"history": {name: [list(steps), list(values)] for name, (steps, values) in self.history.items()}}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.history = {name: (list(steps), list(values)) for name, (steps, values) in state_dict["history"].items()}
 
     def _look(self, trainer: L.Trainer, pl_module: L.LightningModule, source: EnvStepDataModule) -> None:
         self._last = source.updates_done
         if isinstance(source, ReplayDataModule):
-            prefix, subjects = "replay", [Subject(side, look_at(one)) for side, one in _sides_of(source.replay)]
+            prefix = "replay"
+            subjects = [Subject(side, look_at(replay)) for side, replay in _sides_of(source.replay)]
         elif isinstance(source, LevelDataModule):
-            prefix, subjects = "levels", [Subject("", look_at(source.levels))]
+            prefix = "levels"
+            subjects = [Subject("", look_at(source.levels))]
         else:
             return
         figures: dict[str, float] = {}
@@ -138,7 +157,8 @@ class InspectBuffer(_Picture, ActsAtUpdates):
         for logger in trainer.loggers:
             logger.log_metrics({f"{prefix}/{name}": value for name, value in figures.items()})
         for side, contents, _ in subjects:
-            pictures, histograms = pictures_of(contents), _histograms(contents)
+            pictures = pictures_of(contents)
+            histograms = _histograms(contents)
             for logger in trainer.loggers:
                 _log_pictures(logger, f"{prefix}/{side}".rstrip("/"), pictures, histograms, source.steps_done)
         if trainer.is_global_zero:
@@ -180,7 +200,6 @@ def _log_pictures(
 
 
 Curve = Sequence[tuple[int, float]]
-_PICTURE = "the learning curve"
 
 
 class LearningCurve(_Picture, ActsAtUpdates):
@@ -193,7 +212,8 @@ class LearningCurve(_Picture, ActsAtUpdates):
         path: of the picture; ``learning_curve.png`` in the trainer's ``log_dir`` if absent.
     """
 
-    _content, _file_name = _PICTURE, "learning_curve.png"
+    _content = "the learning curve"
+    _file_name = "learning_curve.png"
 
     def __init__(self, path: str | None = None) -> None:
         super().__init__(path)
@@ -201,20 +221,32 @@ class LearningCurve(_Picture, ActsAtUpdates):
         self._newest: Episode | None = None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Removes the points of another run.
+
+        :meta private:
+        """
         if self.history and self.history[-1][0] > source_of(trainer, self).steps_done:
             self.history.clear()
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        """Collects the episodes that ended.
+
+        :meta private:
+        """
         episodes = source_of(trainer, self).collection.episodes
-        # by identity, as the collector drops old episodes and their number stays the same
+        # Episodes are compared by identity, because the collector drops old ones and their number stays the same.
         ended = list(takewhile(lambda episode: episode is not self._newest, reversed(episodes)))
         if ended:
             self._newest = ended[0]
             self.history += [(episode.env_steps, episode.episode_return) for episode in reversed(ended)]
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Draws the picture.
+
+        :meta private:
+        """
         curves: dict[str, Curve] = {"training episodes": self.history} if self.history else {}
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, GeneralizationGap) and callback.history:
@@ -228,9 +260,17 @@ class LearningCurve(_Picture, ActsAtUpdates):
         draw_learning_curves(curves, self._file(trainer), f"Learning curve of {type(pl_module).__name__}{on}", clock)
 
     def state_dict(self) -> dict[str, Any]:
+        """Returns the points, float64 ``[N, 2]``.
+
+        :meta private:
+        """
         return {"history": torch.tensor(self.history, dtype=torch.float64).reshape(-1, 2)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores :meth:`state_dict`.
+
+        :meta private:
+        """
         self.history = [(int(steps), value) for steps, value in state_dict["history"].tolist()]
 
 
@@ -248,7 +288,7 @@ def draw_learning_curves(
         title: above the figure.
         clock: what the steps of the points count.
     """
-    figure, panels = make_figure(_PICTURE)
+    figure, panels = make_figure(LearningCurve._content)
     axes = panels[0, 0]
     for label, points in curves.items():
         groups = consecutive_groups(points) if points else []
@@ -269,10 +309,9 @@ def draw_learning_curves(
 
 Difficulty = Callable[[int], float]
 Curriculum = Sequence[tuple[int, Mapping[float, float]]]
-_CURRICULUM, _SCATTER = "the picture of the level curriculum", "the picture of scores against staleness"
 
 
-class LevelCurriculum(_Picture):
+class LevelCurriculum(Stateful, _Picture):
     """Draws the probability of replaying levels of each difficulty over the run, figure 4 of the paper.
 
     During the run loggers record ``levels/expected_difficulty``. Selectors without scores have no such probabilities:
@@ -289,7 +328,9 @@ class LevelCurriculum(_Picture):
         ValueError: during the run an environment whose infos have no difficulty.
     """
 
-    _content, _file_name = _CURRICULUM, "level_curriculum.png"
+    saved_attributes: tuple[str, ...] = ("history",)
+    _content = "the picture of the level curriculum"
+    _file_name = "level_curriculum.png"
 
     def __init__(
         self, difficulty: Difficulty | None = None, every_n_rollouts: int = 10, path: str | None = None
@@ -303,20 +344,30 @@ class LevelCurriculum(_Picture):
         self._environment: gymnasium.Env[Any, Any] | None = None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Removes the records of another run.
+
+        :meta private:
+        """
         if self.history and self.history[-1][0] > level_source_of(trainer, self).env_steps_done:
             self.history.clear()
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        """Adds a record if one is due.
+
+        :meta private:
+        """
         source = level_source_of(trainer, self)
         if (source.updates_done % self.every_n_rollouts and not source.is_finished) or len(source.levels) == 0:
             return
         levels = source.levels.probabilities()
-        known, masses = self._known, defaultdict[float, float](float)
-        ids = levels["level_id"].tolist()
+        known = self._known
+        masses: dict[float, float] = defaultdict(float)
         # one measurement for each level that is held; those that were forgotten are dropped
-        self._known = {one: known[one] if one in known else self._measure(trainer, one) for one in ids}
+        self._known = {
+            one: known[one] if one in known else self._measure(trainer, one) for one in levels["level_id"].tolist()
+        }
         for difficulty, probability in zip(self._known.values(), levels["probability"].tolist(), strict=True):
             masses[difficulty] += probability
         self.history.append((source.env_steps_done, dict(sorted(masses.items()))))
@@ -339,27 +390,27 @@ class LevelCurriculum(_Picture):
         return float(info["difficulty"])
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Draws the picture, or prints why there is none.
+
+        :meta private:
+        """
         if self.history:
             draw_level_curriculum(self.history, self._file(trainer))
         else:
             _print_reason(self, trainer, f"fewer than {self.every_n_rollouts} rollouts were made")
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Closes the environment.
+
+        :meta private:
+        """
         if self._environment is not None:
             self._environment.close()
             self._environment = None
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"history": [[steps, list(masses.items())] for steps, masses in self.history]}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.history = [
-            (int(steps), {float(d): float(m) for d, m in masses}) for steps, masses in state_dict["history"]
-        ]
-
 
 class ScoreAgainstStaleness(_Picture):
-    """Draws each level's score against its staleness, coloured by its probability, as they are at the end.
+    """Draws each level's score against its staleness, colored by its probability, as they are at the end.
 
     For selectors without scores nothing is drawn, and one line is printed. Needs matplotlib:
     ``pip install 'lightning-replay[plots]'``.
@@ -368,9 +419,14 @@ class ScoreAgainstStaleness(_Picture):
         path: of the picture; ``score_against_staleness.png`` in the trainer's ``log_dir`` if absent.
     """
 
-    _content, _file_name = _SCATTER, "score_against_staleness.png"
+    _content = "the picture of scores against staleness"
+    _file_name = "score_against_staleness.png"
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Draws the picture, or prints why there is none.
+
+        :meta private:
+        """
         levels = level_source_of(trainer, self).levels.probabilities()
         if len(levels):
             draw_score_against_staleness(levels, self._file(trainer))
@@ -393,9 +449,9 @@ def draw_level_curriculum(history: Curriculum, path: Path) -> None:
     steps = [int(group[-1, 0]) for group in groups]
     areas = np.array([group[:, 1:].mean(0) for group in groups]).T
     of = "" if len(groups) == len(history) else f", mean of about {round(len(history) / len(groups))} records"
-    figure, panels = make_figure(_CURRICULUM)
+    figure, panels = make_figure(LevelCurriculum._content)
     axes = panels[0, 0]
-    colors = import_matplotlib(_CURRICULUM).colormaps["viridis"](np.linspace(0.0, 1.0, len(difficulties)))
+    colors = import_matplotlib(LevelCurriculum._content).colormaps["viridis"](np.linspace(0.0, 1.0, len(difficulties)))
     labels = [f"{difficulty:g}" for difficulty in difficulties]
     if len(history) > 1:
         axes.stackplot(steps, areas, labels=labels, colors=colors)
@@ -407,21 +463,21 @@ def draw_level_curriculum(history: Curriculum, path: Path) -> None:
         axes.set_xlim(-0.5, 0.5)
     axes.set(xlabel="environment steps", ylabel=f"probability of replay{of}", ylim=(0.0, 1.0))
     axes.set_title("Level curriculum: difficulty of the levels replayed")
-    axes.legend(title="difficulty", loc="upper left", bbox_to_anchor=(1.0, 1.0), reverse=True)  # as they are stacked
+    axes.legend(title="difficulty", loc="upper left", bbox_to_anchor=(1.0, 1.0), reverse=True)  # the order of the stack
     save_figure(figure, path)
 
 
 def draw_score_against_staleness(levels: TensorDictBase, path: Path) -> None:
     """Writes a PNG file with one point per level of ``levels.probabilities()``, the most probable on top.
 
-    Colours are on a logarithmic scale, because ranks at a low temperature give one level nearly all the probability.
+    Colors are on a logarithmic scale, because ranks at a low temperature give one level nearly all the probability.
     """
-    figure, panels = make_figure(_SCATTER)
+    figure, panels = make_figure(ScoreAgainstStaleness._content)
     levels = levels[levels["probability"].argsort()]
     colors, norm = log_colors(levels["probability"].numpy())
     axes = panels[0, 0]
-    staleness, score = levels["staleness"].numpy(), levels["score"].numpy()
-    points = axes.scatter(staleness, score, c=colors, norm=norm, s=18)
+    staleness = levels["staleness"].numpy()
+    points = axes.scatter(staleness, levels["score"].numpy(), c=colors, norm=norm, s=18)
     axes.set(xlabel="staleness (episodes since the level was played)", ylabel="score of the level")
     axes.set_title(f"Scores and staleness of {len(levels):,} levels")
     figure.colorbar(points, label="probability of replay (logarithmic)")

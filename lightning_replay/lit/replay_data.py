@@ -105,7 +105,6 @@ class ReplayDataModule(EnvStepDataModule):
     pace: UpdateSchedule | OfflineSchedule
     collection: Collection
     replay: TrainingReplay
-    updates_done: int
     rollout_rows: int = 0
     takes_td_errors = True
     exact: bool = True
@@ -170,7 +169,7 @@ class ReplayDataModule(EnvStepDataModule):
         self.updates_per_epoch: int | None = checked_optional_count("updates_per_epoch", updates_per_epoch)
         self._updates_per_env_step = updates_per_env_step
         self.evaluation_episodes: int = checked_count("evaluation_episodes", evaluation_episodes)
-        self._saved_replay: Any = None  # of the checkpoint that is being restored
+        self._saved_replay: Any = None  # save of the checkpoint that is being restored
         self._tasks = replay.tasks
         self._num_envs = num_envs
         self._info_keys = checked_info_keys(info_keys)
@@ -198,10 +197,12 @@ class ReplayDataModule(EnvStepDataModule):
 
     def __repr__(self) -> str:
         replay = self.replay
-        rows = f"{len(replay):,} of {replay.capacity:,} transitions"
-        return self._describe(f"{type(replay).__name__} of {rows}, {replay.sampler_name}")
+        return self._describe(
+            f"{type(replay).__name__} of {len(replay):,} of {replay.capacity:,} transitions, {replay.sampler_name}"
+        )
 
     def make_environment(self) -> gymnasium.Env[Any, Any]:
+        """Builds an environment for an evaluation, of the first task if there are tasks."""
         environment = super().make_environment()
         if self._tasks and "task" not in self.evaluation_env_kwargs:
             environment.set_wrapper_attr("task", self._tasks[0])
@@ -213,7 +214,7 @@ class ReplayDataModule(EnvStepDataModule):
             self._join_processes(self.trainer.strategy, self.trainer.global_rank, self.trainer.world_size)
         if self.trainer is not None and stage == TrainerFn.FITTING:
             check_sequences(self._agent, self.replay)
-            if not isinstance(self._agent, OffPolicyAgent):  # which refuses the replay
+            if not isinstance(self._agent, OffPolicyAgent):  # Such an agent refuses the replay itself.
                 warn_of_discounts(self._agent, self.replay)
         super().setup(stage)
         if self.trainer is not None and stage == TrainerFn.FITTING and self.replay.needs_initial_surprise:
@@ -246,6 +247,7 @@ class ReplayDataModule(EnvStepDataModule):
 
     @property
     def env_steps_done(self) -> int:
+        """Environment steps that all processes collected."""
         return self.collection.env_steps * self._world_size
 
     def _collect_until(self, env_steps: int, agent: L.LightningModule) -> None:
@@ -253,7 +255,10 @@ class ReplayDataModule(EnvStepDataModule):
         self.collection.collect_until(share, agent, self.pause_hooks)
 
     def train_dataloader(self) -> UpdateStream:
-        """Returns one epoch; not a DataLoader, whose workers would draw from a stale copy of the buffer."""
+        """Returns one epoch; not a DataLoader, whose workers would draw from a stale copy of the buffer.
+
+        :meta private:
+        """
         if self._is_fitting and not any(self.clocks):  # a run that goes on has rows of its own
             self._check_rows()
         several = self.updates_per_training_step
@@ -281,16 +286,19 @@ class ReplayDataModule(EnvStepDataModule):
         spaces, source = (self.observation_space, self.action_space), f"environment {self.env!r}"
         if of_agent := self.env is None:
             sizes = self._agent.hparams if isinstance(self._agent, SizedAgent) else {}  # else the state alone
-            spaces, source = spaces_of_sizes(sizes), f"agent {type(self._agent).__name__}"
+            spaces = spaces_of_sizes(sizes)
+            source = f"agent {type(self._agent).__name__}"
         observation, action = spaces
         assert observation is not None and action is not None
         further: Columns = {("next", key): (torch.float32, (1,)) for key in self._info_keys}
-        further |= {("task",): (torch.int64, ())} if self._tasks else {}
-        recurrent, num_envs = recurrent_agent(self._agent), self._num_envs if self.pace.env_steps else 0
+        if self._tasks:
+            further["task",] = (torch.int64, ())
+        recurrent = recurrent_agent(self._agent)
+        num_envs = self._num_envs if self.pace.env_steps else 0
         if recurrent is not None:
             further[STATE] = (torch.float32, tuple(States(recurrent, 1).current.shape[1:]))
         sides: list[tuple[Any, int]] = [(replay, num_envs)]
-        if isinstance(replay, MixedReplay):  # which compares further columns of its sides itself
+        if isinstance(replay, MixedReplay):  # It compares further columns of its sides itself.
             sides = [(replay.online, num_envs), (replay.offline, 0)]
         differences = [
             one
@@ -317,6 +325,10 @@ class ReplayDataModule(EnvStepDataModule):
         return has_fast_path(self) and not any(limits) and not is_observed
 
     def evaluation_returns(self) -> Iterable[float]:
+        """Plays the episodes of ``trainer.validate`` and returns their returns.
+
+        :meta private:
+        """
         with closing(self.make_environment()) as environment:
             yield from episode_returns(
                 self._agent, environment, self.evaluation_episodes, seed=10_000, before_step=self.check_stopped
@@ -324,9 +336,17 @@ class ReplayDataModule(EnvStepDataModule):
 
     @property
     def remaining_updates(self) -> int:
+        """Updates that remain.
+
+        :meta private:
+        """
         return max(0, self.pace.total_updates - self.updates_done)
 
     def start_epoch(self) -> None:
+        """Collects the last steps if no update remains.
+
+        :meta private:
+        """
         super().start_epoch()
         if self.remaining_updates == 0:
             self._collect_until(self.pace.env_steps, self._agent)
@@ -334,7 +354,8 @@ class ReplayDataModule(EnvStepDataModule):
     def draw(self) -> TensorDictBase:
         """Collects what is due before the next update, then draws its batch, on the agent's device."""
         assert self.trainer is not None
-        replay, agent = self.replay, self.trainer.lightning_module
+        replay = self.replay
+        agent = self.trainer.lightning_module
         if self._has_drawn and replay.awaits_priorities:
             raise RuntimeError(
                 "the replay is prioritized, but no TD errors came back since its last draw. Return "
@@ -352,10 +373,14 @@ class ReplayDataModule(EnvStepDataModule):
         return batch if batch.get("index").device == agent.device else batch.to(agent.device)
 
     def update_priority(self, batch: TensorDictBase, td_error: Tensor, **signals: Tensor) -> None:
+        """Passes the TD errors ``[B]`` of a batch to the replay."""
         self.replay.update_priority(batch, td_error, **signals)
 
     def replay_stamp(self) -> Hashable:
-        """Returns a value that is equal while the replay is neither written, drawn from nor updated."""
+        """Returns a value that is equal while the replay is neither written, drawn from, nor updated.
+
+        :meta private:
+        """
         replay = self.replay
         return self.env_steps_done, self.updates_done, replay.awaits_priorities, replay.generator_fingerprint()
 
@@ -364,7 +389,10 @@ class ReplayDataModule(EnvStepDataModule):
         return super().state_dict() | {"replay": None, "pace": self.pace.state_dict()}
 
     def find_replay(self, checkpoint: dict[str, Any], path: str | Path) -> Any:
-        """Finds the replay of a checkpoint, before the agent is restored from it; ``None`` for the weights alone."""
+        """Finds the replay of a checkpoint before the agent is restored; ``None`` if only weights are loaded.
+
+        :meta private:
+        """
         state = checkpoint.get(type(self).__qualname__)
         if not self._is_fitting or state is None:
             return None
@@ -372,6 +400,10 @@ class ReplayDataModule(EnvStepDataModule):
         return self._saved_replay
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores :meth:`state_dict` and the replay beside the checkpoint, while fitting only.
+
+        :meta private:
+        """
         if not self._is_fitting:
             return
         assert self.trainer is not None
@@ -384,6 +416,10 @@ class ReplayDataModule(EnvStepDataModule):
         self._draw_apart(self.trainer.global_rank)
 
     def teardown(self, stage: str) -> None:
+        """Restores the replay's options, and waits for the other processes.
+
+        :meta private:
+        """
         super().teardown(stage)
         if self._sets_surprise:
             self.replay.set_initial_surprise(None)

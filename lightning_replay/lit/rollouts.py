@@ -47,6 +47,7 @@ Action = np.ndarray | tuple[np.ndarray, np.ndarray]
 
 @contextmanager
 def acting(agent: Any) -> Iterator[None]:
+    """Switches an agent to evaluation mode without gradients, the opposite of Lightning's training loop."""
     # Evaluation mode and no gradients, the opposite of Lightning's training loop. Collection enters it at every step:
     # agent.eval() and agent.train() take 50 to 80 us, agent.modules() and torch.no_grad() several.
     modules: list[Any] = [agent]
@@ -80,13 +81,13 @@ def as_input(observation: Any) -> Any:
     if type(observation) is not np.ndarray and isinstance(observation, Mapping | tuple):
         named = observation.items() if isinstance(observation, Mapping) else enumerate(observation)
         entries = {str(name): as_input(part) for name, part in named}
-        count = len(next(iter(entries.values())))
-        return assemble_unchecked(entries, torch.Size([count]), torch.device("cpu"))
+        return assemble_unchecked(entries, torch.Size([len(next(iter(entries.values())))]), torch.device("cpu"))
     tensor = torch.as_tensor(observation)
     return tensor.float() if tensor.is_floating_point() else tensor  # images stay uint8
 
 
 def batch_of_one(observation: Any) -> Any:
+    """Adds a batch dimension of size 1 to every array of an observation."""
     return each_part(observation, lambda part: np.asarray(part)[None])
 
 
@@ -102,7 +103,8 @@ class ActionReader:
     def __init__(self, space: Space[Any]) -> None:
         self.actions: ParameterizedActions | None = ParameterizedActions.of(space) if is_parameterized(space) else None
         self._space = space
-        self._dtype, self._shape = np.dtype(space.dtype), tuple(space.shape or ())
+        self._dtype = np.dtype(space.dtype)
+        self._shape = tuple(space.shape or ())
         self._bounds = integer_bounds_of(space)
         if self.actions is not None:
             self._parameters = Box(self.actions.low, self.actions.high)
@@ -190,7 +192,8 @@ def act_with_value_on(
 ) -> tuple[dict[str, Tensor], np.ndarray]:
     """Returns the columns to record for observations ``[N, ...]``, on the CPU, and the actions for the environments."""
     given = as_input(observation)
-    source, count = f"{type(agent).__name__}.act_with_value", len(given)
+    count = len(given)
+    source = f"{type(agent).__name__}.act_with_value"
     recorded: Any = agent.act_with_value(given.to(agent.device))
     row = dict(recorded.items()) if isinstance(recorded, dict | TensorDictBase) else {}
     is_whole = row.get("action") is not None and row.get("state_value") is not None
@@ -229,6 +232,7 @@ def _one_each(values: Any, count: int, source: str) -> Tensor:
 
 
 def as_array(returned: Any) -> np.ndarray | None:
+    """Converts an agent's output to an array; ``None`` if that is not possible."""
     if isinstance(returned, Tensor):
         tensor = returned.detach() if returned.requires_grad else returned
         return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).cpu().numpy()
@@ -254,8 +258,7 @@ def _refusal(returned: Any, space: Space[Any], count: int, source: str) -> str:
 
 def _shown(returned: Any) -> str:
     if isinstance(returned, Tensor | np.ndarray):
-        dtype = str(returned.dtype).removeprefix("torch.")
-        return f"{dtype} of shape {list(returned.shape)}"
+        return f"{str(returned.dtype).removeprefix('torch.')} of shape {list(returned.shape)}"
     text = repr(returned).replace("\n", " ")
     return f"{type(returned).__name__} {text if len(text) <= 60 else text[:60] + '...'}"
 
@@ -335,7 +338,9 @@ def level_returns(
         returns = np.zeros(len(level_ids))
         is_played = np.zeros(len(level_ids), dtype=np.bool_)
         # index of the level that each environment plays; episodes begun after the last level do not count
-        place, total, following = np.arange(count), np.zeros(count), count
+        place = np.arange(count)
+        total = np.zeros(count)
+        following = count
         observation, _ = environments.reset()
         while not is_played.all():
             action = read(policy(observation), count, "policy")
@@ -344,7 +349,8 @@ def level_returns(
             for i in np.flatnonzero(terminated | truncated):
                 if place[i] < len(level_ids):
                     returns[place[i]], is_played[place[i]] = total[i], True
-                place[i], total[i], following = following, 0.0, following + 1
+                place[i], total[i] = following, 0.0
+                following += 1
         return returns
     finally:
         environments.close()
@@ -370,7 +376,7 @@ def stochastic_policy(agent: L.LightningModule, seed: int) -> Iterator[Policy]:
 
 @contextmanager
 def drawing_from(seed: int, agent: L.LightningModule) -> Iterator[None]:
-    # torch's generators start from a seed, and afterwards are as before.
+    """Starts torch's generators from a seed, and restores them afterwards."""
     with torch.random.fork_rng(devices=[agent.device] if agent.device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield
@@ -397,9 +403,10 @@ def make_environments(
     """Returns a vector whose environments reset in the step that ends an episode, so that no reset is a transition."""
     # functions of Gymnasium and of lightning_replay.envs, so that a process of its own does not import torch
     if isinstance(env, str):
-        spec, package = gymnasium.registry.get(env), "lightning_replay.envs"
+        spec = gymnasium.registry.get(env)
+        package = "lightning_replay.envs"
         if spec is not None and str(spec.entry_point).startswith(f"{package}."):
-            env = f"{package}:{env}"  # with the module that registers it, for a new process
+            env = f"{package}:{env}"  # A new process imports the module that registers it.
         env = partial(gymnasium.make, env)
     constructors = [partial(with_checked_steps, partial(env, **env_kwargs))] * num_envs
     vector = AsyncVectorEnv if asynchronous else SyncVectorEnv
