@@ -98,6 +98,7 @@ class PlayedStep(NamedTuple, Generic[Column]):
 class LevelCollection(Collector):
     """Clock and state of collecting rollouts, in environments that are built when they are needed."""
 
+    env_steps: int
     rewards: Tensor  #: Of the newest rollout, as the environments gave them, float64 ``[N, T, 1]``.
 
     def __init__(

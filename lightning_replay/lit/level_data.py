@@ -72,6 +72,7 @@ class LevelDataModule(EnvStepDataModule):
     env: str | Callable[..., gymnasium.Env[Any, Any]]
     pace: RolloutSchedule
     collection: LevelCollection
+    updates_done: int
     updates_per_checkpoint = 10  # rollouts of thousands of steps, and checkpoints without a replay
 
     @with_named_arguments

@@ -105,6 +105,7 @@ class ReplayDataModule(EnvStepDataModule):
     pace: UpdateSchedule | OfflineSchedule
     collection: Collection
     replay: TrainingReplay
+    updates_done: int
     rollout_rows: int = 0
     takes_td_errors = True
     exact: bool = True
