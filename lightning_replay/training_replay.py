@@ -48,7 +48,7 @@ class TrainingReplay(BreaksGraphs):
 
     @property
     def entered(self) -> Any:
-        """The local :class:`~lightning_replay.Replay` that new rows are stored in; ``None`` if other processes store them."""
+        """The local ``Replay`` that new rows are stored in; ``None`` if other processes store them."""
         return None
 
     @property
