@@ -53,9 +53,9 @@ from lightning_replay.parts import (
     WriterHooks,
 )
 from lightning_replay.prefetch import Prefetch
-from lightning_replay.replay_parts import ReplayParts, SavedParts, check_parts, generator_of_torchrl
+from lightning_replay.replay_parts import ReplayParts, check_parts, generator_of_torchrl
 from lightning_replay.samplers.uniform import UniformSampler
-from lightning_replay.saves import frozen_state, read_replay, read_state, restore_state, save_replay
+from lightning_replay.saves import SavedParts, frozen_state, read_replay, read_state, restore_state, save_replay
 from lightning_replay.saving.spec import rebuildable
 from lightning_replay.saving.states import refusing_other_states
 from lightning_replay.storage.columns import (

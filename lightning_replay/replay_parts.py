@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
@@ -15,7 +15,6 @@ from torchrl.envs import MultiStepTransform, Transform
 
 from lightning_replay.episodes.returns import EpisodeTracker, NStepTransitions, refuse_formed
 from lightning_replay.fast_path import has_fast_path, overrides
-from lightning_replay.feedback import Feedback
 from lightning_replay.parts import (
     ReplaySampler,
     ReplayTransform,
@@ -26,23 +25,9 @@ from lightning_replay.parts import (
     unwrap,
     without_tables,
 )
-from lightning_replay.prefetch import Prefetch
 from lightning_replay.samplers.slice_check import check_slice_writer
 from lightning_replay.state import SeededStateful, seeded_generator
 from lightning_replay.storage.packed import PackedStorage, device_of
-
-
-class SavedParts(NamedTuple):
-    """The objects of a replay whose states a save holds."""
-
-    storage: Storage
-    sampler: Sampler
-    writer: Writer
-    transform: Transform
-    episodes: EpisodeTracker | None
-    feedback: Feedback
-    generator: torch.Generator | None  #: Of TorchRL's samplers; ``None`` for those of this library.
-    prefetch: Prefetch
 
 
 class ReplayParts:

@@ -5,17 +5,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+import torch
 from tensordict import TensorDict
 from torch import Tensor
 from torchrl.data import StoreStorage
+from torchrl.data.replay_buffers import Sampler, Storage, Writer
+from torchrl.envs import Transform
 
+from lightning_replay.episodes.returns import EpisodeTracker
+from lightning_replay.feedback import Feedback
 from lightning_replay.options import check_kind, checked_local_path
 from lightning_replay.parts import unwrap
+from lightning_replay.prefetch import Prefetch
 from lightning_replay.saving.chunks import CHUNK_SUFFIX, Fingerprint
 from lightning_replay.saving.directory import data_of, local_folder, read_manifest, read_save, replaced_save
 from lightning_replay.saving.files import DamagedFileError
@@ -31,45 +37,59 @@ from lightning_replay.saving.states import (
     replay_manifest,
     write_data,
 )
-from lightning_replay.state import SeededStateful
+from lightning_replay.state import Stateful
 from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.training_replay import TrainingReplay
 
 __all__ = ["FrozenReplay", "SavedSize", "read_replay", "save_id", "save_replay", "verify_replay"]
 
 _NEEDED = ("built_from", "sampler", "writer", "transform", "feedback", "generator", "storage")
+_OPTIONAL = ("episodes", "generator")  # These entries are None in the state of a buffer without them.
 
 R = TypeVar("R")
 
 logger: logging.Logger = logging.getLogger(__name__)
 
 
+class SavedParts(NamedTuple):
+    """The objects of a replay whose states a save holds."""
+
+    storage: Storage
+    sampler: Sampler
+    writer: Writer
+    transform: Transform
+    episodes: EpisodeTracker | None
+    feedback: Feedback
+    generator: torch.Generator | None  #: Generator of a TorchRL sampler; ``None`` for samplers of this library.
+    prefetch: Prefetch
+
+
 @contextmanager
 def present_state(replay: Any) -> Iterator[dict[str, Any]]:
-    """Context manager for the state as it is, rows not copied; others wait until the body, which changes nothing, ends.
+    """Context manager for the state as it is, without copies of the rows; other threads wait until the body ends.
 
-    Rows may be views: what is to stay after the body must be copied.
+    Rows may be views. Copy the rows that are needed after the body.
     """
     with replay.locked():
-        yield _state_of(replay) | {"storage": replay._storage.state_dict()}
+        yield _state_of(replay) | {"storage": replay.storage.state_dict()}
 
 
 def read_state(replay: Any) -> dict[str, Any]:
-    """Returns a copy of rows, episodes, priorities, generators, counters and the batches drawn ahead."""
+    """Returns a copy of rows, episodes, priorities, generators, counters, and the batches drawn ahead."""
     with present_state(replay) as state:
         state["storage"] = _copied(state["storage"])
-        if isinstance(replay._storage, PackedStorage):
-            replay._storage.check_read()
+        if isinstance(replay.storage, PackedStorage):
+            replay.storage.check_read()
     return state
 
 
 @contextmanager
 def frozen_state(replay: Any) -> Iterator[dict[str, Any]]:
-    """Context manager for the state as it is now, however others write and draw while it is read in the body.
+    """Context manager for the state as it is now; other threads may write and draw while the body reads it.
 
-    Rows and frames are snapshots. TorchRL's own storages have none: while those are saved others wait.
+    Rows and frames are snapshots. TorchRL's storages have no snapshots: other threads wait until the body ends.
     """
-    storage = replay._storage
+    storage = replay.storage
     if not isinstance(storage, PackedStorage):
         with present_state(replay) as state:
             yield state
@@ -81,9 +101,10 @@ def frozen_state(replay: Any) -> Iterator[dict[str, Any]]:
 
 
 def restore_state(replay: Any, state: dict[str, Any]) -> None:
-    """Restores what :func:`read_state` returned, into a buffer of the same capacity, parts and tables.
+    """Restores what :func:`read_state` returned, into a buffer of the same capacity, parts, and tables.
 
-    ``TypeError`` and ``ValueError`` for what is no such state or is refused by a part; nothing is changed then.
+    Raises:
+        TypeError, ValueError: This is not the state of a buffer, or a part refuses it. Nothing is changed.
     """
     check_kind("the state", state, Mapping, "what state_dict() of a replay buffer returned")
     lacking = [name for name in _NEEDED if name not in state]
@@ -91,112 +112,122 @@ def restore_state(replay: Any, state: dict[str, Any]) -> None:
         raise ValueError(
             f"the state lacks {lacking}; it is not what state_dict() of a replay buffer returned. Nothing was loaded"
         )
-    if isinstance(replay._storage, StoreStorage):  # which connects to the address in its state, and unpickles rows
+    # Its state names an address, to which it would connect, and rows from there are unpickled.
+    if isinstance(replay.storage, StoreStorage):
         raise ValueError(
             "the rows of a StoreStorage are on a server, and a state could name another server. Nothing was loaded; "
             "build the replay with a PackedStorage, whose rows are saved"
         )
     saved = state["built_from"]
     different = [
-        f"{name} {saved.get(name)}, here {here}" for name, here in _parts_of(replay).items() if saved.get(name) != here
+        f"{name} {saved.get(name)}, here {here}"
+        for name, here in _built_from(replay).items()
+        if saved.get(name) != here
     ]
     if different:
         raise ValueError(
             f"the saved buffer has {'; '.join(different)}. Nothing was loaded; build the buffer with the options of "
             "the saved one, or let load_replay build it"
         )
-    batches: list[Future[Any]] = [Future() for _ in state["prefetched"]]
-    for future, batch in zip(batches, state["prefetched"], strict=True):
-        future.set_result((TensorDict(batch["data"], batch["batch_size"]), dict(batch["info"])))
+    batches = [(TensorDict(batch["data"], batch["batch_size"]), dict(batch["info"])) for batch in state["prefetched"]]
     with replay.locked():
-        _restore_all(replay, state)
-        for future in replay._prefetch_queue:
-            future.cancel()
-        replay._prefetch_queue.clear()
-        if replay._prefetch:  # nothing else takes batches from the queue, and every call would wait for them
-            fitting = (batch for batch in batches if batch.result()[0].shape[0] == replay._batch_size)
-            replay._prefetch_queue.extend(fitting)
+        _restore_parts(replay.saved_parts, state)
+        replay.saved_parts.prefetch.replace([batch for batch in batches if batch[0].shape[0] == replay.batch_size])
+
+
+class _Access(NamedTuple):
+    # How the state of a part is copied and restored.
+    read: Callable[[], Any]
+    load: Callable[[Any], Any]
+
+
+def _access(parts: SavedParts) -> dict[str, _Access]:
+    transform = parts.transform
+    access = {
+        "sampler": _Access(partial(_own_state, parts.sampler), parts.sampler.load_state_dict),
+        "writer": _Access(partial(_own_state, parts.writer), parts.writer.load_state_dict),
+        "feedback": _Access(parts.feedback.state_dict, parts.feedback.load_state_dict),
+        "transform": _Access(lambda: _copied(dict(transform.state_dict())), transform.load_state_dict),
+    }
+    if parts.episodes is not None:
+        load = partial(parts.episodes.load_state_dict, storage=parts.storage)
+        access["episodes"] = _Access(parts.episodes.state_dict, load)
+    if parts.generator is not None:
+        access["generator"] = _Access(parts.generator.get_state, partial(_set_generator, parts.generator))
+    return access
 
 
 def _state_of(replay: Any) -> dict[str, Any]:
+    parts = replay.saved_parts
     return {
-        "built_from": _parts_of(replay),
+        "built_from": _built_from(replay),
         "length": len(replay),
-        "writer": _own_state(replay._writer),
-        "sampler": _own_state(replay._sampler),
-        "transform": _copied(dict(replay._transform.state_dict())),
-        "episodes": None if replay._episodes is None else replay._episodes.state_dict(),
-        "feedback": replay._feedback.state_dict(),
-        "generator": None if replay._torchrl_generator is None else replay._torchrl_generator.get_state(),
+        **dict.fromkeys(_OPTIONAL),
+        **{name: part.read() for name, part in _access(parts).items()},
         "prefetched": [
             {"data": data.to_dict(), "batch_size": list(data.batch_size), "info": info}
-            # a draw that failed is repeated, and fails, in the buffer that loads this
-            for data, info in (future.result() for future in replay._prefetch_queue if future.exception() is None)
+            for data, info in parts.prefetch.batches()
         ],
     }
 
 
 def _own_state(part: Any) -> dict[str, Any]:
-    # The library's parts return copies; TorchRL's and a user's may return the tensors that they write into.
+    # Parts of this library return copies. Other parts may return the tensors that they write into.
     state: dict[str, Any] = part.state_dict()
     return state if is_public(type(part)) else _copied(state)
 
 
-def _restore_all(replay: Any, state: dict[str, Any]) -> None:
-    # All states or none: where one is refused, the parts before it get their former state again. The rows come last:
-    # nothing is refused after them, and they are never reverted.
-    episodes, storage, transform = replay._episodes, replay._storage, replay._transform
-    parts: list[tuple[str, Callable[[], Any], Callable[[Any], Any]]] = [
-        ("sampler", replay._sampler.state_dict, replay._sampler.load_state_dict),
-        ("writer", replay._writer.state_dict, replay._writer.load_state_dict),
-        ("feedback", replay._feedback.state_dict, replay._feedback.load_state_dict),
-        ("transform", lambda: _copied(dict(transform.state_dict())), transform.load_state_dict),
-    ]
-    if episodes is not None and state["episodes"] is not None:
-        parts.append(("episodes", episodes.state_dict, lambda saved: episodes.load_state_dict(saved, storage)))
-    generator = replay._torchrl_generator
-    saved_generator = state["generator"]
+def _set_generator(generator: torch.Generator, saved: Tensor) -> None:
     # The states of generators on the CPU and on a GPU have different lengths.
-    if generator is not None and saved_generator is not None and len(saved_generator) == len(generator.get_state()):
-        parts.append(("generator", generator.get_state, lambda saved: generator.set_state(saved.cpu())))
+    if len(saved) == len(generator.get_state()):
+        generator.set_state(saved.cpu())
+
+
+def _restore_parts(parts: SavedParts, state: dict[str, Any]) -> None:
+    # All states or none: if a part refuses its state, the parts before it get their former state again. The rows come
+    # last, because nothing is refused after them, and they are never reverted.
     loaded: list[tuple[Callable[[Any], Any], Any]] = []
     try:
-        for name, read, load in parts:
-            loaded.append((load, read()))
-            load(state[name])
-        storage.load_state_dict(state["storage"])
+        for name, part in _access(parts).items():
+            if state[name] is not None or name not in _OPTIONAL:
+                loaded.append((part.load, part.read()))
+                part.load(state[name])
+        parts.storage.load_state_dict(state["storage"])
     except BaseException:
         for load, before in reversed(loaded):
             load(before)
         raise
 
 
-def _parts_of(replay: Any) -> dict[str, Any]:
-    # These must be equal where the state is loaded.
-    sampler = [type(replay._sampler).__name__]
-    base = unwrap(replay._sampler)
-    tables = replay.tables
-    parts = {
-        "capacity": replay._storage.max_size,
-        "storage": type(replay._storage).__name__,
-        "writer": type(replay._writer).__name__,
-        "sampler": sampler if base is replay._sampler else [*sampler, type(base).__name__],
-        "transforms": [type(transform).__name__ for transform in replay._transform.transforms],
-        "n-step links": replay._episodes is not None,
+def _built_from(replay: Any) -> dict[str, Any]:
+    # These entries must be equal in the buffer that the state is loaded into.
+    storage, sampler, writer, transform, episodes, *_ = replay.saved_parts
+    samplers = [sampler]
+    if unwrap(sampler) is not sampler:
+        samplers.append(unwrap(sampler))
+    built = {
+        "capacity": storage.max_size,
+        "storage": type(storage).__name__,
+        "writer": type(writer).__name__,
+        "sampler": [type(each).__name__ for each in samplers],
+        "transforms": [type(each).__name__ for each in transform.transforms],
+        "n-step links": episodes is not None,
     }
-    if isinstance(replay._storage, PackedStorage):
-        parts |= replay._storage.build_options()
+    if isinstance(storage, PackedStorage):
+        built |= storage.build_options()
     if replay.sequence_length is not None:
-        parts["sequence length"] = replay.sequence_length
-    if replay._episodes is not None:
-        parts["check_continuity"] = replay._episodes.check_continuity
-    for part in (replay._sampler, replay._writer, *replay._transform.transforms):
-        for name in part.stored_options if isinstance(part, SeededStateful) else ():
-            value = comparable(describe(getattr(part, name)))
-            parts[f"{name.lstrip('_')} of {type(part).__name__}"] = value
-    if tables is not None:  # in the order of their numbers
-        parts["tables"] = [[name, int(most)] for name, most in zip(tables.names, tables.capacity, strict=True)]
-    return parts
+        built["sequence length"] = replay.sequence_length
+    if episodes is not None:
+        built["check_continuity"] = episodes.check_continuity
+    for part in (sampler, writer, *transform.transforms):
+        if isinstance(part, Stateful):
+            for name in part.stored_options:
+                value = comparable(describe(getattr(part, name)))
+                built[f"{name.lstrip('_')} of {type(part).__name__}"] = value
+    if replay.tables is not None:
+        capacities = zip(replay.tables.names, replay.tables.capacity, strict=True)
+        built["tables"] = [[name, int(most)] for name, most in capacities]
+    return built
 
 
 def _copied(state: Any) -> Any:
@@ -204,37 +235,39 @@ def _copied(state: Any) -> Any:
         return state.clone()
     if isinstance(state, dict):
         copied = type(state)((key, _copied(value)) for key, value in state.items())
-        if hasattr(state, "_metadata"):  # of a TensorDict's state
+        if hasattr(state, "_metadata"):  # TensorDict's states have this attribute.
             copied._metadata = state._metadata  # type: ignore[attr-defined]
         return copied
-    return type(state)(_copied(value) for value in state) if isinstance(state, list | tuple) else state
+    if isinstance(state, list | tuple):
+        return type(state)(_copied(value) for value in state)
+    return state
 
 
-def save_replay(replay: Any, path: str | Path, *, previous: str | Path | None = None) -> SavedSize:
-    """Saves a replay buffer at one moment: rows, priorities, generators, counters and the options it was built with.
+def save_replay(replay: TrainingReplay, path: str | Path, *, previous: str | Path | None = None) -> SavedSize:
+    """Saves a replay buffer at one moment: rows, priorities, generators, counters, and the options of its constructor.
 
-    Other threads wait only while the small parts of the state are copied (priorities, links, lists). Later writes
-    first copy the rows that they overwrite, in pieces of 256 KiB, unless these are saved already. The directory is
-    replaced as a whole, see :mod:`lightning_replay.saving.directory`: a save that is interrupted (a crash, ``kill -9``,
-    a power loss) leaves the previous one loadable.
+    Other threads wait only while the small parts of the state are copied (priorities, links, lists). Until a row is
+    saved, a write first copies the 256 KiB around it. The directory is replaced as a whole, see
+    :mod:`lightning_replay.saving.directory`. If a crash, ``kill -9``, or a power loss interrupts a save, the previous
+    save can be loaded.
 
-    Parts of the rows whose content an earlier save holds are hard-linked instead of written. Every save is complete,
-    and removing another never affects it; but damage of the disk in a shared file affects all saves that share it,
-    which loading and :func:`verify_replay` detect.
+    Chunks of rows that an earlier save holds are hard-linked instead of written. Every save is complete, and you may
+    remove any other save. Damage on the disk in a shared file affects all saves that share the file. A load and
+    :func:`verify_replay` detect the damage.
 
     Args:
-        replay: the buffer; it is not changed.
-        path: a directory, created when missing; files of an earlier save in it are shared, then it is replaced. Or a
-            URL of fsspec, such as ``s3://bucket/replay``, to which all is uploaded; needs the extra ``remote``.
-        previous: directory of another save to share files with; if it cannot be used (missing, damaged, of another
-            buffer, on another file system), everything is written.
+        replay: Buffer; it is not changed.
+        path: Directory, created if missing. Files of an earlier save in it are shared, and then that save is replaced.
+            Or a URL of fsspec, such as ``s3://bucket/replay``, to which the save is uploaded (extra ``remote``).
+        previous: Directory of another save to share files with. Everything is written if that save is missing,
+            damaged, from another buffer, or on another file system.
 
     Returns:
-        bytes of the save, and those written now.
+        Bytes of the save, and the bytes that were written now.
 
     Raises:
-        TypeError: something other than a replay buffer, such as a level buffer.
-        FileExistsError: a file of yours in ``path`` is named ``replay.json``; nothing is written.
+        TypeError: ``replay`` is not a replay buffer, for example a level buffer.
+        FileExistsError: A file of yours in ``path`` is named ``replay.json``. Nothing is written.
 
     Example:
         >>> import tempfile
@@ -251,18 +284,18 @@ def save_replay(replay: Any, path: str | Path, *, previous: str | Path | None = 
 
 
 @contextmanager
-def _frozen(replay: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
+def _frozen(replay: TrainingReplay) -> Iterator[tuple[Any, dict[str, Any]]]:
     with replay.frozen_state() as state:
         yield describe(replay), state
 
 
 class FrozenReplay:
-    """The state of a replay at the moment this is built, to be saved while the replay goes on, as by another thread.
+    """A snapshot of a replay, which another thread can save while the replay goes on.
 
-    Call :meth:`save` once, or :meth:`close`: until then, writes first copy the rows that they overwrite.
+    Call :meth:`save` once, or :meth:`close`. Until then, writes first copy the rows that they overwrite.
 
     Raises:
-        TypeError: rows that cannot be kept so, in a storage of TorchRL's or in shards.
+        TypeError: The rows have no snapshots, because they are in a TorchRL storage or in shards.
 
     Example:
         >>> import tempfile, threading
@@ -272,7 +305,7 @@ class FrozenReplay:
         >>> thread.start(); thread.join()
     """
 
-    def __init__(self, replay: Any) -> None:
+    def __init__(self, replay: TrainingReplay) -> None:
         if not (isinstance(replay, TrainingReplay) and replay.has_snapshots):
             raise TypeError(
                 f"this {type(replay).__name__} cannot be saved in the background, which takes rows in a PackedStorage "
@@ -285,12 +318,13 @@ class FrozenReplay:
     def save(self, path: str | Path, *, previous: str | Path | None = None) -> SavedSize:
         """Saves the state as :func:`save_replay` does."""
         if self._is_closed:
-            raise RuntimeError("this FrozenReplay was saved or closed already; freeze the replay anew")
+            raise RuntimeError("this FrozenReplay was saved or closed already; freeze the replay again")
         self._is_closed = True
         with self._until_saved:
             return _write(path, previous, nullcontext(self._content))
 
     def close(self) -> None:
+        """Releases the snapshot without a save."""
         self._is_closed = True
         self._until_saved.close()
 
@@ -302,7 +336,9 @@ def _write(
         local_folder(path, writes=True) as directory,
         replaced_save(directory, MANIFEST, folder="data", replaces=MANIFEST_OF_SHARDS) as save,
     ):
-        earlier = _chunks_in(directory) if (directory / MANIFEST).exists() else {}
+        earlier = {}
+        if (directory / MANIFEST).exists():
+            earlier = _chunks_in(directory)
         if previous is not None:
             earlier |= _chunks_in(checked_local_path("previous", previous))
         with frozen as (built_by, state):
@@ -320,32 +356,35 @@ def _write(
 
 
 def verify_replay(path: str | Path) -> dict[str, Any]:
-    """Reads and checks a saved buffer without building one.
+    """Reads and checks a saved buffer; no buffer is built.
 
     Returns:
-        ``built_by``: class and options of the buffer, as plain values; ``length``: transitions.
+        ``built_by``, class and options of the buffer as plain values, and ``length``, the number of transitions.
 
     Raises:
-        FileNotFoundError: no saved buffer there.
-        DamagedFileError: a file is missing, truncated or changed.
-        ValueError: saved by a newer version of this library.
+        FileNotFoundError: The directory holds no saved buffer.
+        DamagedFileError: A file is missing, truncated, or changed.
+        ValueError: The save has another format, for example of a newer version of this library.
     """
+    return _read(path, _checked)
 
-    def check(manifest: dict[str, Any], data: Path) -> dict[str, Any]:
-        open_data(manifest, data).check()
-        return {key: manifest[key] for key in ("built_by", "length")}
 
-    return _read(path, check)
+def _checked(manifest: dict[str, Any], data: Path) -> dict[str, Any]:
+    open_data(manifest, data).check()
+    return {key: manifest[key] for key in ("built_by", "length")}
 
 
 def save_id(path: str | Path) -> str:
-    """Returns the unique id of a save, also of a sharded replay; raises as :func:`verify_replay`."""
+    """Returns the unique id of the save of a replay, sharded or not; raises the errors of :func:`verify_replay`."""
     with local_folder(path, deep=False) as directory:
         file = directory / MANIFEST_OF_SHARDS
-        return str((read_manifest(file, SHARDS_VERSION) if file.exists() else replay_manifest(directory))["id"])
+        if file.exists():
+            return str(read_manifest(file, SHARDS_VERSION)["id"])
+        return str(replay_manifest(directory)["id"])
 
 
 def read_replay(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the checked manifest of a saved buffer and its state; raises the errors of :func:`verify_replay`."""
     return _read(path, lambda manifest, data: (manifest, open_data(manifest, data).read()))
 
 

@@ -20,7 +20,7 @@ ORDER = (
     *("lazy", "fast_path", "forking", "options", "envs", "free_memory", "saving", "state", "jit", "parts"),
     *("storage", "levels"),
     *("divided_draws", "episodes", "tables", "feedback", "events", "neighbors", "priority_tree", "schedulers"),
-    *("schedules", "losses", "samplers", "training_replay", "saves", "retention", "writers", "prefetch"),
+    *("schedules", "losses", "samplers", "training_replay", "prefetch", "saves", "retention", "writers"),
     *("replay_parts", "episode_ends", "replay", "transforms", "lightning_compat", "agents", "collecting", "loading"),
     *("inspection", "table_replay", "mixed_replay", "recipes", "lit", "__main__"),
     *("dataset_files", "datasets", "sb3", "sharded", "start_method"),
