@@ -6,7 +6,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, NamedTuple, get_args, get_type_hints
 
 import pytest
@@ -55,6 +55,14 @@ class WrongOption(NamedTuple):
 
     def __repr__(self) -> str:
         return f"{self.owner}-{self.name}-{self.value!r}"
+
+
+def by_option(wrong: Iterable[WrongOption]) -> dict[str, list[WrongOption]]:
+    """The calls of each option, for one test of an option: a test for each call takes longer than the call."""
+    found: dict[str, list[WrongOption]] = {}
+    for one in wrong:
+        found.setdefault(f"{one.owner}-{one.name}", []).append(one)
+    return found
 
 
 def options_of(function: Callable[..., Any]) -> dict[str, set[str]]:

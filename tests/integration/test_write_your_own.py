@@ -58,6 +58,7 @@ def test_what_is_stored_and_drawn(own_parts) -> None:
     assert replay.storage.get(torch.tensor([5]))["next", "reward"].item() == 5.0
 
 
+@pytest.mark.slow
 def test_every_row_is_kept_with_the_same_probability(own_parts) -> None:
     """Of 30 rows 10 stay; in 1,000 buffers each row stays as often as any other."""
     kept = torch.zeros(30)

@@ -116,6 +116,7 @@ def is_event(rows: TensorDict) -> torch.Tensor:
     return rows["next", "reward"][:, 0] > 0
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(histories(), st.booleans(), st.integers(0, 7))
 def test_histories_and_conditions_go_back_over_rows_that_connect(batches, remembers, saved_after) -> None:

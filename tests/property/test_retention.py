@@ -165,6 +165,7 @@ RetentionMachine.TestCase.settings = settings(max_examples=30, stateful_step_cou
 TestRetention = pytest.mark.slow(RetentionMachine.TestCase)
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(
     surprise=st.lists(st.floats(0, 8, width=16), min_size=1, max_size=40),

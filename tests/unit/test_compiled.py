@@ -40,6 +40,7 @@ def test_loops_that_are_not_compiled_lead_to_the_same_batches(name: str, without
             torch.testing.assert_close(saved[key], column, rtol=tolerance, atol=0.0, equal_nan=True)
 
 
+@pytest.mark.slow
 def test_the_end_of_a_tree_is_found_without_compilation(without_compilation: dict[str, Any]) -> None:
     assert without_compilation["past the end"] == past_the_end() == [40, 40, 40]
 

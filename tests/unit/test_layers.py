@@ -154,6 +154,7 @@ def test_no_import_cycle() -> None:
         visit(name, ())
 
 
+@pytest.mark.slow
 def test_the_core_loads_no_method() -> None:
     code = (
         "import sys\n"

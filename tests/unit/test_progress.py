@@ -49,13 +49,6 @@ def test_across_tasks_a_task_has_one_signal_in_as_many_episodes_of_all() -> None
     assert counts == {0: 50, 1: 50}
 
 
-def test_a_save_from_before_across_tasks_goes_on_with_its_cadence() -> None:
-    first, second = MeanReturn(0.0, 1.0, every=3), MeanReturn(0.0, 1.0, every=3)
-    signals(first, [1.0] * 7)
-    second.load_state_dict({name: value for name, value in first.state_dict().items() if name != "sent"})
-    assert signals(second, [1.0] * 5) == signals(first, [1.0] * 5) == [None, 1, None, None, 1]
-
-
 @pytest.mark.parametrize("across_tasks", [False, True])
 @pytest.mark.parametrize("cls", [MeanReturn, ReturnChange])
 def test_what_was_saved_goes_on_alike(cls: type[MeanReturn] | type[ReturnChange], across_tasks: bool) -> None:

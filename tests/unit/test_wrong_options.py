@@ -35,7 +35,7 @@ from lightning_replay.tables.tables import Tables
 from lightning_replay.transforms import MixStates, OneAt, mixup_coefficients
 from lightning_replay.writers import TaskTableWriter
 from tests.recipe_options import required_options
-from tests.wrong_options import WrongOption, assert_refused, options_of, wrong_options
+from tests.wrong_options import WrongOption, assert_refused, by_option, options_of, wrong_options
 
 HIGH = events.reward_at_least(1.0)
 BUFFER: dict[str, Any] = {"storage": lightning_replay.PackedStorage(10), "batch_size": 1}
@@ -153,14 +153,7 @@ def wrong() -> Iterator[WrongOption]:
         yield from wrong_options(owner, arguments, any_sign=ANY_SIGN, leave_out=left_out)
 
 
-def wrong_by_option() -> dict[str, list[WrongOption]]:
-    found: dict[str, list[WrongOption]] = {}
-    for one in wrong():
-        found.setdefault(f"{one.owner}-{one.name}", []).append(one)
-    return found
-
-
-WRONG = wrong_by_option()
+WRONG = by_option(wrong())
 
 
 @pytest.mark.parametrize("option", WRONG)

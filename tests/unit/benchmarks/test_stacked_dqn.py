@@ -120,6 +120,7 @@ def test_runs_go_on_from_a_checkpoint_as_if_they_had_not_stopped(run: Any, setti
     assert whole["steps"] == [100, 200]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*AdroitHand")
 def test_a_checkpoint_within_an_episode_has_its_return_so_far(tmp_path: Path) -> None:
     def players() -> StackedPlayers:
@@ -135,6 +136,7 @@ def test_a_checkpoint_within_an_episode_has_its_return_so_far(tmp_path: Path) ->
     assert resumed._returns == whole._returns and len(whole._returns[0]) > 3
 
 
+@pytest.mark.slow
 def test_a_run_is_the_same_beside_others() -> None:
     both, alone = recorded((3, 5)), recorded((5,))
     assert [point[1] for point in both["curves"]["age"]] == [point[0] for point in alone["curves"]["age"]]

@@ -18,7 +18,7 @@ from lightning_replay.lit.collection import RolloutSchedule, UpdateSchedule
 from lightning_replay.lit.level_collection import ReturnNormalization
 from tests.unit.lit.level_toys import Stairs
 from tests.unit.lit.toys import Counting, make_replay
-from tests.wrong_options import WrongOption, assert_refused, options_of, wrong_options
+from tests.wrong_options import WrongOption, assert_refused, by_option, options_of, wrong_options
 
 OWNERS: list[tuple[Any, dict[str, Any]]] = [
     (ReplayDataModule, {"env": Counting, "replay": make_replay(), "env_steps": 60, "warmup_steps": 20}),
@@ -37,9 +37,13 @@ def wrong() -> list[WrongOption]:
     return found + [WrongOption(owner.__name__, owner, "seed", -1, ValueError, arguments) for owner, arguments in seeds]
 
 
-@pytest.mark.parametrize("wrong", wrong(), ids=repr)
-def test_is_refused_by_name(wrong) -> None:
-    assert_refused(wrong)
+WRONG = by_option(wrong())
+
+
+@pytest.mark.parametrize("option", WRONG)
+def test_is_refused_by_name(option: str) -> None:
+    for one in WRONG[option]:
+        assert_refused(one)
 
 
 REPLAY: dict[str, Any] = {"env": Counting, "replay": make_replay(), "env_steps": 60, "warmup_steps": 20}

@@ -21,7 +21,7 @@ import rllib_ext
 from lightning_replay.sharded.options import ShardOptions
 from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.buffer.n_step import SampledReturns
-from tests.wrong_options import WrongOption, assert_refused, wrong_options
+from tests.wrong_options import WrongOption, assert_refused, by_option, wrong_options
 
 from .episodes import buffer_of, sampled
 
@@ -199,9 +199,13 @@ def wrong() -> list[WrongOption]:
     ]
 
 
-@pytest.mark.parametrize("wrong", wrong(), ids=repr)
-def test_is_refused_by_name(wrong) -> None:
-    assert_refused(wrong)
+WRONG = by_option(wrong())
+
+
+@pytest.mark.parametrize("option", WRONG)
+def test_is_refused_by_name(option: str) -> None:
+    for one in WRONG[option]:
+        assert_refused(one)
 
 
 @pytest.mark.parametrize(

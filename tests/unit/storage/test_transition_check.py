@@ -194,8 +194,11 @@ BUILT: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("entries", [(0,), (2,), (1, 1)], ids=str)
-@pytest.mark.parametrize("name", ["reward", "terminated", "truncated", "done"])
+# Each of the four columns, and each wrong shape: the check reads the shape of a column, and not its name.
+SHAPES = [("reward", (0,)), ("reward", (1, 1)), ("terminated", (2,)), ("truncated", (1, 1)), ("done", (0,))]
+
+
+@pytest.mark.parametrize(("name", "entries"), SHAPES, ids=str)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", BUILT)
 def test_rewards_and_flags_are_one_for_each_row(kind: str, way: str, name: str, entries: tuple[int, ...]) -> None:
