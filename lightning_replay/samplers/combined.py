@@ -10,7 +10,7 @@ from torch import Tensor
 from torchrl.data.replay_buffers import Sampler, Storage
 
 from lightning_replay.options import check_kind
-from lightning_replay.samplers.pairs import SamplerWrapper, delegate
+from lightning_replay.samplers.pairs import Delegated, SamplerWrapper
 from lightning_replay.samplers.prioritized import PrioritizedSampler
 from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.saving.spec import rebuildable
@@ -45,7 +45,7 @@ class CombinedSampler(SamplerWrapper):
     """
 
     saved_attributes: tuple[str, ...] = ("_newest",)
-    _reads_columns: Any = delegate("_reads_columns")
+    _reads_columns: Any = Delegated()
 
     def __init__(self, base_sampler: Sampler | None = None, seed: int | None = None) -> None:
         super().__init__(base_sampler, UniformSampler, seed)

@@ -25,8 +25,17 @@ from lightning_replay.storage.columns import as_tensor
 from lightning_replay.storage.packed import occupancy_of, stored_before
 
 
-def delegate(name: str) -> Any:
-    return property(lambda sampler: getattr(as_replay_sampler(sampler.base_sampler), name))
+class Delegated:
+    """An attribute or method that a sampler takes from its ``base_sampler``, under the same name."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, sampler: SamplerWrapper | None, owner: type) -> Any:
+        return self if sampler is None else getattr(as_replay_sampler(sampler.base_sampler), self._name)
+
+    def __set__(self, sampler: SamplerWrapper, value: Any) -> None:
+        raise AttributeError(f"{self._name} belongs to base_sampler; set it there")
 
 
 class SamplerWrapper(ReplaySampler, TorchRLPrioritizedSampler):
@@ -41,22 +50,22 @@ class SamplerWrapper(ReplaySampler, TorchRLPrioritizedSampler):
     _shown: tuple[str, ...] = ()  # attributes that repr names beside base_sampler
 
     # What depends on the priorities and the rows of base_sampler only.
-    num_slots: Any = delegate("num_slots")
-    uses_priorities: Any = delegate("uses_priorities")
-    check_rows: Any = delegate("check_rows")
-    check_priority: Any = delegate("check_priority")
-    end_episodes: Any = delegate("end_episodes")
-    on_evict: Any = delegate("on_evict")
-    on_append: Any = delegate("on_append")
-    on_leave: Any = delegate("on_leave")
-    priority_of: Any = delegate("priority_of")
-    raise_max_priority: Any = delegate("raise_max_priority")
-    group_totals: Any = delegate("group_totals")
-    rows_of_groups: Any = delegate("rows_of_groups")
-    weigh: Any = delegate("weigh")
-    advance: Any = delegate("advance")
-    stats: Any = delegate("stats")
-    _draws_from_tables: Any = delegate("_draws_from_tables")
+    num_slots: Any = Delegated()
+    uses_priorities: Any = Delegated()
+    check_rows: Any = Delegated()
+    check_priority: Any = Delegated()
+    end_episodes: Any = Delegated()
+    on_evict: Any = Delegated()
+    on_append: Any = Delegated()
+    on_leave: Any = Delegated()
+    priority_of: Any = Delegated()
+    raise_max_priority: Any = Delegated()
+    group_totals: Any = Delegated()
+    rows_of_groups: Any = Delegated()
+    weigh: Any = Delegated()
+    advance: Any = Delegated()
+    stats: Any = Delegated()
+    _draws_from_tables: Any = Delegated()
     _reads_columns: Any = True  # as most on_insert do
 
     def __init__(self, base_sampler: Sampler | None, default: Callable[[int], Sampler], seed: int | None) -> None:

@@ -167,9 +167,6 @@ class SequenceSampler(FollowsEpisodes, SamplerWrapper):
 
         exponents = (priority_exponent, importance_exponent, priority_offset)
         super().__init__(base_sampler, lambda seed: SequenceStarts(1, *exponents, seed=seed), seed)
-        self._starts: SequenceStarts | None = (
-            self.base_sampler if isinstance(self.base_sampler, SequenceStarts) else None
-        )
         self.followed: FollowedEpisodes = FollowedEpisodes(done_key, check_continuity)
         self._forget()
 
@@ -183,20 +180,31 @@ class SequenceSampler(FollowsEpisodes, SamplerWrapper):
             raise empty_storage()
         if not self._is_attached:
             self._attach_storage(storage, torch.zeros(0, dtype=torch.int64, device="cpu"))
-        if self._starts is not None and self.awaits_rows(storage):
-            raise self._nothing_to_draw(self._starts, len(storage))
-        index, info = self.base_sampler.sample(storage, batch_size)
+        sampler = self.base_sampler
+        if isinstance(sampler, SequenceStarts) and self.awaits_rows(storage):
+            raise self._nothing_to_draw(sampler, len(storage))
+        index, info = sampler.sample(storage, batch_size)
         links, length = self.followed.links, self.sequence_length
         check_capacities(links.capacity, storage.max_size)  # of a loaded state: compiled loops check no bounds
-        slots, steps = self._around(index, storage) if self._starts is None else links.chain(index, length)
+        if isinstance(sampler, SequenceStarts):
+            slots, steps = links.chain(index, length)
+        else:
+            slots, steps = self._sequences_around(index, storage)
         columns = {name: column.unsqueeze(1).repeat(1, length) for name, column in info.items()}
         return slots, {"mask": torch.arange(length, device="cpu") < steps.unsqueeze(1), **columns}
 
     def awaits_rows(self, storage: Storage) -> bool:
         """Returns whether no sequence of the stored rows is complete."""
-        return self._starts is not None and self._is_attached and not self._starts._tree.has_mass()
+        sampler = self.base_sampler
+        return isinstance(sampler, SequenceStarts) and self._is_attached and not sampler._tree.has_mass()
 
-    def _around(self, rows: Tensor, storage: Storage) -> tuple[Tensor, Tensor]:
+    def _sequences_around(self, rows: Tensor, storage: Storage) -> tuple[Tensor, Tensor]:
+        """Returns the slots ``[B, T]`` of a sequence for each drawn row, and how many of its steps exist, ``[B]``."""
+        # Length 6 and burn-in 2. The drawn row d follows the burn-in steps b, or more steps if the episode ends soon:
+        #
+        #     steps of an episode    0 1 2 3 4 5 6 7 8 9
+        #     drawn row 3              b b d . . .          ahead = 4 steps from d on, begin = 1, place of d = 2
+        #     drawn row 8                    b b . . d .    ahead = 2 steps from d on, begin = 4, place of d = 4
         links, length = self.followed.links, self.sequence_length
         _, ahead = links.chain(rows, length - self.burn_in)
         begin, place = links.walk(rows, length - ahead, back=True)
@@ -225,23 +233,23 @@ class SequenceSampler(FollowsEpisodes, SamplerWrapper):
         counts = torch.ones_like(index, dtype=torch.bool)
         counts[:, 1:] = index[:, 1:] != index[:, :-1]  # padding repeats the last row
         counts[:, : self.burn_in] = False
-        if self._starts is None:
+        if not isinstance(self.base_sampler, SequenceStarts):
             return index[counts], td_error[counts], None if generation is None else generation[counts]
         priority = sequence_priorities(td_error.float(), counts, self.max_share)
         return index[:, 0], priority, None if generation is None else generation[:, 0]
 
     def on_insert(self, index: Tensor, storage: Storage) -> None:
-        running, starts = self._leave(index), self._starts
+        running, sampler = self._leave(index), self.base_sampler
         self.followed.mark_update(index, storage)
-        if starts is not None:
+        if isinstance(sampler, SequenceStarts):
             if len(self._position) != storage.max_size:
                 self._position = np.zeros(storage.max_size, dtype=np.int32)
-                starts._attach_storage(storage)
+                sampler._attach_storage(storage)
             links, stride, new = self.followed.links, self.sequence_length - self.overlap, index.numpy()
             is_complete = kernels.number(links.before(index), new, self._position, self.sequence_length, stride)
             ended = links.ended([*running, *new.tolist()])
             if is_complete or ended:  # not after most single rows
-                self._begin(new, ended)
+                self._add_sequences(new, ended)
         self.followed.warn()
 
     def on_evict(self, index: Tensor) -> None:
@@ -251,24 +259,30 @@ class SequenceSampler(FollowsEpisodes, SamplerWrapper):
     def end_episodes(self, slots: Tensor, trajectories: Iterable[int | None] = ()) -> None:
         running = [] if self.followed.links is None else self.followed.links.running
         super().end_episodes(slots, trajectories)
-        if self._starts is not None and self.followed.links is not None:
-            self._begin(np.zeros(0, dtype=np.int64), self.followed.links.ended([*running, *slots.tolist()]))
+        if isinstance(self.base_sampler, SequenceStarts) and self.followed.links is not None:
+            self._add_sequences(np.zeros(0, dtype=np.int64), self.followed.links.ended([*running, *slots.tolist()]))
 
     def _leave(self, index: Tensor) -> list[int]:
         # Sequences leave with any of their rows; returns the newest rows of running episodes.
-        if self._starts is None or self.followed.links is None:
+        sampler, links = self.base_sampler, self.followed.links
+        if not isinstance(sampler, SequenceStarts) or links is None:
             return []
-        links = self.followed.links
-        self._starts.on_evict(index)
+        sampler.on_evict(index)
         before = links.before(index)
         if before.max(initial=-1) >= 0:  # in a ring, where older rows left earlier, none stays
             stays, steps = np.setdiff1d(before[before >= 0], index.numpy()), np.arange(self.sequence_length - 1)
-            self._starts.on_evict(self._back(stays.repeat(len(steps)), np.tile(steps, len(stays))))
+            sampler.on_evict(self._back(stays.repeat(len(steps)), np.tile(steps, len(stays))))
         return links.running
 
-    def _begin(self, new: np.ndarray, ended: list[int]) -> None:
-        # The sequences that new rows complete, and the last one of each episode that ended with a row.
-        assert self._starts is not None
+    def _add_sequences(self, new: np.ndarray, ended: list[int]) -> None:
+        """Lets the sequences be drawn that new rows complete, and the last one of each episode that ended."""
+        # Length 4 and overlap 2, so that a sequence begins every 2 steps. Each number is the position of a last row:
+        #
+        #     steps of an episode    0 1 2 3 4 5 6 7 8
+        #     position 5, new            2 3 4 5            complete, begins 3 steps before
+        #     position 6, new                4 5 6          2 steps before: not complete, waits for step 7
+        #     position 8, ended                  6 7 8      2 steps before: the episode ended, from min_steps on
+        assert isinstance(self.base_sampler, SequenceStarts)
         length, last = self.sequence_length, np.concatenate((new, np.array(ended, dtype=np.int64)))
         position = self._position[last].astype(np.int64)
         self._longest_ended = max([self._longest_ended, *(position[len(new) :] + 1).tolist()])
@@ -277,7 +291,7 @@ class SequenceSampler(FollowsEpisodes, SamplerWrapper):
         steps = np.where(position < length - 1, position, self.overlap + (position - self.overlap) % stride)
         chosen = steps >= np.where(np.arange(len(last)) < len(new), length, self.min_steps) - 1
         if chosen.any():
-            self._starts.begin(self._back(last[chosen], steps[chosen]))
+            self.base_sampler.begin(self._back(last[chosen], steps[chosen]))
 
     def _back(self, slots: np.ndarray, steps: np.ndarray) -> Tensor:
         # The rows so many steps before others, where these are still stored.
@@ -306,7 +320,7 @@ class SequenceSampler(FollowsEpisodes, SamplerWrapper):
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         links = state_dict["learned"]["links"]
-        if self._starts is not None and links is not None:
+        if isinstance(self.base_sampler, SequenceStarts) and links is not None:
             leaves = state_dict["base_sampler"]["tree"]["leaves"]
             check_capacities(len(links["successor"]), len(leaves), len(state_dict["position"]))
         super().load_state_dict(state_dict)

@@ -253,7 +253,7 @@ def test_steps_that_no_table_holds_are_left_out() -> None:
             return (index != 5) & (index != 9)
 
     replay.storage.occupancy_owner = Held()  # type: ignore[assignment]
-    slots, steps = sampler._around(torch.tensor([7, 11, 2]), replay.storage)
+    slots, steps = sampler._sequences_around(torch.tensor([7, 11, 2]), replay.storage)
     assert slots.tolist() == [[6, 7, 8, 8, 8, 8], [10, 11, 11, 11, 11, 11], [0, 1, 2, 3, 4, 4]]
     assert steps.tolist() == [3, 2, 5]
 
