@@ -70,11 +70,11 @@ class _Unscored(LevelSelector):
 
 
 class UniformLevels(_Unscored):
-    """Draws every level with the same probability: domain randomisation, the usual baseline.
+    """Draws every level with the same probability: domain randomization, the usual baseline.
 
     Args:
-        levels: distinct ids, or their number for 0, 1, 2, ...; ``None`` for any id below 2^31.
-        seed: of the selector's own generator; ``None`` seeds it from torch's global generator.
+        levels: Distinct ids, or their number for 0, 1, 2, ...; ``None`` for any id below 2^31.
+        seed: Seed for the selector's generator. If ``None``, it is taken from torch's global generator.
 
     Raises:
         TypeError, ValueError: no level, one given twice, or an id that is no whole number from 0 on.
@@ -95,7 +95,7 @@ class SequentialLevels(_Unscored):
     """Plays all levels in order, again and again.
 
     Args:
-        levels: distinct ids, or their number for 0, 1, 2, ...
+        levels: Distinct ids, or their number for 0, 1, 2, ...
 
     Raises:
         TypeError, ValueError: as :class:`UniformLevels`; also for ``None``.

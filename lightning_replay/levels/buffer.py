@@ -54,22 +54,22 @@ class LevelBuffer(LevelSelector):
     ``episodes`` c.
 
     Args:
-        levels: distinct ids, their number for 0, 1, 2, ..., or a :class:`LevelSet` of any objects; ``None`` for an
+        levels: Distinct ids, their number for 0, 1, 2, ..., or a :class:`LevelSet` of any objects; ``None`` for an
             unbounded level set, of which the ``capacity`` best levels are kept.
-        capacity: most levels with a score; required without ``levels``, otherwise their number.
-        score: an object of :mod:`~lightning_replay.levels.scores`, a function from a segment to a number, or an
+        capacity: Largest number of levels with a score; required without ``levels``, otherwise their number.
+        score: Object of :mod:`~lightning_replay.levels.scores`, a function from a segment to a number, or an
             :class:`EpisodeScore`; ``L1ValueLoss(0.999, 0.95)`` if absent. Give it the learner's γ and λ. With a
             :class:`~lightning_replay.levels.scores.Learnability` three options have other defaults, named below.
         prioritization: how scores become probabilities; if absent ``Rank()``, for learnability ``Proportional()``.
-        score_temperature: flattens the distribution of scores; above 0; 0.1, for learnability 1. See
+        score_temperature: Temperature that flattens the distribution of scores; above 0; 0.1, for learnability 1. See
             :class:`LevelSampler`.
-        staleness_weight: share of probability given to staleness.
-        replay_probability: probability of replaying rather than playing a new level. ``None``: the share of the levels
+        staleness_weight: Share of probability given to staleness.
+        replay_probability: Probability of replaying rather than playing a new level. ``None``: the share of the levels
             that have a score, as in the paper for known levels; without ``levels`` 0.5.
         replay_in_flight: whether a replay by score may take a level that is being played or awaits its score; ``True``,
             for learnability ``False``. ``False``, for many actors and a low temperature, gives each actor another one
             of the levels that are left, if any, by their ranks, in time linear in the number of levels with a score.
-        min_fill: share of the levels, or of ``capacity``, that must have a score before any is replayed. (The paper's
+        min_fill: Share of the levels, or of ``capacity``, that must have a score before any is replayed. (The paper's
             released code has 1, its text 0.)
         score_step_size: ``score <- (1 - step) old + step new``; 1 replaces.
         first_score: ``"replace"`` takes a level's first score as it is, ``"smooth"`` averages it with 0: ``step new``,
@@ -274,9 +274,9 @@ class LevelBuffer(LevelSelector):
         level the draws in the oldest batch end, so record batches in the order in which they were drawn.
 
         Args:
-            level_id: integers ``[n]``.
+            level_id: Integers ``[n]``.
             score: finite ``[n]``, for a learnability in [0, 1]; smoothed by ``score_step_size`` as those of episodes.
-            outcomes: instead of scores, for a :class:`~lightning_replay.levels.scores.Learnability`: ``[n]`` or
+            outcomes: Outcomes instead of scores, for :class:`~lightning_replay.levels.scores.Learnability`: ``[n]`` or
                 ``[n, k]``, each from 0 (failure) to 1 (success).
 
         Raises:
@@ -677,12 +677,12 @@ def tscl(
     ``LevelBuffer(levels, score=LearningProgress(), prioritization=Boltzmann(), score_temperature=...)``.
 
     Args:
-        levels: distinct ids, or their number for 0, 1, 2, ...
-        window: returns kept of each level.
-        step_size: of Q.
-        epsilon: share of episodes on any level.
-        staleness_weight: share of probability given to staleness.
-        seed: of the choices.
+        levels: Distinct ids, or their number for 0, 1, 2, ...
+        window: Number of returns kept of each level.
+        step_size: Step size α of Q.
+        epsilon: Share of episodes on any level.
+        staleness_weight: Share of probability given to staleness.
+        seed: Seed for the choices.
         initial_value: Q of a level before its first episode.
     """
     return LevelBuffer(
@@ -706,7 +706,7 @@ class LearningProgress:
     then have a score from the start. :func:`tscl` puts the usual parts together.
 
     Args:
-        window: returns kept of each level, K; at least 2.
+        window: Number of returns kept of each level, K; at least 2.
         step_size: α, in (0, 1].
         initial_value: Q of a level before its first episode, of either sign; its magnitude is the level's score until
             then. With less than 1 a level that was played once comes before those never played.

@@ -46,13 +46,13 @@ def make_level_vector(
     """Builds a vector environment that plays levels, set by seed or by ``set_level``.
 
     Args:
-        env: an id for ``gymnasium.make``, or a function that makes one environment.
-        num_envs: number of sub-environments, each an actor.
+        env: Id for ``gymnasium.make``, or a function that makes one environment.
+        num_envs: Number of sub-environments, each an actor.
         levels: chooses each actor's next level; ``actors`` and ``check`` as those of :class:`LevelVectorWrapper`.
-        asynchronous: one process for each sub-environment.
+        asynchronous: Whether there is one process for each sub-environment.
         context: start method of these processes; ``None`` is that of ``multiprocessing``. ``"spawn"`` takes seconds
             each and needs ``if __name__ == "__main__"``.
-        seed: of the environments' own generators (plus 0, 1, 2, …) if levels are set by ``set_level``.
+        seed: Seed for the environments' generators (plus 0, 1, 2, …) if levels are set by ``set_level``.
 
     Raises:
         TypeError, ValueError: what :class:`LevelWrapper` and :class:`LevelVectorWrapper` refuse.
@@ -82,9 +82,9 @@ class LevelVectorWrapper(VectorWrapper):
     collected. ``options={"level_id": ...}`` names levels instead, for which ``levels.start`` is called.
 
     Args:
-        env: a vector environment that does not reset itself.
+        env: Vector environment that does not reset itself.
         levels: chooses each actor's next level.
-        actors: a name for each sub-environment; 0, 1, 2, … if absent.
+        actors: Name of each sub-environment; 0, 1, 2, … if absent.
         check: whether the first reset checks, by three more, that levels are followed; or the ids of at least two to
             check with, if not all of 0 to 7 exist.
 
@@ -92,7 +92,7 @@ class LevelVectorWrapper(VectorWrapper):
         level_id: int64 ``[num_envs]``, the level that the returned observation belongs to.
         step_level_id: int64 ``[num_envs]``, in :meth:`step` only: the level that the step, its reward and its end
             belong to, which was ``level_id`` together with the observation acted on.
-        final_obs, final_info: of the last step, where an episode ended; ``_final_obs`` is bool ``[num_envs]``.
+        final_obs, final_info: Entries of the last step, if an episode ended; ``_final_obs`` is bool ``[num_envs]``.
 
     Raises:
         ValueError: a vector environment that resets itself or has ``set_level`` but gets levels by seed; another
@@ -268,10 +268,10 @@ class LevelWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
     with a ``TimeLimit`` around this wrapper.
 
     Args:
-        env: the environment to wrap.
+        env: Environment to wrap.
         next_level: chooses a level at the start of an episode, such as
             ``functools.partial(levels.next_level, actor=0)``; ``None`` if each reset names its level.
-        seed: of the environment's own generator, once, if the level is not the seed.
+        seed: Seed for the environment's generator, used once, if the level is not the seed.
         check: whether the first reset checks, by three more, that levels are followed; or the ids of at least two to
             check with, if not all of 0 to 7 exist.
         level_option: key of the level in the options of the environment's reset.
@@ -279,7 +279,7 @@ class LevelWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
             the set, such as a task dictionary; otherwise it gets the id.
 
     Attributes:
-        level_id: of the level being played, ``None`` before the first reset; also in every info.
+        level_id: Id of the level being played, ``None`` before the first reset; also in every info.
 
     Raises:
         ValueError: an environment that ignores its level; an id outside 0 to ``2**31 - 1``; a reset without a level.

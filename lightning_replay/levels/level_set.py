@@ -26,10 +26,10 @@ class LevelSet(Sequence[dict[str, Any]]):
     as ``level``. States of level buffers refer to the objects by :attr:`digest`, and :meth:`save` writes the objects.
 
     Args:
-        levels: the objects.
-        groups: of each object a name, such as the family of a prompt; or a function from an object to one. See
+        levels: Objects, one for each level.
+        groups: Name for each object, such as the family of a prompt; or a function from an object to one. See
             :meth:`~lightning_replay.levels.LevelBuffer.group_stats`.
-        weights: prior weights, above 0, one for each object: factors of the probabilities of new levels, and of those
+        weights: Prior weights, above 0, one for each object: factors of the probabilities of new levels, and of those
             by score.
         key: from an object to plain values that identify it, for objects that are neither text, numbers, arrays, paths
             nor lists and dictionaries of them.

@@ -35,7 +35,7 @@ class Prioritization(ABC):
 
     Attributes:
         score_temperature: β of the paper.
-        uses_temperature: whether a higher temperature spreads the probability over more levels.
+        uses_temperature: Whether a higher temperature spreads the probability over more levels.
     """
 
     score_temperature: float = math.nan
@@ -149,7 +149,7 @@ class Greedy(_Ordered):
     """Draws the highest score, ties with equal probability; the temperature has no effect.
 
     Args:
-        epsilon: share of draws that take any level.
+        epsilon: Share of draws that take any level.
     """
 
     uses_temperature = False
@@ -187,7 +187,7 @@ class Top(Greedy):
 
     Args:
         count: K, levels that are drawn; all where fewer have a score.
-        epsilon: share of draws that take any level with a score.
+        epsilon: Share of draws that take any level with a score.
     """
 
     def __init__(self, count: int, epsilon: float = 0.0) -> None:

@@ -57,7 +57,7 @@ class EpisodeScore(Protocol):
     """A score of whole episodes, such as :class:`~lightning_replay.levels.LearningProgress`.
 
     Attributes:
-        initial_score: of every level before its first episode; with ``None`` levels are new until then.
+        initial_score: Score of every level before its first episode; with ``None`` levels are new until then.
     """
 
     initial_score: float | None
@@ -121,7 +121,7 @@ class SegmentScore(Discounting, ABC):
     """Base class of the scores of a segment.
 
     Attributes:
-        needs_best_return: whether the level buffer adds the key ``best_return``, see :class:`MaxMC`.
+        needs_best_return: Whether the level buffer adds the key ``best_return``, see :class:`MaxMC`.
         discount: γ of the score, compared with the learner's; ``None`` if it has none.
         gae_lambda: λ of the score, likewise.
     """
@@ -186,7 +186,7 @@ class OneStepTdError(ValueScore):
 
 
 class _AdvantageScore(ValueScore):
-    """Mean of a term of each generalised advantage, with the learner's γ and λ."""
+    """Mean of a term of each generalized advantage, with the learner's γ and λ."""
 
     _term: Callable[[float], float]
 
@@ -300,8 +300,8 @@ class Learnability:
     periodic form. For another function of the success rate override :meth:`of_rate`.
 
     Args:
-        window: outcomes kept of each level.
-        success: return from which an episode is a success; ``None`` takes the return, in [0, 1], as the outcome.
+        window: Number of outcomes kept of each level.
+        success: Return from which an episode is a success; ``None`` takes the return, in [0, 1], as the outcome.
 
     Raises:
         ValueError: later, a return that is no outcome; a score of a subclass's ``of_rate`` that is not finite.

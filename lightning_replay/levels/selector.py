@@ -210,11 +210,11 @@ class LevelSelector(SeededStateful, ABC):
         both episodes count, and the later score is kept.
 
         Args:
-            actor: that made the steps.
-            level_id: of the level they were made on.
+            actor: Actor that made the steps.
+            level_id: Id of the level that the steps were made on.
             steps: TensorDict ``[T]``, T at least 1: ``state_value``, ``logits`` where the score needs them, ``("next",
                 "reward" | "state_value" | "terminated" | "truncated" | "done")``, each ``[T]`` or ``[T, 1]``.
-            episode_done: whether the episode ended with the last of them; equals its ``done``.
+            episode_done: Whether the episode ended with the last step; equals its ``done``.
 
         Returns:
             The level's new score, if the episode is done and scored.
@@ -361,11 +361,11 @@ def update_rollout(
     Call it before the policy update, with the values predicted during collection.
 
     Args:
-        levels: to update.
+        levels: Level selector to update.
         rollout: ``[actors, T]`` with the keys of :meth:`LevelSelector.update`. If the score is your own function or
             class, it receives all keys. Other scores ignore the other keys.
         level_id: int64 ``[actors, T]`` or ``[actors, T, 1]``: the level under which each step's observation was made.
-        actors: their names; 0, 1, 2, ... if absent.
+        actors: Names of the actors; 0, 1, 2, ... if absent.
 
     Raises:
         ValueError: shapes that do not fit, a level that changes within an episode, or what ``update`` refuses.

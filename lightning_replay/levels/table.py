@@ -360,7 +360,7 @@ class LevelSampler(LevelTable, PartHooks, Sampler):
         score_temperature: flattens the distribution of scores; above 0. With ``Rank()`` at 0.1, the paper's, the level
             of the highest score has 99.9 % of P_S, at 1 about 15 % among 400 levels.
         staleness_weight: share of probability given to staleness, in [0, 1].
-        seed: of the sampler's own generator, whose state is part of :meth:`state_dict`; ``None`` seeds it from torch's
+        seed: Seed for the generator, whose state is part of :meth:`state_dict`; ``None`` seeds it from torch's
             global generator.
 
     Sampled keys:
@@ -429,10 +429,10 @@ class LevelSampler(LevelTable, PartHooks, Sampler):
         """Sets the scores of the levels that rows hold; their staleness is unchanged.
 
         Args:
-            index: rows ``[N]``; rows below 0, of refused levels, are skipped.
-            priority: scores ``[N]``, finite, of any sign.
+            index: Rows ``[N]``; rows below 0, of refused levels, are skipped.
+            priority: Scores ``[N]``, finite, of any sign.
             storage: ignored.
-            generation: of the rows when they were drawn, ``[N]``; scores of levels evicted since are dropped and
+            generation: Generations ``[N]`` of the drawn rows. Scores of levels evicted since are dropped and
                 counted in ``dropped``. Without it a score may go to another level that took the row.
         """
         rows: Sequence[int] = torch.as_tensor(index, device="cpu").reshape(-1).tolist()
@@ -461,7 +461,7 @@ class LevelWriter(PartHooks, TensorDictRoundRobinWriter):
     Algorithm 2 of Jiang et al. 2021, "Prioritized Level Replay", appendix, https://arxiv.org/abs/2010.03934.
 
     Args:
-        sampler: of the same buffer; it holds the scores.
+        sampler: Sampler of the same buffer, which has the scores.
 
     ``extend`` takes rows, ``TensorDict [N]``, in the order in which the episodes ended. Further columns are stored
     unchanged; later rows must have the same keys, shapes and dtypes.

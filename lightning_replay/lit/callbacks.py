@@ -74,7 +74,7 @@ class LogReplayStats(_LogStats, ActsAtUpdates):
     both clocks. ``self.log`` costs 0.3 ms in every training step; this costs nothing between two records.
 
     Args:
-        every_n_updates: updates between two records.
+        every_n_updates: Number of updates between two records.
     """
 
     def __init__(self, every_n_updates: int = 500) -> None:
@@ -117,13 +117,13 @@ class LogReplayStats(_LogStats, ActsAtUpdates):
 class LinearLearningRate(L.Callback, ActsAtUpdates):
     """Lowers the learning rates of all optimizers linearly over the run, to the share ``end`` of their first values.
 
-    For agents that optimise manually, for which Lightning steps no schedulers, and without a subclass. A checkpoint
+    For agents that optimize manually, for which Lightning steps no schedulers, and without a subclass. A checkpoint
     holds the first values, as ``initial_lr`` of the optimizers; a run that is resumed with more steps follows the new
     length.
 
     Args:
-        end: share at the last step of the run, in [0, 1].
-        every_n_updates: updates between two changes.
+        end: Share at the last step of the run, in [0, 1].
+        every_n_updates: Number of updates between two changes.
     """
 
     def __init__(self, end: float = 0.0, every_n_updates: int = 100) -> None:
@@ -169,7 +169,7 @@ class LogLevelStats(_LogStats):
     the last ten episodes. The data module adds both clocks.
 
     Args:
-        every_n_rollouts: rollouts between two records.
+        every_n_rollouts: Number of rollouts between two records.
     """
 
     def __init__(self, every_n_rollouts: int = 10) -> None:

@@ -53,12 +53,12 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
     It is replaced atomically. What it then holds, and the names of files: docs/lightning-checkpoints.md.
 
     Args:
-        dirpath: folder, or a URL of fsspec such as ``s3://bucket/run`` (extra ``remote``); by default ``checkpoints``
+        dirpath: Folder, or a URL of fsspec such as ``s3://bucket/run`` (extra ``remote``); by default ``checkpoints``
             in the logger's folder, without a logger in ``default_root_dir``.
-        filename: of the best ones; may hold ``{step}`` and metrics, as with Lightning.
-        monitor: metric, compared each time its value changes; ``None`` keeps only the last.
-        mode: whether the largest or the smallest is best.
-        save_top_k: how many of the best are kept, each with its replay; from the second on ``best-v1.ckpt`` and so on.
+        filename: Name of the best checkpoints, which may contain ``{step}`` and metrics, as in Lightning.
+        monitor: Metric, compared each time its value changes; ``None`` keeps only the last.
+        mode: ``"max"`` if the largest value is best, ``"min"`` if the smallest is.
+        save_top_k: Number of best checkpoints, each with its replay. The second one is ``best-v1.ckpt``, and so on.
         background: write checkpoints by a thread while training goes on. Rows, weights and generators are those of the
             moment; rows that are overwritten meanwhile are copied. A checkpoint waits for the one before it and ``fit``
             for the last one; an error is raised at the next training step. Needs rows in a ``PackedStorage``.

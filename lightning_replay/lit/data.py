@@ -271,7 +271,7 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
             if idle:
                 rank_zero_warn(
                     f"{', '.join(idle)} of {type(self._agent).__name__}.configure_optimizers did not step in the first "
-                    "epoch: Lightning steps no schedulers in manual optimisation. Call step() of self.lr_schedulers() "
+                    "epoch: Lightning steps no schedulers in manual optimization. Call step() of self.lr_schedulers() "
                     "in training_step or on_train_epoch_end, of a ReduceLROnPlateau with a metric such as "
                     "self.trainer.callback_metrics['eval/return']."
                 )
@@ -364,10 +364,10 @@ class UpdateStream:
     """One epoch of batches or rollouts. It has a length, so that Lightning draws one only after the last is learned.
 
     Args:
-        source: the data module that collects and draws.
-        length: training steps per epoch; the last epoch may be shorter.
+        source: Data module that collects and draws.
+        length: Number of training steps per epoch; the last epoch may be shorter.
         updates_per_step: batches per training step; more than one come as :class:`UpdateBatches`.
-        ends_early: a training step ends where a callback acts, so that each acts after the same update as it does with
+        ends_early: Whether a training step ends where a callback acts, so that it acts after the same update as with
             single batches; ``length`` is then the number of updates.
     """
 
@@ -431,7 +431,7 @@ class UpdateStream:
         self.__getitem__(0)  # a DataLoader is about to send the stream to a worker
 
     def state_dict(self) -> dict[str, Any]:
-        """Empty: the data module keeps the place. By this method Lightning recognises a stream that can resume."""
+        """Returns nothing: the data module keeps the place. By this method Lightning recognizes a stream that can resume."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -37,7 +37,7 @@ class ReplayProgressBar(ProgressBar, ActsAtUpdates):
             as a small update.
 
     Attributes:
-        evaluation: the newest return of an evaluation, which ``Evaluate`` sets; NaN before the first.
+        evaluation: Newest return of an evaluation, which ``Evaluate`` sets; NaN before the first.
     """
 
     def __init__(self, refresh_seconds: float = 0.5) -> None:
@@ -146,9 +146,9 @@ class Evaluate(Stateful, L.Callback, ActsAtUpdates):
 
     Args:
         every_n_env_steps: training steps between evaluations; updates in a run that collects nothing.
-        episodes: episodes per evaluation.
-        seed: of the first episode; the others count on from it.
-        max_episode_steps: after which an episode that has not ended counts up to there, with a warning.
+        episodes: Number of episodes per evaluation.
+        seed: Seed of the first episode. The next episodes have the next seeds.
+        max_episode_steps: Number of steps after which an episode is cut and counted, with a warning.
     """
 
     saved_attributes: tuple[str, ...] = ("history",)
@@ -298,7 +298,7 @@ class GeneralizationGap(Evaluate):
 
     Args:
         every_n_env_steps: training steps between evaluations.
-        seed: of the actions, of the levels drawn and of the environments' own randomness.
+        seed: Seed for the actions, the drawn levels, and the environments' own randomness.
     """
 
     saved_attributes: tuple[str, ...] = (*Evaluate.saved_attributes, "training_history")

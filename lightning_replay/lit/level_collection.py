@@ -30,8 +30,8 @@ class ReturnNormalization(Stateful, Discounting):
     the variance.
 
     Args:
-        discount: γ of the sum; the agent's.
-        clip: largest magnitude of a normalised reward.
+        discount: γ of the sum, the agent's.
+        clip: Largest magnitude of a normalized reward.
 
     Example:
         >>> normalization = ReturnNormalization(discount=0.5)
@@ -54,7 +54,7 @@ class ReturnNormalization(Stateful, Discounting):
         return float(np.sqrt(self._squares / self._count + 1e-8)) if self._count else 1.0
 
     def __call__(self, reward: np.ndarray, done: np.ndarray) -> np.ndarray:
-        """Adds one step's rewards to the returns and normalises them, float32 ``[N]``; ``done`` ends episodes."""
+        """Adds one step's rewards to the returns and normalizes them, float32 ``[N]``; ``done`` ends episodes."""
         if len(self._returns) != len(reward):
             self._returns = np.zeros(len(reward))
         self._returns = self.discount * self._returns + reward
@@ -126,7 +126,7 @@ class LevelCollection(Collector):
         Returns:
             TensorDict ``[N, length]`` on the CPU: observation; the columns of ``agent.act_with_value``, such as action,
             action_log_prob, logits, state_value; level_id int64, the level of the observation; is_trained bool, whether
-            the agent may learn from the episode; ``next`` reward (normalised), state_value, terminated, truncated,
+            the agent may learn from the episode; ``next`` reward (normalized), state_value, terminated, truncated,
             done, each ``[N, length, 1]``.
         """
         policy = rollout_agent(agent)

@@ -40,23 +40,23 @@ class LevelDataModule(EnvStepDataModule):
             or by a method ``set_level``.
         levels: chooses the levels: a :class:`~lightning_replay.levels.LevelBuffer`, or a baseline such as
             :class:`~lightning_replay.levels.UniformLevels`.
-        env_steps: environment steps of the whole run.
-        num_envs: environments stepped together.
-        rollout_length: steps of each environment per rollout.
+        env_steps: Environment steps of the whole run.
+        num_envs: Number of environments that are stepped together.
+        rollout_length: Steps of each environment per rollout.
         rollouts_per_epoch: rollouts in one of Lightning's epochs, 10 by default; with the callbacks ``Evaluate`` and
             ``GeneralizationGap`` an epoch ends with each evaluation instead.
         asynchronous: step environments in processes of their own (then keep a script's main part under ``__main__``).
         flush_unfinished: scores the levels of unfinished episodes at each rollout's end, as the paper's released code
             does; else the pieces of an episode are joined, as in the paper.
-        return_normalization: of the rewards that the agent and the scores get, except scores of whole episodes, whose
-            returns are not normalised; ``None`` leaves all as they are.
+        return_normalization: Scale of the rewards for the agent and the scores, except scores of whole episodes, whose
+            returns are not normalized; ``None`` leaves all as they are.
         held_out_levels: ids to test on, or how many: then the largest ids there are, below 2^31. If the level set is
             unbounded, training may still reach one: then it is left out, with a warning.
-        env_kwargs: further arguments of the environment.
-        evaluation_env_kwargs: those that differ in evaluation.
+        env_kwargs: Further arguments of the environment.
+        evaluation_env_kwargs: Arguments that differ in evaluation.
         check: whether to check at the start that the level determines the environment; or ids of levels to check with,
             if not all of 0 to 7 exist.
-        seed: of the environments' own randomness, where levels are set by ``set_level``; ``levels`` has its own.
+        seed: Seed for the environments' own randomness, if levels are set by ``set_level``; ``levels`` has its own.
 
     Raises:
         TypeError: during the run a reward that is no number.

@@ -81,7 +81,7 @@ class InspectBuffer(Stateful, _Picture, ActsAtUpdates):
     Args:
         every_n_updates: updates of the data module between two looks; by default 10,000 with a replay and 100 with
             levels.
-        path: of the page; ``buffer.html`` in the trainer's ``log_dir`` if absent.
+        path: Path of the page; ``buffer.html`` in the trainer's ``log_dir`` if absent.
 
     Raises:
         TypeError: at ``fit``, a data module that counts no environment steps, or a sharded replay.
@@ -209,7 +209,7 @@ class LearningCurve(_Picture, ActsAtUpdates):
     matplotlib: ``pip install 'lightning-replay[plots]'``.
 
     Args:
-        path: of the picture; ``learning_curve.png`` in the trainer's ``log_dir`` if absent.
+        path: Path of the picture; ``learning_curve.png`` in the trainer's ``log_dir`` if absent.
     """
 
     _content = "the learning curve"
@@ -283,10 +283,10 @@ def draw_learning_curves(
     standard deviation of the returns in a group.
 
     Args:
-        curves: by their names in the legend.
-        path: of the file.
-        title: above the figure.
-        clock: what the steps of the points count.
+        curves: Curves by their names in the legend.
+        path: Path of the file.
+        title: Title above the figure.
+        clock: Unit of the steps of the points.
     """
     figure, panels = make_figure(LearningCurve._content)
     axes = panels[0, 0]
@@ -321,8 +321,8 @@ class LevelCurriculum(Stateful, _Picture):
     Args:
         difficulty: function of a level's id to one of a few numbers, called once per level; by default
             ``info["difficulty"]`` of a reset to that level in an environment of its own.
-        every_n_rollouts: rollouts between two records.
-        path: of the picture; ``level_curriculum.png`` in the trainer's ``log_dir`` if absent.
+        every_n_rollouts: Number of rollouts between two records.
+        path: Path of the picture; ``level_curriculum.png`` in the trainer's ``log_dir`` if absent.
 
     Raises:
         ValueError: during the run an environment whose infos have no difficulty.
@@ -416,7 +416,7 @@ class ScoreAgainstStaleness(_Picture):
     ``pip install 'lightning-replay[plots]'``.
 
     Args:
-        path: of the picture; ``score_against_staleness.png`` in the trainer's ``log_dir`` if absent.
+        path: Path of the picture; ``score_against_staleness.png`` in the trainer's ``log_dir`` if absent.
     """
 
     _content = "the picture of scores against staleness"
@@ -441,7 +441,7 @@ def draw_level_curriculum(history: Curriculum, path: Path) -> None:
 
     Args:
         history: environment steps and the probability of each difficulty then; one that is missing has none.
-        path: of the file.
+        path: Path of the file.
     """
     difficulties = sorted({difficulty for _, masses in history for difficulty in masses})
     records = [[step, *(masses.get(difficulty, 0.0) for difficulty in difficulties)] for step, masses in history]

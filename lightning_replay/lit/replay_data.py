@@ -62,7 +62,7 @@ class ReplayDataModule(EnvStepDataModule):
 
     Args:
         env: Gymnasium id, or a callable that builds one environment; ``None`` only with ``updates``.
-        replay: the buffer, usually from :mod:`lightning_replay.recipes`; or a ``ShardedReplay``, for which each process
+        replay: Buffer, usually from :mod:`lightning_replay.recipes`; or a ``ShardedReplay``, for which each process
             of the trainer collects its share of ``env_steps``, and draws its share of every batch.
         env_steps: environment steps of the whole run, warm-up included.
         warmup_steps: environment steps with random actions before the first update; 0 if the replay holds a batch.
@@ -76,12 +76,12 @@ class ReplayDataModule(EnvStepDataModule):
             epoch ends with each evaluation instead.
         evaluation_episodes: episodes of ``trainer.validate``.
         env_kwargs: further arguments of the environment.
-        evaluation_env_kwargs: those that differ in evaluation: whole games, rewards as they are.
-        seed: of environments, random actions and the replay's draws; ``None`` leaves the replay's as it is.
-        progress: for a replay with tasks: makes the scheduler's signals from the returns of finished episodes.
-        info_keys: of numbers or flags in the steps' infos, stored as float32 columns ``("next", key)`` for event
+        evaluation_env_kwargs: Arguments that differ in evaluation, for whole games and unchanged rewards.
+        seed: Seed for environments, random actions, and the replay's draws; ``None`` does not seed the replay.
+        progress: Progress signal for a replay with tasks, computed from the returns of finished episodes.
+        info_keys: Keys of numbers or flags in the steps' infos, stored as float32 columns ``("next", key)`` for event
             conditions; 0 where an info lacks one.
-        updates: of the whole run, on rows that are there; excludes all options of collecting.
+        updates: Number of updates of a run on stored rows; excludes all options of collecting.
 
     If the replay keeps transitions by their surprise and has no function that measures it, the agent's method
     ``initial_surprise``, where it has one, is called for new rows. Of an agent with a state (``is_recurrent``) each

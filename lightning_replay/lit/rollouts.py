@@ -310,13 +310,13 @@ def level_returns(
     """Plays one episode on each level and returns its returns, float64 ``[L]``.
 
     Args:
-        policy: actions ``[N, ...]``, a tensor or an array, for observations ``[N, ...]`` as the vector of environments
+        policy: Actions ``[N, ...]``, a tensor or an array, for observations ``[N, ...]`` as the vector of environments
             gives them, arrays in the structure of their space.
         env: Gymnasium id, or a callable that builds one environment.
-        level_ids: distinct; each is played once.
-        num_envs: episodes played at a time.
-        seed: of the environments' own randomness, where levels are set by ``set_level``.
-        max_episode_steps: after which an episode that has not ended counts up to there, with a warning.
+        level_ids: Distinct ids; each level is played once.
+        num_envs: Number of episodes that are played at a time.
+        seed: Seed for the environments' own randomness, if levels are set by ``set_level``.
+        max_episode_steps: Number of steps after which an episode is cut and counted, with a warning.
 
     Raises:
         TypeError, ValueError: the policy returned no actions of the environment's space.
@@ -361,8 +361,8 @@ def stochastic_policy(agent: L.LightningModule, seed: int) -> Iterator[Policy]:
     """Yields the agent's policy with exploration; the random numbers of the training are left unchanged.
 
     Args:
-        agent: has ``act(observation, explore)``.
-        seed: of the actions drawn.
+        agent: Agent with ``act(observation, explore)``.
+        seed: Seed for the actions.
     """
     acts = acting_agent(agent)
 
