@@ -431,7 +431,7 @@ class UpdateStream:
         self.__getitem__(0)  # a DataLoader is about to send the stream to a worker
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns nothing: the data module keeps the place. By this method Lightning recognizes a stream that can resume."""
+        """Returns no entries. By this method Lightning recognizes a stream that can resume."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
