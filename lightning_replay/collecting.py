@@ -96,7 +96,8 @@ class VectorSteps(VectorWrapper):
         self._observation = [_owned_array(part) for part in _arrays(observations)]
         self._is_reset_due = self._is_reset_due & ~began
         self._number(np.flatnonzero(began))
-        self.columns, self.is_transition = {}, ~self._everywhere
+        self.columns = {}
+        self.is_transition = ~self._everywhere
         return observations, infos
 
     def step(  # type: ignore[override]  # Gymnasium's wrapper returns type variables that nothing binds
@@ -127,7 +128,8 @@ class VectorSteps(VectorWrapper):
         if ended and self._mode is AutoresetMode.SAME_STEP:
             last = self._last_observation(following, infos, ended)
         for (key, next_key), before, after in zip(self._keys, self._observation, last, strict=True):
-            columns[key], columns[next_key] = before, after
+            columns[key] = before
+            columns[next_key] = after
         columns |= {
             "trajectory": self._trajectory.copy(),
             ("next", "reward"): rewards[:, None],
@@ -135,7 +137,8 @@ class VectorSteps(VectorWrapper):
             ("next", "truncated"): is_truncated[:, None],
             ("next", "done"): done[:, None],
         }
-        self._observation, self.is_transition = following, self._everywhere
+        self._observation = following
+        self.is_transition = self._everywhere
         if self._mode is AutoresetMode.NEXT_STEP:
             self.is_transition = ~self._is_reset_due
             if np.count_nonzero(self._is_reset_due):

@@ -236,7 +236,8 @@ def from_d4rl(path: str | Path, max_episode_steps: int | None = None) -> TensorD
 
 
 def _d4rl_rows(path: str | Path, columns: dict[str, Any], max_episode_steps: int | None) -> TensorDict:
-    observation, following = columns["observations"], columns.get("next_observations")
+    observation = columns["observations"]
+    following = columns.get("next_observations")
     count = len(observation)
     terminated = _flags("terminals", columns["terminals"], count)
     place = np.arange(count)
@@ -362,7 +363,8 @@ def _source(files: list[Path], kind: str) -> Any:
 
 def _entries(name: str, column: Any, shape: Sequence[int]) -> np.ndarray:
     """Returns a column of lists, or of numbers, as an array ``[N, *shape]``."""
-    levels, lengths = [column.combine_chunks()], []
+    levels = [column.combine_chunks()]
+    lengths = []
     while levels[-1].type.num_fields:  # of lists
         lengths.append(imported("pyarrow.compute").list_value_length(levels[-1]).unique().to_pylist())
         levels.append(levels[-1].flatten())
@@ -377,7 +379,8 @@ def _entries(name: str, column: Any, shape: Sequence[int]) -> np.ndarray:
 
 def _check_frames(folder: Path, info: dict[str, Any], described: list[Path], columns: dict[str, np.ndarray]) -> None:
     """Refuses frames that do not follow each other, and frames and episodes that ``meta`` does not describe."""
-    index, episode = columns["index"].reshape(-1), columns["episode_index"].reshape(-1)
+    index = columns["index"].reshape(-1)
+    episode = columns["episode_index"].reshape(-1)
     starts = episode[1:] != episode[:-1]
     step = np.diff(index)
     frame_step = np.diff(columns.get("frame_index", index).reshape(-1))
@@ -491,10 +494,12 @@ def _episodes(
 ) -> TensorDict:
     """Returns the rows of whole episodes, arrays ``[n, ...]`` of steps in order."""
     is_last = np.append(trajectory[1:] != trajectory[:-1], True)[: len(trajectory)]
-    truncated, kept = truncated | (is_last & ~terminated), np.full(len(is_last), True)
+    truncated = truncated | (is_last & ~terminated)
+    kept = np.full(len(is_last), True)
     if following is None:
         successor = np.arange(len(is_last)) + ~is_last
-        following, kept = each_part(observation, lambda column: column[successor]), ~is_last | terminated
+        following = each_part(observation, lambda column: column[successor])
+        kept = ~is_last | terminated
         truncated[:-1] |= ~kept[1:] & ~is_last[:-1]
     rows = _transitions(observation, following, action, reward, terminated, truncated, trajectory)
     return rows if kept.all() else rows[torch.from_numpy(kept)]

@@ -76,6 +76,7 @@ def _check_capacity(built_by: Any, state: dict[str, Any]) -> None:
     # Before the buffer is built: the capacity of a changed file could take all memory.
     storage = built_by["arguments"].get("storage")
     if storage is not None and "capacity" in storage.get("arguments", ()):  # a part that was not saved has none
-        given, saved = storage["arguments"]["capacity"], state["built_from"]["capacity"]
+        given = storage["arguments"]["capacity"]
+        saved = state["built_from"]["capacity"]
         if given != saved:
             raise ValueError(f"its capacity is {given}, and the state has {saved}")

@@ -207,7 +207,8 @@ def refuse_unknown(owner: str, given: Iterable[str], accepted: Collection[str] |
 
 def with_named_arguments(function: Callable[P, R]) -> Callable[P, R]:
     """Decorator of constructors and recipes: unknown arguments are refused; signature and documentation stay."""
-    accepted, owner = accepted_names(function), function.__qualname__.removesuffix(".__init__")
+    accepted = accepted_names(function)
+    owner = function.__qualname__.removesuffix(".__init__")
 
     @functools.wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -218,7 +218,8 @@ def assemble(
         n_steps=options.get("n_steps", 1),
         default_frame_capacity=default_frame_capacity,
     )
-    own, given = parts.get("transform"), options.pop("transform", None)
+    own = parts.get("transform")
+    given = options.pop("transform", None)
     if given is not None and own is not None:
         check_kind("transform", given, Callable, "a Transform of TorchRL or of this library, or a callable")
     parts["transform"] = given if own is None else own if given is None else Compose(own, given)
@@ -647,7 +648,8 @@ def event_tables(
             1.0 - default_share, least, normalize_over_batch, return_probabilities=return_probabilities
         )
     if sequence_length is not None or checked_count("burn_in", burn_in, 0, of="steps"):
-        length, checks = checked_count("sequence_length", sequence_length), options.get("check_continuity", True)
+        length = checked_count("sequence_length", sequence_length)
+        checks = options.get("check_continuity", True)
         sampler = SequenceSampler(length, burn_in=burn_in, base_sampler=sampler, check_continuity=checks)
     lengths = [max(event.history_length for event in table.events) for table in tables]
     # Rows lie in runs of an event's history; those of the running episodes may enter any table.

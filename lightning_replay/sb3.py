@@ -50,7 +50,8 @@ class _Rewards(Tensor):
             ).mean()
         result = super().__torch_function__(func, types, args, kwargs)
         if isinstance(result, cls) and origin is not None:
-            result.batch, result.errors = origin.batch, origin.errors
+            result.batch = origin.batch
+            result.errors = origin.errors
         return result
 
 
@@ -112,10 +113,13 @@ class RecipeBuffer(ReplayBuffer):
         self.info_keys: tuple[str, ...] = checked_info_keys(info_keys)
         space: Any = observation_space
         self._spaces = {(name,): space[name] for name in space} if isinstance(space, spaces.Dict) else {(): space}
-        self._recipe, self._options = recipe, options
+        self._recipe = recipe
+        self._options = options
         self._capacity = self.buffer_size * n_envs
         self._is_loaded = False  # and has had no rows since
-        self._trajectory, self._env_steps, self._updates = np.arange(n_envs), 0, 0
+        self._trajectory = np.arange(n_envs)
+        self._env_steps = 0
+        self._updates = 0
         self._drawn: _Rewards | None = None  # of the batch in the training step
         self._is_answered = False
         self.replay: Any = self._built()
@@ -207,7 +211,8 @@ class RecipeBuffer(ReplayBuffer):
         rewards = self.to_torch(self._normalize_reward(batch["next", "reward"].cpu().numpy(), env), copy=False)
         if batch.get("priority_weight", None) is not None or self.replay.awaits_priorities:
             self._drawn = rewards = rewards.as_subclass(_Rewards)
-            rewards.batch, rewards.errors = batch, []
+            rewards.batch = batch
+            rewards.errors = []
         discount = batch.get("discount", None)
         return ReplayBufferSamples(
             self._observations(batch["observation"], env),
@@ -226,7 +231,8 @@ class RecipeBuffer(ReplayBuffer):
         return self.to_torch(held, copy=False)
 
     def _return_errors(self) -> None:
-        drawn, self._drawn = self._drawn, None
+        drawn = self._drawn
+        self._drawn = None
         if drawn is not None and drawn.errors:
             self._is_answered = True
             self.replay.update_priority(drawn.batch, torch.stack(drawn.errors).abs().amax(0).cpu())

@@ -117,7 +117,8 @@ def _train(sections: dict[str, Any], restore: str | None) -> None:
         print(f"updates per environment step: {'not fixed' if math.isnan(rate) else f'{rate:.4g}'}")
         print(f"{_row(('env_steps', 'updates', 'return', columns[0]))}{columns[1]:>10}{_row(test)}", flush=True)
         with Interruption() as interruption:
-            is_over, saved_at = False, time.monotonic()
+            is_over = False
+            saved_at = time.monotonic()
             while not (is_over or interruption.requested):
                 if settings.checkpoint is not None and time.monotonic() - saved_at > _SECONDS_BETWEEN_CHECKPOINTS:
                     save_in_turns(algorithm, folder)
@@ -125,7 +126,8 @@ def _train(sections: dict[str, Any], restore: str | None) -> None:
                 try:
                     result = algorithm.train()
                 except Exception:
-                    if settings.checkpoint is not None:  # beside the last one: an iteration broke off in this one
+                    # An iteration broke off in this state, so it is saved beside the last checkpoint.
+                    if settings.checkpoint is not None:
                         print(
                             "checkpoint:",
                             save_in_turns(algorithm, Folder.of_user(f"{settings.checkpoint}-after-error")),

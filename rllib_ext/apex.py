@@ -84,7 +84,8 @@ class ApexDQN(DQN):
 
     def training_step(self) -> None:
         """Adds the steps that have arrived, requests further ones, and updates the Learners once if it may draw."""
-        limiter, buffer = self.rate_limiter, self.local_replay_buffer
+        limiter = self.rate_limiter
+        buffer = self.local_replay_buffer
         with self.metrics.log_time((keys.TIMERS, keys.ENV_RUNNER_SAMPLING_TIMER)):
             collected = self._collect(may_sample=limiter.may_sample(env_steps_in(buffer)))
         if collected:
@@ -110,12 +111,15 @@ class ApexDQN(DQN):
         if self.env_runner_group.num_remote_env_runners():
             return self.collection.fetch(wait=not may_sample)
         if may_sample and self.rate_limiter.balance > 0:
-            return []  # in one process steps and draws take turns
+            # In one process, steps and draws take turns.
+            return []
         return [(self.env_runner.sample(), self.env_runner.get_metrics())]
 
     def _update_learners(self) -> None:
         """Draws a batch, updates the Learners and the priorities, as the synchronous step of RLlib's DQN does."""
-        config, metrics, buffer = self.config, self.metrics, self.local_replay_buffer
+        config = self.config
+        metrics = self.metrics
+        buffer = self.local_replay_buffer
         is_stateful = self._module_is_stateful  # a recurrent module learns from sequences
         with metrics.log_time((keys.TIMERS, keys.REPLAY_BUFFER_SAMPLE_TIMER)):
             episodes = buffer.sample(
@@ -146,7 +150,8 @@ class ApexDQN(DQN):
     def _broadcast(self) -> None:
         """Hands out the weights of modules that have learned, and the merged states of connectors."""
         group = self.env_runner_group
-        connector_states, self.collection.connector_states = self.collection.connector_states, {}
+        connector_states = self.collection.connector_states
+        self.collection.connector_states = {}
         modules = [f"{COMPONENT_LEARNER}/{COMPONENT_RL_MODULE}/{name}" for name in sorted(self._learned)]
         modules = modules or [f"{COMPONENT_LEARNER}/{COMPONENT_RL_MODULE}"]
         learner_state = self.learner_group.get_state(components=modules, inference_only=True)[COMPONENT_LEARNER]
@@ -270,7 +275,8 @@ class ApexDQNConfig(DQNConfig):
                 f"training_intensity is {self.training_intensity}; ApexDQN holds the ratio by "
                 f"samples_per_insert={self.training_intensity}. Give that instead"
             )
-        capacity, needed = self.replay_buffer_config.get("capacity"), self.num_steps_sampled_before_learning_starts
+        capacity = self.replay_buffer_config.get("capacity")
+        needed = self.num_steps_sampled_before_learning_starts
         if isinstance(capacity, int) and capacity < needed:
             raise ValueError(
                 f"num_steps_sampled_before_learning_starts is {needed}, and the buffer's capacity is {capacity}: "
@@ -280,7 +286,8 @@ class ApexDQNConfig(DQNConfig):
 
     def new_rate_limiter(self) -> RateLimiter:
         """Returns the limiter that these options describe."""
-        first_rows, ratio = max(self.num_steps_sampled_before_learning_starts, 1), self.samples_per_insert
+        first_rows = max(self.num_steps_sampled_before_learning_starts, 1)
+        ratio = self.samples_per_insert
         error_buffer = 0.0 if self.error_buffer is None else self.error_buffer
         if self.error_buffer is None and ratio is not None:
             checked_number("samples_per_insert", ratio, ABOVE_ZERO)
@@ -381,7 +388,8 @@ def collect(
 
 def set_epsilons(env_runner: Any, *, epsilon: float, exponent: float) -> list[str]:
     """Gives each environment its epsilon in place of the module's schedule; returns modules that have none."""
-    config, module = env_runner.config, env_runner.module
+    config = env_runner.config
+    module = env_runner.module
     if env_runner.env is None or module is None:
         return []
     runners = max(config.num_env_runners, 1)
@@ -392,7 +400,8 @@ def set_epsilons(env_runner: Any, *, epsilon: float, exponent: float) -> list[st
     else:
         own = epsilons(runners * env_runner.num_envs, epsilon, exponent).reshape(runners, -1)[place]
         device = next(module.parameters()).device
-        value, modules = torch.as_tensor(own, dtype=torch.float32, device=device), [module.unwrapped()]
+        value = torch.as_tensor(own, dtype=torch.float32, device=device)
+        modules = [module.unwrapped()]
     others = [one for one in modules if not isinstance(one, DefaultDQNRLModule)]
     for one in modules:
         if isinstance(one, DefaultDQNRLModule):

@@ -286,7 +286,8 @@ def prepare_levels(
     check_environments: bool,
 ) -> dict[str, Hook]:
     """Checks and prepares a config for levels; returns the callbacks by event."""
-    vars(config).pop("levels", None)  # of an earlier call
+    # An earlier call may have set it.
+    vars(config).pop("levels", None)
     built_by_trials = isinstance(levels, Mapping) and environments.has_search_space({**vars(config), "levels": levels})
     if built_by_trials:
         config.levels = levels

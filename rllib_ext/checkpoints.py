@@ -28,11 +28,13 @@ from rllib_ext.buffer.buffer import ModuleReplay, RecipeEpisodeReplayBuffer
 
 logger: logging.Logger = logging.getLogger(__name__)
 MANIFEST = "buffer.json"
-MANIFEST_OF_SHARDS = "shards.json"  # in place of the other, of a sharded replay
+# A sharded replay has this manifest in place of the other.
+MANIFEST_OF_SHARDS = "shards.json"
 ROWS = "rows"
 FORMAT = "lightning-replay-rllib"
 FORMAT_VERSION = 2
-SHARDS_VERSION = 1  # of the other manifest
+# Version of the manifest of shards.
+SHARDS_VERSION = 1
 FOLDER = "replay_buffer"
 _OWN_FOLDERS = ("levels", "replay_buffer")
 CheckFiles = Callable[[Mapping[str, Any] | None], None]
@@ -43,13 +45,16 @@ class CheckpointedAlgorithm:
 
     def __init__(self, algorithm: Any, part: CheckpointPart) -> None:
         self._part = part
-        self._save_algorithm, self._restore_algorithm = algorithm.save_to_path, algorithm.restore_from_path
-        algorithm.save_to_path, algorithm.restore_from_path = self.save_to_path, self.restore_from_path
+        self._save_algorithm = algorithm.save_to_path
+        self._restore_algorithm = algorithm.restore_from_path
+        algorithm.save_to_path = self.save_to_path
+        algorithm.restore_from_path = self.restore_from_path
 
     def save_to_path(
         self, path: str | Path | None = None, *, filesystem: fs.FileSystem | None = None, **options: Any
     ) -> str:
-        state = self._part.state()  # of the moment of RLlib's state
+        # The state is taken at the moment of RLlib's state.
+        state = self._part.state()
         saved: str = self._save_algorithm(path, filesystem=filesystem, **options)
         checkpoint = dataclasses.replace(Folder.at(path, filesystem), path=saved)
         # Last, with the fingerprints of RLlib's files: a save that was cut short does not match them.
@@ -89,7 +94,7 @@ class CheckpointPart(Protocol):
     """A part of an algorithm that RLlib's checkpoints lack."""
 
     folder: str  # its name in a checkpoint
-    option: str  # of restore_from_path, which leaves the part out
+    option: str  #: Option of ``restore_from_path`` that leaves the part out.
     restores: bool  # default of the option
     instead: str  # effect of the option, for errors
 
@@ -175,8 +180,8 @@ class ReplayPart:
 class WarmUp(NamedTuple):
     """Warm-up of an algorithm before it learns, in environment steps."""
 
-    steps: int  # as the user gave them
-    learning_starts: int  # of the whole run; a restore without the buffer postpones it
+    steps: int  #: Warm-up steps as the user gave them.
+    learning_starts: int  #: Steps before the first update of the whole run. A restore without the buffer postpones it.
 
 
 class SavedBuffer(NamedTuple):

@@ -37,7 +37,8 @@ def check_api_stack(config: AlgorithmConfig, reason: str) -> None:
 
 def check_algorithm(config: AlgorithmConfig) -> None:
     """Refuses algorithms without a replay buffer, and the old API stack."""
-    kind, name = config.algo_class, algorithm_name(config)
+    kind = config.algo_class
+    name = algorithm_name(config)
     # IQL, which derives from SAC, reads offline data instead.
     if not (isinstance(kind, type) and issubclass(kind, DQN)) or issubclass(kind, IQL):
         raise ValueError(
@@ -59,7 +60,8 @@ def check_buffer(config: AlgorithmConfig) -> None:
             else 'first give .training(replay_buffer_config=rllib_ext.replay_config("prioritized", capacity=100_000))'
         )
         raise ValueError(f"replay_buffer_config is of type {kind!r}; {instead}")
-    given, environments = config.replay_buffer_config, num_actors(config)
+    given = config.replay_buffer_config
+    environments = num_actors(config)
     most = given.get("max_trajectories")
     if given.get("recipe") == "event_tables" and most is not None and most < environments:
         raise ValueError(
@@ -69,7 +71,8 @@ def check_buffer(config: AlgorithmConfig) -> None:
     every = [given, *({**given, **(special or {})} for special in (given.get("modules") or {}).values())]
     found = [(options, name) for options in every for name in CAPACITIES if options.get(name) is not None]
     options, name = min(found, key=lambda one: one[0][one[1]])
-    capacity, fragment = options[name], config.get_rollout_fragment_length()
+    capacity = options[name]
+    fragment = config.get_rollout_fragment_length()
     # Of a curriculum the capacity is that of each task, and a round brings steps of all of them.
     tasks = len(options.get("tasks") or ()) if name == "capacity_per_task" else 1
     steps = math.ceil(environments / max(tasks, 1)) * fragment
@@ -161,7 +164,8 @@ def check_curriculum(config: AlgorithmConfig, replay: CurriculumReplay, first: S
     """Warns of a curriculum without progress signals, or with tasks that no environment plays ``first``."""
     from lightning_replay.schedulers import Scheduler
 
-    uses_progress = type(replay.sampler.scheduler).progress is not Scheduler.progress  # which ignores signals
+    # The base class ignores signals.
+    uses_progress = type(replay.sampler.scheduler).progress is not Scheduler.progress
     if uses_progress and config.replay_buffer_config.get("progress") is None:
         logger.warning(
             "the curriculum's scheduler gets no progress signals: give replay_config(progress="

@@ -44,7 +44,8 @@ METHODS = (
     *("environment", "env_runners", "learners", "training", "rl_module", "multi_agent", "evaluation"),
     *("reporting", "debugging", "fault_tolerance", "checkpointing", "resources", "framework"),
 )
-_CONNECTOR, _FLATTEN = "env_to_module_connector", "ray.rllib.connectors.env_to_module.FlattenObservations"
+_CONNECTOR = "env_to_module_connector"
+_FLATTEN = "ray.rllib.connectors.env_to_module.FlattenObservations"
 OWN_KEYS = ("algorithm", "replay", "levels", "configure", "stop", "checkpoint")
 
 
@@ -52,7 +53,7 @@ OWN_KEYS = ("algorithm", "replay", "levels", "configure", "stop", "checkpoint")
 class Stop:
     """Limits of training, which is over as soon as one of them is reached; steps before a restore count."""
 
-    env_steps: int | None = None  # of the environment
+    env_steps: int | None = None  #: Environment steps.
     iterations: int | None = None  # calls of train()
     episode_return: float | None = None  # mean of the last training episodes
 
@@ -100,13 +101,15 @@ def configured(sections: Mapping[str, Any]) -> tuple[AlgorithmConfig, Settings]:
         if name in sections:
             _call(config, name, sections[name])
     set_class_path(config)
-    options, levels = sections.get("configure", {}), sections.get("levels")
+    options = sections.get("configure", {})
+    levels = sections.get("levels")
     others = ("config", "levels", *(LEVEL_OPTIONS if levels is None else REPLAY_OPTIONS))
     _check_names("configure", options, [name for name in _arguments(configure) if name not in others])
     if levels is None:
         config.training(replay_buffer_config=replay_config(**sections["replay"]))
     config = configure(config, levels=levels, **options)
-    stop, checkpoint = sections["stop"], sections.get("checkpoint")
+    stop = sections["stop"]
+    checkpoint = sections.get("checkpoint")
     _check_names("stop", stop, [field.name for field in dataclasses.fields(Stop)])
     for name, value in stop.items():
         checked_number(f"stop.{name}", value)
@@ -126,7 +129,8 @@ def updates_per_env_step(config: AlgorithmConfig) -> float:
     if isinstance(config, ApexDQNConfig):
         return (config.samples_per_insert or math.nan) / batch
     if issubclass(config.algo_class, DQN):
-        rounds, updates = calculate_rr_weights(config)  # of sampling, and of learning after them
+        # Rounds of sampling, and rounds of learning after them.
+        rounds, updates = calculate_rr_weights(config)
         steps = rounds * config.get_rollout_fragment_length() * num_actors(config)
         return math.nan if config.batch_mode == "complete_episodes" else updates / steps
     minibatches = math.ceil(config.train_batch_size_per_learner / (config.minibatch_size or batch))
@@ -163,9 +167,13 @@ def _algorithm(sections: Mapping[str, Any]) -> AlgorithmConfig:
     algorithm = sections.get("algorithm")
     if algorithm not in list(ALGORITHMS):  # it may be unhashable
         raise ValueError(f"algorithm is {algorithm!r}; accepted are {', '.join(ALGORITHMS)}")
-    own, other, others = "replay", "levels", REPLAY_LEVELS
+    own = "replay"
+    other = "levels"
+    others = REPLAY_LEVELS
     if algorithm in REPLAY_LEVELS:
-        own, other, others = "levels", "replay", REPLAY_STEPS
+        own = "levels"
+        other = "replay"
+        others = REPLAY_STEPS
     if other in sections:
         raise ValueError(
             f"the key {other} is for {', '.join(others)}; algorithm is {algorithm}, which takes {own} in its place"

@@ -33,7 +33,9 @@ class ReplayCQL(CQL):
     """
 
     def training_step(self) -> None:
-        config, buffer, metrics = self.config, self.local_replay_buffer, self.metrics
+        config = self.config
+        buffer = self.local_replay_buffer
+        metrics = self.metrics
         if not len(buffer):
             raise RuntimeError("the replay buffer is empty; call rllib_ext.fill(algorithm, replay) before training")
         for _ in range(config.dataset_num_iters_per_learner):

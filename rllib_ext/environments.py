@@ -28,7 +28,8 @@ from rllib_ext.buffer.building import imported
 
 logger: logging.Logger = logging.getLogger(__name__)
 T = TypeVar("T")
-_CLASS_PATH = "class_path"  # of the environment's config
+# Entry of the environment's config.
+_CLASS_PATH = "class_path"
 _EXAMPLE = "my_module.MyEnv"
 _SAMPLES = 8
 _TRIES = 32  # actions of an environment that may be illegal and are not masked
@@ -48,7 +49,8 @@ def check_environment(config: AlgorithmConfig, task: str | None = None) -> None:
         with closing(make_environment(config)) as environment:
             tasks = environment.get_wrapper_attr("TASKS") if environment.has_wrapper_attr("TASKS") else [task]
             if task in tasks and task is not None and environment.has_wrapper_attr("task"):
-                environment.set_wrapper_attr("task", task)  # before the reset: there need be no default task
+                # The task is set before the reset, because there may be no default task.
+                environment.set_wrapper_attr("task", task)
             if isinstance(environment, MultiAgentEnv):
                 environment.reset()
             else:
@@ -116,7 +118,8 @@ def check_observations(config: AlgorithmConfig, environment: gymnasium.Env[Any, 
     else:
         pairs = [(owner.observation_space, owner.action_space)]
     for spaces in pairs:
-        space, kind = spaces[0], type(spaces[0]).__name__
+        space = spaces[0]
+        kind = type(spaces[0]).__name__
         if isinstance(space, Box) and len(space.shape) == 2:
             kind = f"Box {list(space.shape)}"
         elif not isinstance(space, Dict | Tuple):
@@ -251,7 +254,8 @@ def sampled_configs(config: AlgorithmConfig) -> list[AlgorithmConfig]:
 
 def accepted(samples: list[T], check: Callable[[T], object]) -> list[T]:
     """Returns the samples for which a check raises nothing, and warns of the others; raises if there are none."""
-    passed, refusals = [], []
+    passed = []
+    refusals = []
     for sample in samples:
         try:
             check(sample)

@@ -25,10 +25,12 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger(__name__)
 Struct = Any  # an array, or dicts and tuples of arrays, all with the same first dimension
 Key = tuple[str, ...]
-TASK = "task"  # among the infos, among an episode's custom_data, and the name of the column
+# Name of the task in infos, in an episode's custom_data, and of the column.
+TASK = "task"
 _STATE = RLlibColumns.STATE_OUT
 _ROWS_BEFORE_WARNING = 1_000
-_TERMINATED = "rllib_ext_terminated"  # in the custom data of an agent's episode
+# Entry in the custom data of an agent's episode.
+_TERMINATED = "rllib_ext_terminated"
 
 
 class EpisodeConverter:
@@ -52,7 +54,7 @@ class EpisodeConverter:
         self.fragments: FragmentTracker = FragmentTracker()
         self.information: Information = information or Information()
         self.slices: list[EpisodeSlice] = []  # the new rows of the last add by episode, where there is a curriculum
-        self.columns: dict[str, Columns] = {}  # of what is stored, by name; empty before the first rows
+        self.columns: dict[str, Columns] = {}  #: Columns by name; empty before the first rows.
 
     def flatten(self, episodes: Sequence[SingleAgentEpisode]) -> list[FlatEpisode]:
         """Returns episodes as columns, and refuses those that do not fit the first ones; keeps nothing."""
@@ -61,7 +63,8 @@ class EpisodeConverter:
             return []
         # Kept by transitions(): a fragment that is refused must not decide what fits.
         columns = self.columns or {name: Columns(name, struct) for name, struct in structs[0][1].items()}
-        flat, information = [], self.information
+        flat = []
+        information = self.information
         for episode, given in structs:
             if given.keys() != columns.keys():
                 here, before = ("state_out", "none") if _STATE in given else ("no state_out", "one with every step")
@@ -98,9 +101,12 @@ class EpisodeConverter:
             return None
         self.columns = flat[0].columns
         parts: list[dict[Key, np.ndarray]] = []
-        trajectories, rewards, ends = [], [], []
+        trajectories = []
+        rewards = []
+        ends = []
         for one in flat:
-            episode, length = one.episode, len(one.episode)
+            episode = one.episode
+            length = len(one.episode)
             trajectory, first = self.fragments.place(episode.id_, episode.t_started, length)
             if first == length:  # a fragment that was sent twice
                 continue
@@ -109,7 +115,8 @@ class EpisodeConverter:
             rewards.append(np.asarray(episode.get_rewards(slice(first, length)), dtype=np.float32))
             ends.append((has_terminated(episode), episode.is_truncated))
             if (TASK,) in one.arrays:
-                first_step, task = episode.t_started + first, int(one.arrays[(TASK,)][-1])
+                first_step = episode.t_started + first
+                task = int(one.arrays[(TASK,)][-1])
                 self.slices.append(EpisodeSlice(trajectory, first_step, rewards[-1], any(ends[-1]), task))
         if not parts:
             return None
@@ -175,7 +182,8 @@ def _recording_ends(add_env_step: Callable[..., None]) -> Callable[..., None]:
         self: MultiAgentEpisode, *step: Any, terminateds: Any = None, truncateds: Any = None, **rest: Any
     ) -> None:
         add_env_step(self, *step, terminateds=terminateds, truncateds=truncateds, **rest)
-        died, stopped = terminateds or {}, truncateds or {}
+        died = terminateds or {}
+        stopped = truncateds or {}
         if not (any(died.values()) or any(stopped.values())):
             return
         for agent, episode in self.agent_episodes.items():
@@ -274,7 +282,8 @@ class Columns:
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Columns:
         columns = cls.__new__(cls)
-        columns.name, columns._nesting = state["name"], state["struct"]
+        columns.name = state["name"]
+        columns._nesting = state["struct"]
         columns.leaves = [Leaf(tuple(key), np.dtype(dtype), tuple(shape)) for key, dtype, shape in state["leaves"]]
         if not all(leaf.dtype.kind in "biufc" for leaf in columns.leaves):  # an object would be read from its bytes
             raise ValueError(f"the saved {state['name']} has columns of {state['leaves']}; load an earlier save")
@@ -369,7 +378,8 @@ class Information:
 
     def _warn_of_missing(self, infos: list[dict[str, Any]]) -> None:
         self._missing = {key for key in self._missing if not any(key in info for info in infos)}
-        rows_before, self._rows_read = self._rows_read, self._rows_read + len(infos)
+        rows_before = self._rows_read
+        self._rows_read = self._rows_read + len(infos)
         if self._missing and rows_before < _ROWS_BEFORE_WARNING <= self._rows_read:  # they may be misspelt
             logger.warning(
                 f"info_keys has {sorted(self._missing)}, which no info had in the first {self._rows_read} steps and "
@@ -446,7 +456,8 @@ class TaskProgress:
 
     def new_signals(self) -> list[tuple[str, float]]:
         """Returns the signals since the last call, each with its task, for a scheduler elsewhere."""
-        signals, self._new = self._new, []
+        signals = self._new
+        self._new = []
         return signals
 
     def forget_running(self) -> None:
@@ -462,7 +473,8 @@ class TaskProgress:
 
     def load_state(self, state: dict[str, Any]) -> None:
         self._running = OrderedDict((trajectory, total) for trajectory, total in state["running"])
-        self.episodes, self.signals = Counter(state["episodes"]), dict(state["signals"])
+        self.episodes = Counter(state["episodes"])
+        self.signals = dict(state["signals"])
         if self._progress is not None and state["progress"] is not None:
             self._progress.load_state_dict(state["progress"])
 

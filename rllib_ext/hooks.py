@@ -25,7 +25,8 @@ EVENTS = (
 )
 NUM_UPDATES_LIFETIME = "num_updates_lifetime"
 _LEARNER_LAG = 16  # updates by which one Learner may be behind another, with a margin
-_LEAST_EPISODES = 1024  # of one environment that may wait for their scores
+# Episodes of one environment that may wait for their scores.
+_LEAST_EPISODES = 1024
 
 
 def set_hooks(config: AlgorithmConfig, hooks: Mapping[str, Hook]) -> None:
@@ -47,7 +48,8 @@ def install_replay(
     from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
     from rllib_ext.sharded.checkpoint import ShardedReplayPart
 
-    config, buffer = algorithm.config, algorithm.local_replay_buffer
+    config = algorithm.config
+    buffer = algorithm.local_replay_buffer
     values(algorithm.learner_group.foreach_learner(_log_gradient_steps))
     check_buffer(config)  # again: values may have been search spaces when configure() checked them
     if any(values(algorithm.learner_group.foreach_learner(_stacks_frames))):
@@ -135,7 +137,7 @@ def install_levels(
         config.seed,
         environments=environments,
         max_lag=_LEARNER_LAG * max(config.num_learners, 1),
-        # of an EnvRunner; each episode may have a single step
+        # The fragments of an EnvRunner may have episodes of a single step.
         max_pending=max(_LEAST_EPISODES * environments, 4 * config.total_train_batch_size)
         // max(config.num_env_runners, 1),
         flush=flush,
@@ -216,7 +218,8 @@ def _log_gradient_steps(learner: Any) -> None:
 
 def start_shards(algorithm: Any, reads_flags: bool) -> None:
     """Starts the shards of an algorithm that was just built, and ends them with it."""
-    config, replay = algorithm.config, algorithm.local_replay_buffer
+    config = algorithm.config
+    replay = algorithm.local_replay_buffer
     if not reads_flags:
         raise ValueError(
             "num_shards is given, and the config has Learner connectors of its own, which do not fetch rows from "

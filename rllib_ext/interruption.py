@@ -60,7 +60,8 @@ class Interruption:
                 signal.signal(number, signal.SIG_DFL)
                 signal.raise_signal(number)
         elif self.signal_number is None:
-            self._received_at, self.signal_number = time.monotonic(), number
+            self._received_at = time.monotonic()
+            self.signal_number = number
             os.write(2, _HINT)  # print may not be called in a handler: the iteration may be printing
         elif number != self.signal_number or time.monotonic() - self._received_at > _ONE_SIGNAL_S:
             self._restore()

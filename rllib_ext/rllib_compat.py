@@ -114,7 +114,8 @@ def prepare_algorithm(kind: type) -> dict[str, Any]:
             "those that it added. Call configure last, before build_algo()"
         )
     config = given.copy(copy_frozen=False)
-    options = {**config.replay_buffer_config, "type": kind}  # in place of the class's name
+    # The class takes the place of its name.
+    options = {**config.replay_buffer_config, "type": kind}
     config.replay_buffer_config = options
     config = rllib_ext.configure(config, require_cpus=False, check_environments=False)
     if config.algo_class is not given.algo_class:

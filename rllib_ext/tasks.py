@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
     from lightning_replay.table_replay import CurriculumReplay
 
-_TASKS = Attached[list[str]]("tasks_of_environments")  # of EnvRunners
+# The tasks of each EnvRunner's environments.
+_TASKS = Attached[list[str]]("tasks_of_environments")
 
 
 def assigned(replay: CurriculumReplay, config: AlgorithmConfig) -> list[str]:

@@ -134,7 +134,9 @@ class ReplayContents:
         ``priority_max`` and ``draws_of_top_tenth``, the share of draws that go to the likeliest tenth of the rows;
         ``tables/NAME/fill`` and ``tables/NAME/share_drawn``; with retention ``refused`` and ``evicted``.
         """
-        count, ages, draws = len(self), self.ages, self.draws
+        count = len(self)
+        ages = self.ages
+        draws = self.draws
         figures: dict[str, float] = {"size": count, "capacity": self.capacity, "fill": count / self.capacity}
         if ages is not None and count:
             figures |= {"age_mean": float(ages.mean()), "age_max": int(ages.max())}
@@ -285,7 +287,8 @@ def text_of(described: Any) -> str:
 
 def _counters_of(state: Mapping[str, Any], given: int | None) -> dict[str, int]:
     """Returns rows given, batches drawn and TD errors returned, as far as the state has them, by name."""
-    writer, feedback = state["writer"], state["feedback"]
+    writer = state["writer"]
+    feedback = state["feedback"]
     counters: dict[str, int] = {} if given is None else {"rows given": given}
     if "refused" in writer:
         counters |= {"rows refused": int(writer["refused"]), "rows evicted": int(writer["evicted"])}
@@ -323,9 +326,11 @@ def _tables_of(state: Mapping[str, Any], arguments: Mapping[str, Any]) -> list[T
     drawn = state["sampler"].get("rows_drawn", [])
     sampler = _entry(arguments.get("sampler"), "arguments")
     shares = _entry(sampler.get("table_shares"), "dict")  # absent where shares are not fixed
-    fired, tested = writer.get("fired", []), int(writer.get("rows_tested", 0))
+    fired = writer.get("fired", [])
+    tested = int(writer.get("rows_tested", 0))
     counts_events = len(fired) == len(named) - 1 and tested > 0  # not with several kinds of events into one table
-    tables, offset = [], 0
+    tables = []
+    offset = 0
     for number, (name, capacity) in enumerate(named):
         # a ring of slots: entry k lies at place k modulo the capacity
         oldest = max(int(first[number]), int(appended[number]) - capacity)
@@ -346,7 +351,8 @@ def _draws_of(state: Mapping[str, Any], slots: np.ndarray, tables: list[Table]) 
         return _draws_from_tables(sampler, slots, tables)
     if "tree" in sampler and "priority_exponent" in sampler:
         leaves = array_of(sampler["tree"]["leaves"])[slots].astype(np.float64)
-        total, exponent = leaves.sum(), float(sampler["priority_exponent"])
+        total = leaves.sum()
+        exponent = float(sampler["priority_exponent"])
         if not total > 0:
             return None
         if not exponent > 0:
@@ -368,7 +374,8 @@ def _draws_from_tables(sampler: Mapping[str, Any], slots: np.ndarray, tables: li
     shares = filled * [float(table.share or 0.0) if is_fixed else table.drawn for table in tables]
     shares = shares if shares.sum() > 0 else filled  # nothing was drawn yet
     shares /= max(shares.sum(), 1e-300)  # no table may have a row
-    exponent, offset = float(sampler["priority_exponent"]), float(sampler.get("priority_offset", 0.0))
+    exponent = float(sampler["priority_exponent"])
+    offset = float(sampler.get("priority_offset", 0.0))
     by_slot = None
     if exponent > 0 and len(sampler["priority"]):
         by_slot = array_of(sampler["priority"]).astype(np.float64)
@@ -409,7 +416,8 @@ def _retained_of(writer: Mapping[str, Any]) -> Retained | None:
 
 def _rows_held(state: Mapping[str, Any], retained: Retained | None) -> tuple[np.ndarray, np.ndarray | None, int | None]:
     """Returns the slots that hold a row, the number of each in the order given, and how many were given."""
-    writer, storage = state["writer"], state["storage"]
+    writer = state["writer"]
+    storage = state["storage"]
     if retained is not None:
         return retained.slots, retained.arrival, retained.offered
     if "tables" in writer:
@@ -425,7 +433,8 @@ def _rows_held(state: Mapping[str, Any], retained: Retained | None) -> tuple[np.
     if "cursor" not in writer:
         return slots, None, None
     # The cursor is the slot of the next row: the one before it holds the newest
-    capacity, given = int(state["built_from"]["capacity"]), int(writer["write_count"])
+    capacity = int(state["built_from"]["capacity"])
+    given = int(writer["write_count"])
     return slots, given - 1 - (int(writer["cursor"]) - 1 - slots) % capacity, given
 
 
@@ -480,10 +489,12 @@ def highest_episodes(contents: ReplayContents, most: int) -> RankedEpisodes | No
     they were given. Of equal episodes the newer comes first. At most ``most``; ``None`` if the buffer is empty, keeps
     no order of rows, or stores neither trajectories nor ends.
     """
-    written, columns = contents.written, contents.columns
+    written = contents.written
+    columns = contents.columns
     if written is None or not len(contents):
         return None
-    trajectory, ended = columns.get(TRAJECTORY), contents.ended
+    trajectory = columns.get(TRAJECTORY)
+    ended = contents.ended
     if trajectory is not None:
         in_order = np.lexsort((written, trajectory))
         starts = np.flatnonzero(np.diff(trajectory[in_order], prepend=trajectory[in_order[0]] - 1))
@@ -492,13 +503,17 @@ def highest_episodes(contents: ReplayContents, most: int) -> RankedEpisodes | No
         starts = np.concatenate(([0], np.flatnonzero(ended[in_order[:-1]]) + 1))
     else:
         return None
-    reward, draws = columns.get(REWARD), contents.draws
+    reward = columns.get(REWARD)
+    draws = contents.draws
     if draws is not None and draws.priority is not None:
-        by, value = "mean priority", draws.priority
+        by = "mean priority"
+        value = draws.priority
     elif contents.retained is not None:
-        by, value = "mean retention priority", contents.retained.priority.astype(np.float64)
+        by = "mean retention priority"
+        value = contents.retained.priority.astype(np.float64)
     elif reward is not None:
-        by, value = "return", reward.astype(np.float64)
+        by = "return"
+        value = reward.astype(np.float64)
     else:
         return None
     lengths = np.diff(starts, append=len(in_order))
@@ -526,7 +541,8 @@ def shown_rows(episode: StoredEpisode, most: int) -> np.ndarray:
 def levels_of(state: Mapping[str, Any]) -> LevelContents:
     """Returns what a level source holds, from its ``state_dict()``; one without scores has no levels."""
     kind = str(state["kind"])
-    sampler, writer = state.get("sampler"), state.get("writer")
+    sampler = state.get("sampler")
+    writer = state.get("writer")
     counters = {"episodes in flight": len(state["running"]["actors"])} if "running" in state else {}
     if not isinstance(sampler, Mapping) or not isinstance(writer, Mapping):
         none = np.zeros(0)

@@ -25,10 +25,16 @@ from lightning_replay.inspection.rows import png_of
 
 # --- charts, as SVG: they need no library, follow the colours of a dark screen, and have tips ---
 
-WIDTH, HEIGHT = 380, 210
+WIDTH = 380
+HEIGHT = 210
 WIDE = 720  # of lanes, which have a line of the page for themselves
-_RIGHT, _TOP, _BOTTOM = 20, 10, 42
-_LANE, _LANE_NAME, _LANE_LEFT = 40, 22, 20  # the name of a lane is larger on narrow screens
+_RIGHT = 20
+_TOP = 10
+_BOTTOM = 42
+# the name of a lane is larger on narrow screens
+_LANE = 40
+_LANE_NAME = 22
+_LANE_LEFT = 20
 _LONGEST_NAME = 50
 _MOST_TICKS = 4
 _POINTS = 60  # of a curve of shares
@@ -37,7 +43,8 @@ _SERIES = 6  # colours of lines
 
 def edges_of(values: np.ndarray, most: int = 40, *, has_log: bool = True) -> tuple[np.ndarray, bool]:
     """Returns the edges of a histogram, ``[P + 1]``, of finite values, and whether they are logarithmic."""
-    low, high = float(values.min()), float(values.max())
+    low = float(values.min())
+    high = float(values.max())
     if has_log and low > 0 and high > 100 * low:
         return np.geomspace(low, high * (1 + 1e-9), most + 1), True  # rounding may leave the largest out
     if high <= low:
@@ -83,7 +90,8 @@ def lines(
 ) -> str:
     """Returns a line for each of ``series``, x and y by name, and with ``has_even`` the diagonal from 0 to 1."""
     every = [np.asarray(part, dtype=np.float64) for pair in series.values() for part in pair]
-    xs, ys = np.concatenate(every[0::2]), np.concatenate(every[1::2])
+    xs = np.concatenate(every[0::2])
+    ys = np.concatenate(every[1::2])
     y_range = min(0.0, ys.min()), 1.0 if has_even else ys.max(initial=0.0)
     chart = _Chart(title, (xs.min(), xs.max()), y_range, xlabel, ylabel)
     if has_even:
@@ -119,7 +127,8 @@ def lanes(edges: np.ndarray, values: Mapping[str, np.ndarray], xlabel: str, titl
         chart.parts.append(_text(_LANE_LEFT, y - 5, shown, ""))
         for (start, stop), value in zip(pairwise(edges), lane, strict=True):
             if value > 0:
-                x, tip = chart.x(start), f"{name}, {short(start)} to {short(stop)}: {value:.0%}"
+                x = chart.x(start)
+                tip = f"{name}, {short(start)} to {short(stop)}: {value:.0%}"
                 opacity = 0.15 + 0.85 * min(float(value), 1.0)  # what is there at all can be seen
                 chart.parts.append(_rect(x, y, chart.x(stop) - x, _LANE - _LANE_NAME - 2, tip, opacity))
     return chart.svg()
@@ -132,14 +141,16 @@ def cells(values: np.ndarray, names: Sequence[str], title: str) -> str:
     gap = 1 if side > 5 else 0
     parts = []
     for number, (value, share, name) in enumerate(zip(values.tolist(), _shares(values), names, strict=True)):
-        x, y = 2 + number % columns * side, 2 + number // columns * side
+        x = 2 + number % columns * side
+        y = 2 + number // columns * side
         parts.append(_rect(x, y, side - gap, side - gap, f"{name}: {short(value)}", 0.08 + 0.92 * share))
     return _svg(parts, title, WIDTH, -(-len(values) // columns) * side + 4)
 
 
 def _shares(values: np.ndarray) -> np.ndarray:
     """Returns values scaled to [0, 1], all 0.5 where they are equal."""
-    low, high = values.min(), values.max()
+    low = values.min()
+    high = values.max()
     return (values - low) / (high - low) if high > low else np.full(len(values), 0.5)
 
 
@@ -175,7 +186,9 @@ class _Chart:
         low, high = x_range
         self._xs = (low, high) if high > low else (low - 0.5, low + 0.5)  # a single value stands in the middle
         self._ys = y_range if y_range[1] > y_range[0] else (y_range[0], y_range[0] + 1.0)
-        self._left, self._right, self.bottom = left, width - _RIGHT, height - _BOTTOM
+        self._left = left
+        self._right = width - _RIGHT
+        self.bottom = height - _BOTTOM
         self._frame = title, width, height
         ends = f'x1="{left}" x2="{self._right}"'
         self.parts: list[str] = []
@@ -217,7 +230,8 @@ def _ticks(low: float, high: float, *, whole: bool = False) -> list[float]:
     if whole and np.floor(high) > np.ceil(low):
         step = max(step, 1.0)
     step *= next(factor for factor in (1, 2, 5, 10) if (high - low) / (step * factor) <= _MOST_TICKS)
-    first, last = np.ceil(low / step - 1e-9), np.floor(high / step + 1e-9)
+    first = np.ceil(low / step - 1e-9)
+    last = np.floor(high / step + 1e-9)
     return [float(number * step) + 0.0 for number in np.arange(first, last + 1)]  # adding 0 turns -0.0 into 0.0
 
 
@@ -238,10 +252,13 @@ def _svg(parts: Sequence[str], title: str, width: int, height: float) -> str:
 # --- cards of levels and of replays ---
 
 _MOST_CELLS = 1_200  # beyond that a cell has several levels
-_LISTED_LEVELS, _LISTED_EPISODES = 10, 5
+_LISTED_LEVELS = 10
+_LISTED_EPISODES = 5
 _MOST_DECADES = 6  # of a logarithmic scale of colours
 _PARTS = 120  # of the timeline
-_STRIPS, _FRAMES = 3, 10  # episodes shown as film strips, and images of each
+# episodes shown as film strips, and images of each
+_STRIPS = 3
+_FRAMES = 10
 _GIVEN = "transitions given so far"
 
 
@@ -311,7 +328,8 @@ def _cards_of_levels(contents: LevelContents) -> Iterator[str]:
     by = contents.score if probability is None else probability
     rows = []
     for place in np.argsort(-by, kind="stable")[:_LISTED_LEVELS].tolist():
-        score, stale = short(float(contents.score[place])), f"{contents.staleness[place]:,}"
+        score = short(float(contents.score[place]))
+        stale = f"{contents.staleness[place]:,}"
         rows.append({"level": f"{contents.level_ids[place]}", "score": score, "staleness": stale})
         if probability is not None:
             rows[-1]["replay probability"] = f"{probability[place]:.2%}"
@@ -319,7 +337,8 @@ def _cards_of_levels(contents: LevelContents) -> Iterator[str]:
 
 
 def _heat_map_card(title: str, contents: LevelContents, values: np.ndarray, what: str) -> str:
-    ids, count = contents.level_ids, len(contents)
+    ids = contents.level_ids
+    count = len(contents)
     groups = np.array_split(np.arange(count), min(count, _MOST_CELLS))
     means = np.array([values[group].mean() for group in groups])
     names = [f"level {ids[one[0]]}" if len(one) == 1 else f"levels {ids[one[0]]} to {ids[one[-1]]}" for one in groups]
@@ -330,7 +349,9 @@ def _heat_map_card(title: str, contents: LevelContents, values: np.ndarray, what
 
 
 def _cards_of_replay(contents: ReplayContents) -> Iterator[str]:
-    draws, retained, ages = contents.draws, contents.retained, contents.ages
+    draws = contents.draws
+    retained = contents.retained
+    ages = contents.ages
     each = 1 / len(contents)
     if ages is not None:
         other = None if draws is None else (ages, draws.probability)
@@ -370,7 +391,8 @@ def _cards_of_replay(contents: ReplayContents) -> Iterator[str]:
 def _retention(contents: ReplayContents) -> Iterator[str]:
     retained = contents.retained
     assert retained is not None
-    known, newest = retained.surprise[~np.isnan(retained.surprise)], retained.newest_surprise
+    known = retained.surprise[~np.isnan(retained.surprise)]
+    newest = retained.newest_surprise
     if len(known):
         label = "root of the surprise: the magnitude of a TD error"
         other = np.sqrt(newest[newest > 0]), 1 / max(len(newest), 1)
@@ -408,7 +430,8 @@ def _tables(contents: ReplayContents) -> str:
 
 
 def _timeline(contents: ReplayContents) -> str:
-    written, given = contents.written, contents.given
+    written = contents.written
+    given = contents.given
     if written is None or not given:
         return ""
     # What retention refused or evicted is shown too; elsewhere the time before the oldest row is empty
@@ -424,7 +447,8 @@ def _timeline(contents: ReplayContents) -> str:
     tables = ((one.name, np.searchsorted(contents.slots, one.slots)) for one in contents.tables)
     shares = {name: counts(rows) / there for name, rows in tables}
     shares = shares or {"stored": counts(np.arange(len(contents))) / there}
-    ended, terminated = contents.ended, contents.columns.get(TERMINATED)
+    ended = contents.ended
+    terminated = contents.columns.get(TERMINATED)
     marks = {} if ended is None else {"episode ends": ended}
     if ended is not None and terminated is not None:
         marks = {"terminated": terminated, "truncated": ended & ~terminated}
@@ -446,7 +470,8 @@ def _episodes(contents: ReplayContents, ranked: RankedEpisodes) -> str:
     rows = []
     for one in ranked.episodes:
         written = contents.written[one.places]
-        first, last = int(written.min()), int(written.max())
+        first = int(written.min())
+        last = int(written.max())
         row = {"number of its rows": f"{first:,} to {last:,}", "rows stored": f"{len(one.places):,}"}
         if ranked.by != "return":  # which is shown in any case
             row[ranked.by] = short(one.rank)
@@ -470,7 +495,8 @@ def _strips(contents: ReplayContents, ranked: RankedEpisodes) -> Iterator[_Strip
 def _film_strips(contents: ReplayContents, ranked: RankedEpisodes) -> str:
     strips = []
     for one, shown, column, images in _strips(contents, ranked):
-        highest, figures = int(np.argmax(one.value)), []
+        highest = int(np.argmax(one.value))
+        figures = []
         for row, image in zip(shown.tolist(), images, strict=True):
             source = b64encode(png_of(image)).decode()
             mark = ' class="highest"' if row == highest else ""
@@ -595,7 +621,8 @@ _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 def tiles_of(subject: Subject) -> list[tuple[str, str]]:
     """Returns the most important figures of a buffer, as text by name."""
-    contents, figures = subject.contents, subject.contents.figures()
+    contents = subject.contents
+    figures = subject.contents.figures()
     if isinstance(contents, LevelContents):
         of = "" if contents.capacity is None else f" of {contents.capacity:,}"
         tiles = [(f"levels with a score ({contents.kind})", f"{len(contents):,}{of}")]
@@ -639,8 +666,12 @@ def _over_time(history: History) -> Iterator[str]:
 
 # --- pictures for loggers ---
 
-_GAP, _CELL = 2, 12  # pixels
-_LEAST, _MOST = np.array([237.0, 244.0, 250.0]), np.array([0.0, 84.0, 140.0])  # from light to blue
+# pixels
+_GAP = 2
+_CELL = 12
+# from light to blue
+_LEAST = np.array([237.0, 244.0, 250.0])
+_MOST = np.array([0.0, 84.0, 140.0])
 _BACKGROUND = 128
 
 

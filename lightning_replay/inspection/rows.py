@@ -42,7 +42,9 @@ class StoredRows:
         if isinstance(self._rows, Tensor):
             return self._rows[first:stop].detach().cpu()
         shape = (stop - first, *self._rows.shape[1:])
-        found, start, end = bytearray(), first * self._row_bytes, stop * self._row_bytes
+        found = bytearray()
+        start = first * self._row_bytes
+        end = stop * self._row_bytes
         while start < end:  # rows may lie in several files
             number = int(np.searchsorted(self._ends, start, side="right"))
             if number != self._number:
@@ -63,7 +65,8 @@ class StoredRows:
         check_file(file, expected, reads=False)  # before that many bytes are allocated
         content = bytearray(expected["bytes"])
         check_file(file, expected, memoryview(content))
-        self._number, self._content = number, content
+        self._number = number
+        self._content = content
 
     def select(self, index: np.ndarray) -> Tensor:
         """Returns the rows of an index, int64 ``[n]``, n > 0, one by one; each chunk file is read at most once."""
@@ -183,7 +186,8 @@ def as_rgb(image: np.ndarray) -> np.ndarray:
     """
     *_, order = _sides(image.shape)
     if order[0] == "K":
-        image, order = image[-1], order[1:]
+        image = image[-1]
+        order = order[1:]
     if order == "CHW":
         image = np.moveaxis(image, 0, -1)
     if image.ndim == 2:

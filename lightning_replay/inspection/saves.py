@@ -25,7 +25,8 @@ from lightning_replay.saving.states import (
 )
 
 # of RLlib checkpoints, see rllib_ext.checkpoints and rllib_ext.sharded.checkpoint
-_MODULES_MANIFEST, _SHARDS_MANIFEST = "buffer.json", "shards.json"
+_MODULES_MANIFEST = "buffer.json"
+_SHARDS_MANIFEST = "shards.json"
 _VERSIONS = {_MODULES_MANIFEST: 2, _SHARDS_MANIFEST: 1}
 _CHECKPOINT_FOLDERS = ("replay_buffer", "levels")
 _COUNT = "newest"  # of the saves of python -m rllib_ext, see rllib_ext.turns

@@ -93,7 +93,8 @@ def locate_chunks(
     named: set[Path] = set()
     for name, record in records.items():
         try:
-            dtype, shape = DTYPES[record["dtype"]], torch.Size(record["shape"])
+            dtype = DTYPES[record["dtype"]]
+            shape = torch.Size(record["shape"])
             if any(length < 0 for length in shape):
                 raise TypeError(f"{record['dtype']} {list(shape)} is no tensor")
             parts = [(directory / Path(file).name, files[file]) for file in record["files"]]
@@ -124,7 +125,8 @@ def read_chunks(tensors: Mapping[str, ChunkedTensor], scratch: Path) -> dict[str
     places = {name: _allocate(tensor.num_bytes, directory) for name, tensor in tensors.items()}
     parts: list[tuple[Path, Mapping[str, Any], memoryview | None]] = []
     for name, tensor in tensors.items():
-        memory, start = places[name].numpy().data, 0
+        memory = places[name].numpy().data
+        start = 0
         for file, expected in tensor.files:
             parts.append((file, expected, memory[start : start + expected["bytes"]]))
             start += expected["bytes"]
@@ -204,7 +206,9 @@ def _link(earlier: Path, file: Path) -> bool:
 
 def _allocate(num_bytes: int, directory: Path | None) -> Tensor:
     # In a scratch file where there is a directory that can be written to.
-    words, cpu, purpose = -(-num_bytes // 8), torch.device("cpu"), "to read the saved buffer"
+    words = -(-num_bytes // 8)
+    cpu = torch.device("cpu")
+    purpose = "to read the saved buffer"
     try:
         rows = allocate_rows(words, 1, cpu, directory, purpose)
     except OSError:

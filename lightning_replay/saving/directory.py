@@ -151,7 +151,8 @@ def read_manifest(file: Path, version: int) -> dict[str, Any]:
         manifest = read_json(file)
         if manifest["checksum"] != checksum_of(manifest):
             raise ValueError("its checksum differs")
-        found, _ = manifest["version"], manifest["id"]
+        found = manifest["version"]
+        _ = manifest["id"]
         if isinstance(found, bool) or not isinstance(found, int) or found < version:
             raise ValueError(f"format version {found!r}")
     except FileNotFoundError:
@@ -199,7 +200,8 @@ def data_of(directory: Path, manifest: Mapping[str, Any]) -> Path:
 
 def names_of_shards(manifest: Mapping[str, Any], folders: Iterable[str]) -> list[str]:
     """Returns the folders of shards that a manifest counts; ``DamagedFileError`` if ``folders`` has fewer of them."""
-    count, there = manifest.get("num_shards"), {name for name in folders if name.startswith("shard-")}
+    count = manifest.get("num_shards")
+    there = {name for name in folders if name.startswith("shard-")}
     # Checked before names are made of it, which for a forged number would not end.
     if type(count) is not int or not 1 <= count <= len(there):
         raise DamagedFileError(

@@ -103,7 +103,8 @@ class Snapshot:
         self._bytes = tensor.view(-1).view(torch.uint8)
         self.nbytes: int = self._bytes.numel()
         self._row_bytes = tensor[0].nbytes if len(tensor) else 0
-        self._owner, self._number = owner, number
+        self._owner = owner
+        self._number = number
         self._is_read = np.zeros(-(-self.nbytes // PIECE_BYTES), dtype=np.bool_)
         self._kept: dict[int, Tensor] = {}
 
@@ -117,7 +118,8 @@ class Snapshot:
         if not self.nbytes:
             return []
         if isinstance(slots, slice):
-            first, last = slots.start * self._row_bytes, min(slots.stop * self._row_bytes, self.nbytes) - 1
+            first = slots.start * self._row_bytes
+            last = min(slots.stop * self._row_bytes, self.nbytes) - 1
             return list(range(first // PIECE_BYTES, last // PIECE_BYTES + 1))
         # Slots above those of the snapshot are ignored; a row lies in one piece or in several.
         first = slots[slots < self.shape[0]].astype(np.int64) * self._row_bytes
@@ -128,7 +130,8 @@ class Snapshot:
 
     def read(self, start: int, target: Tensor) -> None:
         """Copies the content from byte ``start`` on into ``target``, uint8 ``[n]`` on the CPU."""
-        position, stop = start, start + target.numel()
+        position = start
+        stop = start + target.numel()
         while position < stop:
             piece, offset = divmod(position, PIECE_BYTES)
             count = min(PIECE_BYTES - offset, stop - position)

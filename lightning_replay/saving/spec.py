@@ -193,7 +193,8 @@ def build(
             "this library's parts, classes with the decorator lightning_replay.saving.spec.rebuildable, and functions, "
             "defined at the top level of a module that can be imported"
         )
-    given, record = dict(description["arguments"]), cls._record
+    given = dict(description["arguments"])
+    record = cls._record
     given |= {key: (chosen or {}).get(key) for key in record.chosen_when_loaded if key in given}
     env = given.get("env")
     if isinstance(env, str):
@@ -220,7 +221,8 @@ def is_public(value: Any) -> bool:
 
 
 def _import_path(value: Any) -> str:
-    module, public = value.__module__, _public(value.__qualname__)
+    module = value.__module__
+    public = _public(value.__qualname__)
     return f"{module if public is None or public[1] is not value else public[0]}:{value.__qualname__}"
 
 

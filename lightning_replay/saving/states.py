@@ -191,7 +191,8 @@ def open_data(manifest: Mapping[str, Any], data: Path) -> SavedState:
         for name in dict.fromkeys((TENSORS_FILE, VALUES_FILE, *files)):
             if not name.endswith(CHUNK_SUFFIX):
                 check_file(data / Path(name).name, files.get(name, {}))
-        values, tensors = json.loads((data / VALUES_FILE).read_text()), load_file(data / TENSORS_FILE)
+        values = json.loads((data / VALUES_FILE).read_text())
+        tensors = load_file(data / TENSORS_FILE)
         return SavedState(data, values["state"], tensors, locate_chunks(data, values["chunked"], files))
     except DamagedFileError:
         raise

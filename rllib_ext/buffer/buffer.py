@@ -33,11 +33,13 @@ if TYPE_CHECKING:
     from rllib_ext.tasks import TaskAssignment
 
 ROWS_PER_PASS = 512  # new rows whose surprise is computed at once: 0.1 GB of Atari's stacks as floats
-SEVERAL_LEARNERS = (  # which would get both parts of a sequence that RLlib divides under one name
+# Several Learners would get both parts of a sequence that RLlib divides under one name.
+SEVERAL_LEARNERS = (
     "modules with memory of several agents need a single Learner; set .learners(num_learners=0) or 1, or use modules "
     "without state"
 )
-MeasureSurprise = Callable[[str, Sequence[Any]], np.ndarray]  # of a module's rows, pieces of a batch, in its order
+# Returns the surprise of a module's rows, given as pieces of a batch in order.
+MeasureSurprise = Callable[[str, Sequence[Any]], np.ndarray]
 
 
 class RecipeEpisodeReplayBuffer(RowBuffer):
@@ -153,10 +155,13 @@ class RecipeEpisodeReplayBuffer(RowBuffer):
         # Everything is checked before anything is stored.
         modules = dict(self.modules)
         if not several_agents and any(isinstance(one, MultiAgentEpisode) for one in episodes) and not len(self):
-            several_agents, modules = True, {}  # the module built in advance was for one agent
+            # the module built in advance was for one agent
+            several_agents = True
+            modules = {}
         modules |= {name: self.options.build(name, several_agents) for name in grouped if name not in modules}
         flat = {name: modules[name].flatten(parts) for name, parts in grouped.items()}
-        self.modules, self._several_agents = modules, several_agents
+        self.modules = modules
+        self._several_agents = several_agents
         counts = self.counters.counts
         for name, parts in flat.items():
             added = modules[name].add(parts)
@@ -226,7 +231,8 @@ class RecipeEpisodeReplayBuffer(RowBuffer):
             raise ValueError(SEVERAL_LEARNERS)
         drawn: list[SingleAgentEpisode] = []
         for name, module in modules.items():
-            if self._several_agents and not module.is_recurrent:  # beside one that is
+            # Another module is recurrent.
+            if self._several_agents and not module.is_recurrent:
                 dealt, places = deal({name: module.draw(num_steps, 1, gamma, "blocks")}, 0)
                 module.expect(places[name])
                 episodes = [piece.episode for _, piece in dealt]
@@ -315,7 +321,8 @@ class RecipeEpisodeReplayBuffer(RowBuffer):
 
     def take_over(self, modules: dict[str, ModuleReplay], state: dict[str, Any]) -> None:
         """Replaces the modules by restored ones, and the counters by those of :meth:`plain_state`."""
-        self.modules, self._several_agents = modules, state["several_agents"]
+        self.modules = modules
+        self._several_agents = state["several_agents"]
         self.counters.load(state["counters"])
         if self.assignment is not None:
             self.assignment.send()
@@ -340,7 +347,8 @@ class ModuleOptions:
         self.measure: MeasureSurprise | None = None
         # By module, of rows elsewhere: the first rows of a module that is built later get it.
         self.largest_priorities: dict[str, float] = {}
-        self._options, self._special = options, special
+        self._options = options
+        self._special = special
 
     def stores(self, module_id: str) -> bool:
         return self._special.get(module_id, {}) is not None
@@ -409,11 +417,13 @@ class ModuleReplay:
         seed = checked_seed(given.get("seed"))
         if seed is not None and name != DEFAULT_MODULE_ID:
             given["seed"] = seed = seed + zlib.crc32(name.encode())  # modules draw independently of each other
-        info_keys, progress = given.pop("info_keys", None), given.pop("progress", None)
+        info_keys = given.pop("info_keys", None)
+        progress = given.pop("progress", None)
         self.replay: Replay = build_replay(recipe, given, options.returns)
         if name in options.largest_priorities:
             self.replay.raise_max_priority(options.largest_priorities[name])
-        self._options, self._module_id = options, name if several_agents else None
+        self._options = options
+        self._module_id = name if several_agents else None
         self.converter: EpisodeConverter = EpisodeConverter(Information(info_keys or (), self.replay.tasks or None))
         signals = build_progress(progress, self.replay)
         is_curriculum = isinstance(self.replay, CurriculumReplay)
@@ -422,7 +432,7 @@ class ModuleReplay:
         self._min_sizes = None if self.replay.tables is None else MinSizes(self.replay, given)
         self._interrupted = False
         self._num_draws = 0
-        self.mean_n_step: float = 1.0  # of the last draw
+        self.mean_n_step: float = 1.0  #: Mean of n over the rows of the last draw.
         self.drawn: Drawn = Drawn(0, 0, 0)
         self._batch: TensorDictBase | None = None
         self._expected: Expected | None = None
@@ -439,7 +449,8 @@ class ModuleReplay:
 
     @property
     def max_rows(self) -> int:
-        tables = self.replay.tables  # of a curriculum one for each task
+        # A curriculum has one table for each task.
+        tables = self.replay.tables
         return self.replay.capacity if tables is None else int(tables.capacity[0])
 
     def flatten(self, episodes: Sequence[SingleAgentEpisode]) -> list[FlatEpisode]:
@@ -449,11 +460,13 @@ class ModuleReplay:
         columns = flat[0].columns
         if not self.converter.columns:  # the first rows decide what fits
             check_stacks(self.replay.storage, columns["observation"])
-            if "state_out" in columns:  # of a recurrent module
+            # A recurrent module has states.
+            if "state_out" in columns:
                 from rllib_ext.buffer.sequences import check_sequences
 
                 check_sequences(self.replay)
-        steps, max_rows = sum(len(one.episode) for one in flat), self.max_rows
+        steps = sum(len(one.episode) for one in flat)
+        max_rows = self.max_rows
         if (TASK,) in flat[0].arrays and len(self.replay.tables or ()) > 1:  # a table for each task
             steps = int(np.bincount(np.concatenate([one.arrays[(TASK,)] for one in flat])).max())
         if steps > max_rows:
@@ -464,8 +477,10 @@ class ModuleReplay:
         return flat
 
     def add(self, flat: Sequence[FlatEpisode]) -> Added:
-        fragments, stored = self.converter.fragments, 0
-        rows_before, episodes_before = len(self.replay), fragments.episodes
+        fragments = self.converter.fragments
+        stored = 0
+        rows_before = len(self.replay)
+        episodes_before = fragments.episodes
         if flat and self._interrupted:  # the episodes that ran before a load
             stored = len(self.replay.end_episodes())
             self._interrupted = False
@@ -478,7 +493,8 @@ class ModuleReplay:
         if rows is None:  # each fragment was sent before
             return Added(0, rows_before + stored - len(self.replay), 0)
         if self.is_recurrent:
-            self._returns.attach(self.replay)  # from the first row on: sequences are drawn along the links
+            # Sequences are drawn along the links, so the links begin with the first row.
+            self._returns.attach(self.replay)
         try:
             stored += len(self.replay.extend_columns(rows))
         except Exception:  # the Learner that measures new rows was lost, or a function of the user's raised
@@ -527,7 +543,8 @@ class ModuleReplay:
 
     def expect(self, places: np.ndarray) -> None:
         # The TD errors of the rows drawn last come back in the order of ``places``, as RLlib joins its Learners'.
-        batch, self._batch = self._batch, None
+        batch = self._batch
+        self._batch = None
         assert batch is not None
         if self.replay.takes_feedback:
             key = self.converter.columns["action"].leaves[0].key
@@ -580,9 +597,11 @@ class ModuleReplay:
         given: Any = np.asarray(td_errors)
         if sequences is not None:
             learned, given = sequences.of(given)
-            index, generation = index[learned], generation[learned]
+            index = index[learned]
+            generation = generation[learned]
         self._update_rows(index, generation, given, action)
-        self._expected = None  # after the update: refused TD errors may be given again, corrected
+        # The draw stays expected until the update succeeds, so that corrected TD errors can follow refused ones.
+        self._expected = None
 
     def update_part(self, slot: np.ndarray, generation: np.ndarray, td_errors: np.ndarray) -> None:
         """Updates rows that :meth:`draw_part` drew, in any order; arguments as there and as for :meth:`update`."""
@@ -591,7 +610,8 @@ class ModuleReplay:
         from lightning_replay.storage.packed import read_columns
 
         # Copies, because arrays from Ray's object store cannot be written to, of which torch warns.
-        index, action = torch.tensor(slot, device="cpu"), None
+        index = torch.tensor(slot, device="cpu")
+        action = None
         if self._reads_actions and td_errors.ndim == 2:
             (action,) = read_columns(self.replay.storage, index, [self.converter.columns["action"].leaves[0].key])
         self._update_rows(index, torch.tensor(generation, device="cpu"), td_errors.copy(), action)

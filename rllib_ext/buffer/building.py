@@ -71,7 +71,8 @@ def _from_recipe(recipe: str, options: Mapping[str, Any], returns: Returns) -> R
     named = accepted_names(function) or inspect.signature(function).parameters
     accepted = [name for name in named if name not in {*_SET_BY_RLLIB, "prefetch"}]
     # A function of a user's own need not take the seed, which configure gives.
-    takes_seed, seed = "seed" in accepted, options.get("seed")
+    takes_seed = "seed" in accepted
+    seed = options.get("seed")
     options = {name: value for name, value in options.items() if name != "seed" or takes_seed}
     _refuse_unknown(f"recipe {recipe!r}", options, accepted)
     arguments = {name: built(value, name) for name, value in options.items()}
@@ -105,7 +106,9 @@ def _from_parts(options: Mapping[str, Any], returns: Returns) -> Replay:
             "replay_config needs a recipe (see lightning_replay.recipes), or a sampler, writer or transform"
         )
     _refuse_unknown("a buffer put together from parts", options, [*PARTS, *PART_OPTIONS])
-    capacity, frame_stack, image_key = options["capacity"], options.get("frame_stack"), options.get("image_key")
+    capacity = options["capacity"]
+    frame_stack = options.get("frame_stack")
+    image_key = options.get("image_key")
 
     def part(value: Any, name: str, kind: type) -> Any:
         if value is not None:
@@ -116,7 +119,8 @@ def _from_parts(options: Mapping[str, Any], returns: Returns) -> Replay:
     given = options.get("transform") or []
     given = given if isinstance(given, list | tuple) else [given]
     transforms = [part(value, "transform", Transform) for value in given]
-    n_steps, worst = 1, None
+    n_steps = 1
+    worst = None
     if uses_retention(None, options):
         n_steps, discount = _single_length(returns)
         worst = functools.partial(frames_at_worst, capacity, n_steps=n_steps)
@@ -206,7 +210,8 @@ class MinSizes:
         if options.get("min_size") is None and self._has_shares and "tables" in options:
             self._unset.append(DEFAULT_TABLE)
         elif options.get("min_size") is None and isinstance(replay.sampler, ScheduledSampler) and "tasks" in options:
-            self._unset = list(self._tables.names[:1])  # of all tasks, whose tables are alike
+            # The tables of all tasks are alike.
+            self._unset = list(self._tables.names[:1])
 
     def update(self, batch_size: int, held: np.ndarray | None = None) -> None:
         """Sets the sizes before a draw; ``held`` are the entries of each table, where they lie in other replays."""

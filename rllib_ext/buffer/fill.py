@@ -126,7 +126,8 @@ def _newest_rows(replay: Replay, most: int) -> TensorDictBase:
     if not len(replay):
         raise ValueError("the replay is empty; collect rows before filling an algorithm's buffer")
     rows = replay.storage.get(replay.oldest_first()[-most:]).cpu()
-    steps = rows.get("steps_to_next_obs", None)  # of returns formed before they were stored
+    # Returns may have been formed before the rows were stored.
+    steps = rows.get("steps_to_next_obs", None)
     if steps is not None and (steps > 1).any():
         raise ValueError(
             "the rows are returns over several steps (steps_to_next_obs); RLlib forms these itself from single steps. "
@@ -162,7 +163,8 @@ def _episodes(
     trajectory = trajectory_of(rows)
     name = np.zeros(len(rows), dtype=np.int64) if trajectory is None else trajectory.reshape(len(rows)).numpy()
     order = np.argsort(name, kind="stable")
-    before, after = order[:-1], order[1:]
+    before = order[:-1]
+    after = order[1:]
     # An episode goes on where the same trajectory begins with what it ended with, and did not end.
     follows = (name[before] == name[after]) & ~(terminated | truncated)[before]
     for ended, started in zip(tree.flatten(following), tree.flatten(observation), strict=True):

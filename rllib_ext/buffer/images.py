@@ -33,7 +33,8 @@ def check_stacks(storage: Any, observation: Columns) -> None:
 
     if not isinstance(storage, FrameStorage):
         return
-    stack, leaves = storage.frame_stack, {leaf.key: leaf for leaf in observation.leaves}
+    stack = storage.frame_stack
+    leaves = {leaf.key: leaf for leaf in observation.leaves}
     for name, leaf in (("/".join(key), leaves.get(key)) for key in storage.image_keys):
         if leaf is None:
             raise ValueError(
@@ -103,5 +104,5 @@ def is_image(space: gym.Space[Any]) -> TypeGuard[gym.spaces.Box]:
     return isinstance(space, gym.spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3
 
 
-def has_channels_last(space: gym.spaces.Box) -> bool:  # of an image alone, frame_stack=1
+def has_channels_last(space: gym.spaces.Box) -> bool:
     return space.shape[-1] < space.shape[0]

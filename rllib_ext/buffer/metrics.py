@@ -31,12 +31,17 @@ STATS: dict[str, tuple[str, ...]] = {
     "frames": ("frames_held", "frame_capacity", "frames_per_transition"),
 }
 TABLE_STATS: tuple[str, ...] = ("share_drawn", "fill", "size", "evicted", "age_mean", "age_max", "event_share")
-_ENTRIES_PER_CALL = 10_000  # whose ages are read, on average
-_PRIORITIES_PER_CALL = 100_000  # that are summed up, on average
+# Entries whose ages a call reads on average.
+_ENTRIES_PER_CALL = 10_000
+# Priorities that a call adds up on average.
+_PRIORITIES_PER_CALL = 100_000
 _EPISODES_PER_CALL = 1_000  # rows whose episodes are counted, on average
-FRAGMENT_GAPS, DUPLICATE_STEPS = "fragment_gaps", "duplicate_steps"
-AGENT_STEPS_ADDED = "agent_steps_added"  # by agent where the others are by module
-Modules = Mapping[str, Any]  # of the buffer, whose module needs this one: ModuleReplay by name
+FRAGMENT_GAPS = "fragment_gaps"
+DUPLICATE_STEPS = "duplicate_steps"
+# This counter is kept by agent, the others by module.
+AGENT_STEPS_ADDED = "agent_steps_added"
+# The ModuleReplay of each module, by name.
+Modules = Mapping[str, Any]
 
 
 class Drawn(NamedTuple):
@@ -55,7 +60,8 @@ class BufferMetrics:
     """
 
     def __init__(self) -> None:
-        self.counts: Counts = Counter()  # by counter and by module or agent; sums of all modules under the module ""
+        # Counts by counter, and by module or agent. The module "" has the sums of all modules.
+        self.counts: Counts = Counter()
         self._environment = FragmentTracker()  # stays empty where there is one agent
         self._log = CounterLog()
         self._read: dict[tuple[str, str], tuple[int, Any]] = {}  # figures, and the call in which they were computed
@@ -124,7 +130,8 @@ class BufferMetrics:
 
     def _sum(self, counter: str, env_steps_stored: int) -> int:
         environment = self._environment
-        if counter == "episodes_evicted":  # of several agents those of one module
+        # With several agents, these are the episodes of one module.
+        if counter == "episodes_evicted":
             return max((amount for (name, _), amount in self.counts.items() if name == counter), default=0)
         if environment.episodes and counter == "episodes_added":
             return environment.episodes

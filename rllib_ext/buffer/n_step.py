@@ -55,7 +55,8 @@ class SampledReturns(SeededStateful, EpisodeTracker):
         slots, last, steps_used = EpisodeTracker._chain(self, index, storage)
         if self._shortest == self.n_steps:
             return slots, last, steps_used
-        longest, size = self.n_steps, index.shape[:1]
+        longest = self.n_steps
+        size = index.shape[:1]
         drawn = torch.randint(self._shortest, longest + 1, size, generator=self._generator, device="cpu")
         drawn = drawn.view(-1, *[1] * (index.ndim - 1)).expand(index.shape)
         steps_used = torch.minimum(steps_used, drawn.flatten())

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from lightning_replay.episodes.links import EpisodeLinks
     from lightning_replay.replay import Replay
 
-_MAX_EMPTY_ROUNDS = 1000  # in a row without one sequence that is long enough; 0.1 s
+# Rounds in a row without a sequence that is long enough; they take 0.1 s.
+_MAX_EMPTY_ROUNDS = 1000
 
 
 def check_sequences(replay: Replay, n_step: Any = 1) -> None:
@@ -112,7 +113,7 @@ class Sequences(NamedTuple):
 
     slots: Tensor  # [S, T], the rows of each; after the last one it is repeated
     lengths: Tensor  # how many of them are distinct, 1 to T
-    before: Tensor  # of the step before the first, -1 where an episode begins
+    before: Tensor  #: Slot of the step before the first step; -1 at the beginning of an episode.
     drawn: Tensor  # the rows that the sampler drew
     generation: Tensor
     weight: Tensor  # float32, their importance weights
@@ -125,7 +126,9 @@ def read_episodes(
     observation, action, state_out = (columns[name] for name in ("observation", "action", "state_out"))
     slots = torch.cat((drawn.before.unsqueeze(1), drawn.slots), dim=1)
     used = (torch.arange(slots.shape[1], device=slots.device) <= drawn.lengths.unsqueeze(1)) & (slots >= 0)
-    everything, first, last = slots[used], drawn.slots[:, 0], drawn.slots[:, -1]
+    everything = slots[used]
+    first = drawn.slots[:, 0]
+    last = drawn.slots[:, -1]
 
     def read(index: Tensor, keys: Sequence[str | tuple[str, ...]]) -> list[np.ndarray]:
         return [column.cpu().numpy() for column in read_columns(storage, index, keys)]
@@ -137,10 +140,12 @@ def read_episodes(
     (rewards,) = read(everything, [("next", "reward")])
     (step,) = read(first, ["step"])
     terminated, truncated = read(last, [("next", "terminated"), ("next", "truncated")])
-    weights, lookbacks = drawn.weight.cpu().numpy(), (drawn.before >= 0).long().tolist()
+    weights = drawn.weight.cpu().numpy()
+    lookbacks = (drawn.before >= 0).long().tolist()
     episodes = []
     for number, (begin, end) in enumerate(pairwise([0, *used.sum(1).cumsum(0).tolist()])):
-        rows, buffer = slice(begin, end), functools.partial(InfiniteLookbackBuffer, lookback=lookbacks[number])
+        rows = slice(begin, end)
+        buffer = functools.partial(InfiniteLookbackBuffer, lookback=lookbacks[number])
         seen = [
             np.concatenate((array[rows], after[number : number + 1]))
             for array, after in zip(observations, final, strict=True)

@@ -31,12 +31,14 @@ class TransitionBlock(SingleAgentEpisode):
 
     def __init__(
         self,
-        name: str,  # with an underscore: RLlib renames others
+        # RLlib renames names without an underscore.
+        name: str,
         columns: Sequence[Any],  # observations, next observations and actions, nested [n, ...], and rewards, [n]
         outputs: dict[str, np.ndarray],  # further columns of the train batch, [n] each
         terminated: Any = False,
         truncated: Any = False,
-        module_id: str | None = None,  # of an environment of several agents
+        # Set in environments of several agents.
+        module_id: str | None = None,
     ) -> None:
         # The constructor of the base class would wrap every column in a lookback buffer.
         self.id_ = name
@@ -191,7 +193,9 @@ class BatchCutter:
             [leaf(*part.key) for part in action.leaves],
         ]
         self._columns = list(zip((observation, observation, action), read, strict=True))
-        self._count, self._rewards, self._ends = len(rewards), rewards, (terminated, truncated)
+        self._count = len(rewards)
+        self._rewards = rewards
+        self._ends = (terminated, truncated)
         present = batch.keys()
         steps = leaf("steps_to_next_obs").reshape(-1) if "steps_to_next_obs" in present else np.ones(len(rewards), int)
         weights = leaf("priority_weight") if "priority_weight" in present else np.ones(self._count, np.float32)

@@ -69,7 +69,8 @@ class BlockReader:
                 episodes[place] = self._block(block, blocks)
 
     def _block(self, remote: RemoteBlock, blocks: dict[ray.ObjectRef[Any], FlaggedBlock | None]) -> FlaggedBlock:
-        weights, held = remote.weights, [(blocks[span.reference], span) for span in remote.spans]
+        weights = remote.weights
+        held = [(blocks[span.reference], span) for span in remote.spans]
         parts: list[Any] = [block and block.slice(slice(span.start, span.stop)) for block, span in held]
         found = [part for part in parts if part is not None]
         if found:
@@ -93,7 +94,8 @@ class BlockReader:
                 f"all {len(remote)} rows of {remote!r} were lost with the shards that held them, before this Learner "
                 "had learned anything. Restore a checkpoint, or start again"
             )
-        weights, position = remote.weights.copy(), 0
+        weights = remote.weights.copy()
+        position = 0
         filled: list[Any] = []
         for (_, start, stop), part in zip(remote.spans, parts, strict=True):
             if part is None:

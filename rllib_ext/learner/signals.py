@@ -69,7 +69,8 @@ def _measured_surprise(learner: Any, *, module_id: str, episodes: Sequence[Singl
     # Without learning or logging.
     connect = learner._learner_connector
     batch = connect(rl_module=learner.module, batch={}, episodes=episodes, shared_data={})[module_id]
-    metrics, learner.metrics = learner.metrics, MetricsLogger(root=False)
+    metrics = learner.metrics
+    learner.metrics = MetricsLogger(root=False)
     try:
         with torch.no_grad():
             learner.compute_loss_for_module(
@@ -96,6 +97,7 @@ def add_signals(
             f"replay_config(..., modules={{{module_id!r}: None}})"
         )
     items = metrics.stats[module_id][TD_ERROR_KEY].items
-    td_error, action_values = items[-1].detach(), fwd_out[QF_PREDS].detach()
+    td_error = items[-1].detach()
+    action_values = fwd_out[QF_PREDS].detach()
     surprise = surprise_of(config, batch, fwd_out, td_error).detach()
     items[-1] = torch.column_stack((td_error, surprise, action_values))

@@ -28,7 +28,8 @@ logger: logging.Logger = logging.getLogger(__name__)
 _DRAWN = 64  # levels of a copy, of which the environment plays the first distinct ones
 _PROBED = 8
 _LEVEL_BUFFER = "lightning_replay.levels.LevelBuffer"
-_EXAMPLE = "lightning_replay.levels.UniformLevels"  # of a class path
+# Example of a class path.
+_EXAMPLE = "lightning_replay.levels.UniformLevels"
 _EXAMPLES = {
     "levels.score": "lightning_replay.levels.scores.L1ValueLoss",
     "levels.prioritization": "lightning_replay.levels.Rank",
@@ -75,7 +76,8 @@ def built_levels(levels: LevelSelector | Mapping[str, Any], config: AlgorithmCon
 
 def check_algorithm(config: AlgorithmConfig, only_scores: bool, flush: bool) -> None:
     """Refuses algorithms in which levels cannot be scored; with ``only_scores`` some episodes are not learned from."""
-    algorithm, name = config.algo_class, algorithm_name(config)
+    algorithm = config.algo_class
+    name = algorithm_name(config)
     if not (isinstance(algorithm, type) and issubclass(algorithm, PPO | IMPALA)):
         raise ValueError(
             f"{name} does not learn from whole episodes with a value function; levels are replayed with PPO, APPO and "

@@ -14,10 +14,13 @@ from rllib_ext.rllib_compat import Attached
 
 logger: logging.Logger = logging.getLogger(__name__)
 DrawnLevel = tuple[str, Callable[[], int]]  # RLlib's id of the episode, and what waits for its level
-LEVEL_ID = "level_id"  # in infos, and in the custom data of episodes
-EPISODE_RETURN = "level_return"  # in the last infos of an episode
+# Name in infos, and in the custom data of episodes.
+LEVEL_ID = "level_id"
+# Name in the last infos of an episode.
+EPISODE_RETURN = "level_return"
 RESULTS = "levels"  # key of results
-_STEPS = 10  # of each environment at a time, where an episode on each level is waited for
+# Steps of each environment at a time, until every level has an episode.
+_STEPS = 10
 
 
 def measure_gap(*, algorithm: Any, evaluation_metrics: dict[str, Any], **ignored: Any) -> None:
@@ -31,7 +34,8 @@ def measure_gap(*, algorithm: Any, evaluation_metrics: dict[str, Any], **ignored
     figures: dict[str, float] = {"held_out_episodes": len(held_out), "held_out_return_mean": _mean(held_out)}
     training = algorithm.levels.played_levels()
     if held_out and training:
-        rounds = -(-len(held_out) // len(training))  # as few levels twice as possible
+        # As few levels as possible are played twice.
+        rounds = -(-len(held_out) // len(training))
         generator = algorithm.levels.gap_generator
         drawn = np.concatenate([generator.permutation(np.asarray(training)) for _ in range(rounds)])
         parts = np.array_split(drawn[: len(held_out)], len(answers))
@@ -67,7 +71,8 @@ def note_return(
 def test_of(env_runner: Any, held_out: Sequence[int]) -> LevelTest:
     test = _TEST.of(env_runner)
     if test is None:
-        first, stride = max(env_runner.worker_index or 0, 1) - 1, max(env_runner.config.num_env_runners, 1)
+        first = max(env_runner.worker_index or 0, 1) - 1
+        stride = max(env_runner.config.num_env_runners, 1)
         test = LevelTest([held_out[(first + turn * stride) % len(held_out)] for turn in range(len(held_out))])
         _TEST.set(env_runner, test)
     return test
@@ -103,7 +108,8 @@ class LevelTest:
         finally:
             self.turns = self._held_out
             env_runner._needs_initial_reset = True  # no episode on these levels continues
-        env_runner.get_metrics()  # which would count as returns on held-out levels
+        # These metrics would count as returns on held-out levels.
+        env_runner.get_metrics()
         return [turns.returns[turn] for turn in range(len(levels))]
 
     def finish(self, env_runner: Any) -> list[float]:
@@ -122,11 +128,12 @@ class _Turns:
         self._levels = levels
         self._start = self._following = 0  # turns, counted from 0
         self.given: dict[int, int] = {}  # turn by environment
-        self.returns: dict[int, float] = {}  # by turn
+        self.returns: dict[int, float] = {}  #: Return of each turn.
 
     def begin(self, env_index: int) -> int:
         if env_index not in self.given:  # otherwise the level again of an episode that did not end
-            self.given[env_index], self._following = self._following, self._following + 1
+            self.given[env_index] = self._following
+            self._following = self._following + 1
         return self._levels[self.given[env_index] % len(self._levels)]
 
     def end(self, env_index: int, value: float) -> None:
@@ -139,7 +146,8 @@ class _Turns:
         returns = [self.returns[turn] for turn in turns if turn in self.returns]
         late = [self._levels[turn % len(self._levels)] for turn in turns if turn not in self.returns]
         self._start = self._following = turns.stop
-        self.given, self.returns = {}, {}
+        self.given = {}
+        self.returns = {}
         return returns, late
 
 
@@ -148,7 +156,7 @@ class PlayedLevel(LevelWrapper):
 
     drawn: DrawnLevel = ("", int)  # none yet
     choose: Any = int  # waits for the level that was drawn, when its episode begins
-    supply: Any = None  # of which a step may begin a round
+    supply: Any = None  #: Supply of levels; a step may begin a round.
     is_waiting: bool = False  # whether the episode on that level has not begun
     is_running: bool = False  # whether it has begun and is not done
     episode_return: float = 0.0  # so far, of the environment's own rewards
@@ -156,7 +164,8 @@ class PlayedLevel(LevelWrapper):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         if self.is_waiting:
             self.set_level(self.choose())
-        self.is_waiting, self.is_running = False, True
+        self.is_waiting = False
+        self.is_running = True
         self.episode_return = 0.0
         return super().reset(seed=seed, options=options)
 
@@ -177,7 +186,8 @@ def _each(algorithm: Any, function: Callable[[LevelTest, Any], list[float]]) -> 
         test = _TEST.of(env_runner)
         return None if test is None else (env_runner.worker_index or 0, function(test, env_runner))
 
-    group, timeout = algorithm.eval_env_runner_group, algorithm.config.evaluation_sample_timeout_s
+    group = algorithm.eval_env_runner_group
+    timeout = algorithm.config.evaluation_sample_timeout_s
     is_local = group.num_remote_env_runners() == 0
     answers = group.foreach_env_runner(answer, local_env_runner=is_local, timeout_seconds=timeout)
     return [one for one in answers if one is not None]

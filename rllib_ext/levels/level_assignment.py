@@ -30,7 +30,7 @@ class LevelSupply:
         self._ahead: deque[DrawnLevel] = deque()
         self._broken_off: list[str] = []
         self.begun: int = 0  # episodes of this round
-        # of the round before; of the first round, one for each environment is drawn at a time
+        # Levels of the round before. In the first round each environment draws one level at a time.
         self.begun_before: int = 4 * env_runner.config.num_envs_per_env_runner
         self.is_due: bool = False  # whether a round is to begin
 
@@ -65,12 +65,15 @@ def end_round(*, env_runner: Any, **ignored: Any) -> None:
     """Notes the end of a round of sampling; the callback ``on_sample_end``."""
     supply = _SUPPLY.of(env_runner)
     if supply is not None:  # not in evaluation
-        supply.begun_before, supply.begun, supply.is_due = supply.begun, 0, True
+        supply.begun_before = supply.begun
+        supply.begun = 0
+        supply.is_due = True
 
 
 def wrap_environments(*, env_runner: Any, env: Any, **ignored: Any) -> None:
     """Wraps the environments of an EnvRunner into :class:`PlayedLevel`; the callback ``on_environment_created``."""
-    seed, runner = env_runner.config.seed, env_runner.worker_index or 0
+    seed = env_runner.config.seed
+    runner = env_runner.worker_index or 0
     for index, single in enumerate(env.envs):
         if env_runner.config.in_evaluation:
             single = LimitedEpisodes(single, MAX_EPISODE_STEPS)  # evaluation waits for whole episodes
@@ -94,8 +97,11 @@ def begin_episode(
     episode.id_ = drawn[0]
 
     def choose() -> int:
-        # where a fragment ended meanwhile, another object has taken the place of the episode
+        # If a fragment has ended, another object has taken the place of the episode.
         env_runner._ongoing_episodes[env_index].custom_data[LEVEL_ID] = drawn[1]()
         return drawn[1]()
 
-    played.drawn, played.choose, played.is_waiting, played.is_running = drawn, choose, True, False
+    played.drawn = drawn
+    played.choose = choose
+    played.is_waiting = True
+    played.is_running = False

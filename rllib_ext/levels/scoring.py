@@ -21,7 +21,8 @@ from rllib_ext.levels.evaluation import EPISODE_RETURN
 from rllib_ext.levels.server import Fragment
 from rllib_ext.rllib_compat import call_one_learner
 
-_NOTES = "level_notes"  # in the data that connector pieces share
+# Entry in the data that connector pieces share.
+_NOTES = "level_notes"
 
 
 class NoteFragments(ConnectorV2):
@@ -60,7 +61,8 @@ class ScoreFragments(ConnectorV2):
         with torch.no_grad():
             values = rl_module[DEFAULT_MODULE_ID].unwrapped().compute_values(batch[DEFAULT_MODULE_ID])
         # RLlib adds a step to each fragment, which holds its last observation.
-        lengths, columns = [len(note) + 1 for note in notes], (values, batch[DEFAULT_MODULE_ID][Columns.REWARDS])
+        lengths = [len(note) + 1 for note in notes]
+        columns = (values, batch[DEFAULT_MODULE_ID][Columns.REWARDS])
         rows = [unpad_data_if_necessary(lengths, convert_to_numpy(column)) for column in columns]
         if any(len(column) != sum(lengths) for column in rows):
             raise ValueError(

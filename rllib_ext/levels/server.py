@@ -102,7 +102,8 @@ class RemoteLevels:
         self._spare.cleanup()
 
 
-LEVELS = Attached[RemoteLevels]("levels")  # of algorithms
+# The levels of each algorithm.
+LEVELS = Attached[RemoteLevels]("levels")
 
 
 def level_buffer(algorithm: Any) -> RemoteLevels:
@@ -133,7 +134,8 @@ class LevelServer:
         self._levels = cloudpickle.loads(packed)
         self._levels.claim()
         self._environments, self._flush, self._spare = environments, flush, Path(spare)
-        self._episodes, self._max_pending = PendingEpisodes(max_lag), max_pending
+        self._episodes = PendingEpisodes(max_lag)
+        self._max_pending = max_pending
         self._processes: dict[int, str] = {}
         self._played: dict[int, None] = {}
         self._left: dict[str, None] = {}
@@ -169,7 +171,8 @@ class LevelServer:
             del self._played[next(iter(self._played))]
         self._episodes.active[name] = PendingEpisode(name, level_id, runner)
         self._choices += 1
-        while self._left and self._choices >= self._environments:  # until then those from before a resume count
+        # Until every environment has chosen a level, levels of the time before a resume count.
+        while self._left and self._choices >= self._environments:
             self._levels.abandon(self._left.popitem()[0])
         return level_id
 
@@ -202,7 +205,8 @@ class LevelServer:
 
     def check(self) -> None:
         if self._fault is not None:
-            fault, self._fault = self._fault, None
+            fault = self._fault
+            self._fault = None
             raise RuntimeError(f"the level buffer could not choose a level:\n{fault}")
 
     def report(self, lost_runners: Sequence[int]) -> dict[str, float]:
@@ -280,7 +284,8 @@ class PendingEpisodes:
             # All steps up to the end have arrived, in whatever order.
             if episode.last is not None and episode.steps == episode.last.t_started + len(episode.last):
                 learned.append((self.active.pop(fragment.episode_id), episode.last))
-        heard, late = {fragment.episode_id for fragment in fragments}, list[str]()
+        heard = {fragment.episode_id for fragment in fragments}
+        late = list[str]()
         for name, episode in [*self.active.items()]:
             if name in heard or episode.number >= newest.get(episode.runner, -1):
                 continue
@@ -300,9 +305,11 @@ class PendingEpisode:
     actor: str  # its name in the level buffer
     level_id: int
     runner: int  # index of its EnvRunner
-    number: int = dataclasses.field(default_factory=itertools.count().__next__)  # in the order in which they began
-    first_steps: set[int] = dataclasses.field(default_factory=set)  # of the fragments that arrived
-    steps: int = 0  # that arrived
+    number: int = dataclasses.field(
+        default_factory=itertools.count().__next__
+    )  #: Episodes are numbered in the order in which they begin.
+    first_steps: set[int] = dataclasses.field(default_factory=set)  #: First steps of the fragments that arrived.
+    steps: int = 0  #: Steps that arrived.
     last: Fragment | None = None  # the fragment that ends it, kept until all steps before it have arrived
     lag: int = 0  # how often in a row fragments of later episodes of its EnvRunner arrived, and none of its own
 
@@ -315,10 +322,10 @@ class Fragment:
     t_started: int  # number of the first step in its episode
     reward: np.ndarray  # float32 [T], those the Learner learns from
     state_value: np.ndarray  # float32 [T + 1], the last of the observation behind the last step
-    terminated: bool  # of the last step
+    terminated: bool  #: Whether the last step terminates the episode.
     truncated: bool
     logits: np.ndarray | None = None  # float32 [T, A] of the policy that acted, where actions are discrete
-    episode_return: float = 0.0  # of the environment's own rewards, if the last step ends the episode
+    episode_return: float = 0.0  #: Sum of the environment's own rewards, if the last step ends the episode.
 
     def __len__(self) -> int:
         return len(self.reward)
@@ -341,7 +348,8 @@ class Fragment:
             "state_value": values[1:],
             **dict(zip(("terminated", "truncated", "done"), ends, strict=True)),
         }
-        size, cpu = torch.Size([len(self)]), torch.device("cpu")
+        size = torch.Size([len(self)])
+        cpu = torch.device("cpu")
         columns = {"state_value": values[:-1], "next": assemble_unchecked(following, size, cpu)}
         if self.logits is not None:
             columns["logits"] = torch.tensor(self.logits, dtype=torch.float32)

@@ -38,10 +38,11 @@ _LARGEST = {"age_max", "drawn_age_max"}
 _SUMS = {
     *("admitted", "refused", "evicted", "size", "capacity", "rows", "rows_drawn", "num_episodes_lifetime", "episodes"),
     *("nbytes", "stale_updates_dropped", "frames_held", "frame_capacity"),
-    "effective_sample_size",  # at most that; equal where the priorities of all shards are alike
+    # This is an upper bound, which is exact if the priorities of all shards are alike.
+    "effective_sample_size",
 }
 _BY_NAME = ("tables", "tasks")
-# of a table's statistics the weight of each shard's value; by rows where there is none
+# The statistic by which each shard's value is weighted; without an entry, rows are the weight.
 _WEIGHTS = {"fill": "capacity", "share_drawn": "rows_drawn", "age_mean": "size"}
 
 
@@ -93,11 +94,13 @@ class ShardedEpisodeReplayBuffer(RowBuffer):
         # Replays without rows, by whose samplers draws are divided. Bad options are refused here and not in an actor.
         self._templates = {DEFAULT_MODULE_ID: self.options.build(DEFAULT_MODULE_ID)}
         check_divisible(self._templates[DEFAULT_MODULE_ID].replay.sampler)
-        options_of_shard(self._given, shard_options.num_shards, 0)  # of tables too
+        # This also checks the capacities of tables.
+        options_of_shard(self._given, shard_options.num_shards, 0)
         seed = checked_seed(self._given.get("seed"))
         if "capacity" in self._given:
             self.capacity: int = self._given["capacity"]
-        self._seed: int = int(np.random.randint(2**31)) if seed is None else seed  # which RLlib seeds with config.seed
+        # RLlib seeds NumPy's generator with config.seed.
+        self._seed: int = int(np.random.randint(2**31)) if seed is None else seed
         self._given |= {"seed": self._seed, "returns": self.options.returns}
         self.shards: ShardActors = ShardActors(
             EpisodeShard,
@@ -186,7 +189,8 @@ class ShardedEpisodeReplayBuffer(RowBuffer):
                 by_shard.setdefault(one.shard, []).append(one)
         # The driver sends references alone; the shard fetches the steps, and new rows get the group's largest priority.
         for shard, parts in by_shard.items():
-            references, steps = [one.reference for one in parts], sum(one.num_steps for one in parts)
+            references = [one.reference for one in parts]
+            steps = sum(one.num_steps for one in parts)
             self.shards.send(shard, "add", references, self.draws.largest(shard), steps=steps)
 
     def sample(
@@ -317,7 +321,8 @@ class ShardedEpisodeReplayBuffer(RowBuffer):
     def resume_at(self, num_draws: int) -> None:
         """Sets the number of draws made, by which schedules go, where a save has no state of the driver."""
         self.draws.in_flight.clear()
-        self._num_draws, self.expected = num_draws, {}
+        self._num_draws = num_draws
+        self.expected = {}
 
     def _call_of_all(self, method: str, arguments: Callable[[int], tuple[Any, ...]] = lambda shard: ()) -> list[Any]:
         self.shards.start_lost()
@@ -360,8 +365,10 @@ class ShardMetrics:
     """
 
     def __init__(self, shards: ShardActors, template: Callable[[str], ModuleReplay]) -> None:
-        self._shards, self._template = shards, template
-        self._parts: dict[str, dict[int, Stats]] = {}  # by module and shard
+        self._shards = shards
+        self._template = template
+        # Statistics by module and shard.
+        self._parts: dict[str, dict[int, Stats]] = {}
         self.sampled: Counts = Counter()  # rows, by module, and of all under the module ""
         self._log = CounterLog()
 

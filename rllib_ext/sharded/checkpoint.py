@@ -35,7 +35,8 @@ class ShardedReplayPart(ReplayPart):
         use = saves.load_shards(replay.shards, folder, saved, self._algorithm.spaces or {})
 
         def restore(staged: list[int]) -> None:
-            if saved.state is None:  # of a buffer without shards
+            # A buffer without shards has no such state.
+            if saved.state is None:
                 replay.resume_at(max(staged))
             else:
                 replay.load_driver_state(saved.state)

@@ -24,7 +24,7 @@ class EpisodeReference:
     """Fragments of episodes of one shard in Ray's object store; no tuple, which RLlib would flatten."""
 
     shard: int
-    reference: ray.ObjectRef[Any]  # of a list of episodes
+    reference: ray.ObjectRef[Any]  #: Reference of a list of episodes.
     num_steps: int  # theirs together
 
 
@@ -38,7 +38,8 @@ def put_episodes(router: Router, episodes: Sequence[Any]) -> list[EpisodeReferen
     return [EpisodeReference(shard, ray.put(parts), sum(map(len, parts))) for shard, parts in sorted(by_shard.items())]
 
 
-_ROUTER = Attached[Router]("episode_router")  # of EnvRunners
+# The router of each EnvRunner.
+_ROUTER = Attached[Router]("episode_router")
 
 
 def push_episodes(*, env_runner: Any, samples: MutableSequence[Any], **ignored: Any) -> None:

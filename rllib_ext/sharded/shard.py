@@ -64,7 +64,8 @@ class EpisodeShard(ReplayShard):
 
     def stage(self, folders: Sequence[Folder], spaces: Mapping[str, Any]) -> Answer:  # type: ignore[override]
         """Reads a save without using it yet; returns the draws made before it."""
-        self._staged = None  # of a save that another shard could not read
+        # Another shard may have failed to read an earlier save.
+        self._staged = None
         if len(folders) == self._num_shards:
             staged = self._read(folders[self._number], self.held)
         else:
