@@ -23,7 +23,14 @@ from ray.rllib.utils.schedules.scheduler import Scheduler
 
 from lightning_replay.options import ABOVE_ZERO, checked_count, checked_number
 from lightning_replay.sharded.rate_limiter import RateLimiter
-from rllib_ext.rllib_compat import Attached, env_steps_in, force_weights, probe_lost
+from rllib_ext.rllib_compat import (
+    Attached,
+    env_steps_in,
+    force_weights,
+    has_recurrent_module,
+    leave_runner_states,
+    probe_lost,
+)
 
 __all__ = ["ApexDQN", "ApexDQNConfig", "RateLimiter"]
 RATE_LIMITER = "rate_limiter"
@@ -51,6 +58,7 @@ class ApexDQN(DQN):
 
     @classmethod
     def get_default_config(cls) -> ApexDQNConfig:
+        """Returns a new :class:`ApexDQNConfig`."""
         return ApexDQNConfig()
 
     def setup(self, config: AlgorithmConfig) -> None:
@@ -120,7 +128,8 @@ class ApexDQN(DQN):
         config = self.config
         metrics = self.metrics
         buffer = self.local_replay_buffer
-        is_stateful = self._module_is_stateful  # a recurrent module learns from sequences
+        # A recurrent module learns from sequences.
+        is_stateful = has_recurrent_module(self)
         with metrics.log_time((keys.TIMERS, keys.REPLAY_BUFFER_SAMPLE_TIMER)):
             episodes = buffer.sample(
                 num_items=config.total_train_batch_size,
@@ -217,7 +226,7 @@ class ApexDQNConfig(DQNConfig):
         self.error_buffer: float | None = None
         self.broadcast_interval = 10
         # RLlib's own would wait for every EnvRunner at the end of an iteration.
-        self._dont_auto_sync_env_runner_states = True
+        leave_runner_states(self)
 
     def training(
         self,
@@ -330,6 +339,7 @@ class Collection:
         self.connector_states: dict[int, Any] = {}  # the newest, of EnvRunners that have answered since the last call
 
     def publish(self, state: Any) -> None:
+        """Puts the weights of the modules into the object store, for the EnvRunners that answer next."""
         self._version += 1
         self._state = [ray.put(state)]
 

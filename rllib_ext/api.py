@@ -22,7 +22,7 @@ from rllib_ext.hooks import add_results, install_levels, install_replay, set_hoo
 from rllib_ext.learner.remote_blocks import flags_connector
 from rllib_ext.levels import evaluation, level_assignment
 from rllib_ext.levels.checks import check_discount, check_evaluated, checked_levels
-from rllib_ext.rllib_compat import Hook, num_actors
+from rllib_ext.rllib_compat import Hook, learner_connector_of, num_actors
 from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
 from rllib_ext.sharded.routing import counting_shards, num_shards_in, push_episodes
 from rllib_ext.sharded.shard import without_shard_options
@@ -224,6 +224,7 @@ def prepare_replay(
     played: list[tuple[Any, Any]] = []  # most searches have one environment, which may be slow to make
 
     def check(sample: AlgorithmConfig) -> None:
+        """Checks one sample of a search space."""
         checks.check_buffer(sample)
         if is_cql:
             check_cql(sample, config.algo_class, _replays_of(checks.replay_options(sample)))
@@ -241,7 +242,7 @@ def prepare_replay(
         config.algo_class = ReplayCQL
     given = config.replay_buffer_config
     config.replay_buffer_config = checks.with_max_trajectories(given, max(map(num_actors, samples)))
-    if config._learner_connector is None:  # the user's own stay, and rows travel as episodes
+    if learner_connector_of(config) is None:  # the user's own stay, and rows travel as episodes
         config.learners(learner_connector=flags_connector)
     choose_module(config, samples)
     tasks = _tasks(samples)

@@ -53,6 +53,7 @@ class CheckpointedAlgorithm:
     def save_to_path(
         self, path: str | Path | None = None, *, filesystem: fs.FileSystem | None = None, **options: Any
     ) -> str:
+        """Saves the algorithm as RLlib does, and then the replay or the levels beside it."""
         # The state is taken at the moment of RLlib's state.
         state = self._part.state()
         saved: str = self._save_algorithm(path, filesystem=filesystem, **options)
@@ -93,20 +94,22 @@ class CheckpointedAlgorithm:
 class CheckpointPart(Protocol):
     """A part of an algorithm that RLlib's checkpoints lack."""
 
-    folder: str  # its name in a checkpoint
+    folder: str  #: Name of the part's folder in a checkpoint.
     option: str  #: Option of ``restore_from_path`` that leaves the part out.
-    restores: bool  # default of the option
-    instead: str  # effect of the option, for errors
+    restores: bool  #: Default of the option.
+    instead: str  #: Effect of the option, for errors.
 
-    def state(self) -> Any: ...  # called before RLlib saves the algorithm, whose files' fingerprints write() gets
+    def state(self) -> Any:
+        """Returns the state; called before RLlib saves the algorithm."""
 
-    def write(self, folder: Folder, state: Any, files: Mapping[str, Any]) -> None: ...
+    def write(self, folder: Folder, state: Any, files: Mapping[str, Any]) -> None:
+        """Writes a state into ``folder``, with the fingerprints of RLlib's files."""
 
-    # Both return a function to call after the restore: read() puts the part in place, once it and RLlib's files were
-    # checked; leave_out() is called without the part, of which there may be no folder.
-    def read(self, folder: Folder, check_files: CheckFiles) -> Callable[[], None]: ...
+    def read(self, folder: Folder, check_files: CheckFiles) -> Callable[[], None]:
+        """Reads and checks the part, and returns a function that puts it in place after the restore."""
 
-    def leave_out(self, folder: Folder) -> Callable[[], None]: ...
+    def leave_out(self, folder: Folder) -> Callable[[], None]:
+        """Returns a function to call after a restore without the part; ``folder`` may not exist."""
 
 
 class ReplayPart:
@@ -128,9 +131,11 @@ class ReplayPart:
         return self._algorithm.local_replay_buffer
 
     def state(self) -> WarmUp:
+        """Returns the warm-up at the moment of RLlib's state."""
         return WarmUp(self._warmup_steps, self._algorithm.config.num_steps_sampled_before_learning_starts)
 
     def write(self, folder: Folder, state: WarmUp, files: Mapping[str, Any]) -> None:
+        """Writes the buffer into ``folder``, linking files of the last save if saves are incremental."""
         previous = self._last_save if self._incremental and folder.local is not None else None
         with folder.to_write() as local:
             size = write_buffer(self._buffer, local, state, previous, files)
@@ -138,6 +143,7 @@ class ReplayPart:
         logger.info("replay buffer saved: %s bytes, %s of them written", f"{size.total:,}", f"{size.written:,}")
 
     def read(self, folder: Folder, check_files: CheckFiles) -> Callable[[], None]:
+        """Reads and checks a saved buffer, and returns the function that takes it over."""
         with folder.to_read() as local:
             saved = read_buffer(self._buffer, local)
         check_files(saved.algorithm)
@@ -145,6 +151,7 @@ class ReplayPart:
         return functools.partial(self._take_over, saved)
 
     def leave_out(self, folder: Folder) -> Callable[[], None]:
+        """Returns the function that restarts the warm-up without the saved buffer."""
         with folder.to_read(deep=False) as local:
             return functools.partial(self._restart_warm_up, read_warm_up(local))
 
@@ -229,6 +236,7 @@ def read_buffer(buffer: RecipeEpisodeReplayBuffer, folder: Path) -> SavedBuffer:
     """Reads and checks what :func:`write_buffer` wrote, into new modules with the options of ``buffer``."""
 
     def read(manifest: dict[str, Any], rows: Path) -> SavedBuffer:
+        """Reads each module of a save into a new replay."""
         modules = buffer.options.restored(manifest["state"])
         for name, module in modules.items():
             try:
@@ -249,6 +257,7 @@ def read_warm_up(folder: Path) -> WarmUp | None:
 
 
 def read_shards_manifest(folder: Path) -> dict[str, Any]:
+    """Returns the checked manifest of a sharded replay."""
     return _checked_manifest(folder / MANIFEST_OF_SHARDS, SHARDS_VERSION)
 
 

@@ -29,6 +29,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 def check_api_stack(config: AlgorithmConfig, reason: str) -> None:
+    """Raises ``ValueError`` for a config on RLlib's old API stack."""
     if not (config.enable_rl_module_and_learner and config.enable_env_runner_and_connector_v2):
         raise ValueError(
             f"the config is on the old API stack, {reason}. Remove .api_stack(...), or set both of its options to True"

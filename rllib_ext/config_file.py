@@ -58,6 +58,7 @@ class Stop:
     episode_return: float | None = None  # mean of the last training episodes
 
     def is_reached(self, result: Mapping[str, Any]) -> bool:
+        """Returns whether a result of ``train()`` reaches one of the limits."""
         runners = result["env_runners"]
         reached = (
             (self.env_steps, runners["num_env_steps_sampled_lifetime"]),
@@ -96,6 +97,7 @@ def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
 
 
 def configured(sections: Mapping[str, Any]) -> tuple[AlgorithmConfig, Settings]:
+    """Returns the algorithm's config and the settings of the command that the sections of a file describe."""
     config = _algorithm(sections)
     for name in METHODS:
         if name in sections:
@@ -232,6 +234,7 @@ def parse(text: str) -> Any:
 
 class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Builds a mapping, and raises an error for a key that is given twice."""
         names = [key.value for key, _ in node.value]
         twice = sorted({str(name) for name in names if names.count(name) > 1})
         if twice:

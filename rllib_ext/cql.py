@@ -33,6 +33,7 @@ class ReplayCQL(CQL):
     """
 
     def training_step(self) -> None:
+        """Draws a batch from the replay and updates on it. Raises ``RuntimeError`` for an empty replay."""
         config = self.config
         buffer = self.local_replay_buffer
         metrics = self.metrics

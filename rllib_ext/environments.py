@@ -18,13 +18,12 @@ from gymnasium.spaces import Box, Dict, Discrete, Tuple
 from gymnasium.vector import VectorWrapper
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.core import DEFAULT_MODULE_ID
-from ray.rllib.env.env_context import EnvContext
 from ray.rllib.env.multi_agent_env import MultiAgentEnv
-from ray.tune.registry import ENV_CREATOR, _global_registry
 from ray.tune.search.variant_generator import RecursiveDependencyError, generate_variants, parse_spec_vars
 
 from lightning_replay.envs.building import UnknownEnvironmentError, build_environment, copied_info
 from rllib_ext.buffer.building import imported
+from rllib_ext.rllib_compat import is_registered, observes_by_connector, registered_environment
 
 logger: logging.Logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -109,7 +108,7 @@ def _legal_action(space: gymnasium.Space[Any], mask: Any) -> Any:
 
 def check_observations(config: AlgorithmConfig, environment: gymnasium.Env[Any, Any]) -> None:
     """Refuses observations of which RLlib's catalog makes no default module, those of each agent."""
-    if config._env_to_module_connector is not None:
+    if observes_by_connector(config):
         return
     owner: Any = environment
     is_multi = isinstance(environment, MultiAgentEnv)
@@ -140,9 +139,10 @@ def check_observations(config: AlgorithmConfig, environment: gymnasium.Env[Any, 
 
 
 def make_environment(config: AlgorithmConfig) -> gymnasium.Env[Any, Any]:
-    if not isinstance(config.env, str) or _global_registry.contains(ENV_CREATOR, config.env):
-        creator = _global_registry.get(ENV_CREATOR, config.env) if isinstance(config.env, str) else config.env
-        return creator(EnvContext(config.env_config, worker_index=1, num_workers=config.num_env_runners))
+    """Returns an environment as an EnvRunner makes it from the config."""
+    environment: gymnasium.Env[Any, Any] | None = registered_environment(config)
+    if environment is not None:
+        return environment
     try:
         return build_environment(config.env, dict(config.env_config))
     except UnknownEnvironmentError as error:
@@ -170,7 +170,7 @@ def set_class_path(config: AlgorithmConfig) -> None:
     path = config.env
     if not isinstance(path, str) or "." not in path or ":" in path:
         return
-    if path in gymnasium.registry or _global_registry.contains(ENV_CREATOR, path):
+    if path in gymnasium.registry or is_registered(path):
         return
     cls = imported(path, "environment.env", _EXAMPLE)
     if not (inspect.isclass(cls) and issubclass(cls, gymnasium.Env)):
@@ -201,16 +201,19 @@ def copy_results(*, env_runner: Any, env: Any, **ignored: Any) -> None:
 
 class _CopiedInfos(gymnasium.Wrapper[Any, Any, Any, Any]):
     def step(self, action: Any) -> Any:
+        """Returns the step with copied infos."""
         observations, rewards, terminated, truncated, infos = self.env.step(action)
         return observations, rewards, terminated, truncated, copied_info(infos)
 
 
 class _CopiedObservations(VectorWrapper):
     def reset(self, **options: Any) -> Any:
+        """Returns copied observations, and infos."""
         observations, infos = self.env.reset(**options)
         return deepcopy(observations), infos
 
     def step(self, actions: Any) -> Any:
+        """Returns the step with copied observations."""
         observations, *others = self.env.step(actions)
         return (deepcopy(observations), *others)
 

@@ -134,12 +134,14 @@ class EpisodeConverter:
         return rows | {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
 
     def state(self) -> dict[str, Any]:
+        """Returns the state of the fragments and the columns."""
         return {
             "fragments": self.fragments.state(),
             "columns": {name: columns.state() for name, columns in self.columns.items()},
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
+        """Restores what :meth:`state` returned."""
         self.fragments.load_state(state["fragments"])
         self.columns = {name: Columns.from_state(part) for name, part in state["columns"].items()}
 
@@ -165,6 +167,7 @@ def _structs(episode: SingleAgentEpisode) -> dict[str, Any]:
 
 
 def has_terminated(episode: SingleAgentEpisode) -> bool:
+    """Returns whether an episode, or one agent of an episode, has terminated by the environment's own flags."""
     # Of one agent among several by the flags that the environment returned.
     is_one_of_several = episode.multi_agent_episode_id is not None
     # Without the record, as in episodes from files: RLlib marks agents that are all truncated as terminated too.
@@ -178,7 +181,7 @@ def _recording_ends(add_env_step: Callable[..., None]) -> Callable[..., None]:
     # flags stay as they are; the record is in the custom data of the agent's episode.
 
     @functools.wraps(add_env_step)
-    def rebuildable(
+    def recording_ends(
         self: MultiAgentEpisode, *step: Any, terminateds: Any = None, truncateds: Any = None, **rest: Any
     ) -> None:
         add_env_step(self, *step, terminateds=terminateds, truncateds=truncateds, **rest)
@@ -191,7 +194,7 @@ def _recording_ends(add_env_step: Callable[..., None]) -> Callable[..., None]:
                 terminated = died.get(agent) or (died.get("__all__") and not stopped.get(agent))
                 episode.custom_data.setdefault(_TERMINATED, bool(terminated))
 
-    return rebuildable
+    return recording_ends
 
 
 # EnvRunners import this module with the class of the buffer in their config.
@@ -241,16 +244,19 @@ class FragmentTracker:
             self._known.popitem(last=False)
         return trajectory, first_row
 
-    def forget_running(self) -> None:
+    def end_all_episodes(self) -> None:
+        """Ends running episodes, so that no further fragment continues them."""
         self._known.clear()
 
     def state(self) -> dict[str, Any]:
+        """Returns the counters and the running episodes."""
         return {
             "counts": [self.episodes, self.steps, self.gaps, self.duplicates, self.trajectories],
             "known": [[episode_id, *known] for episode_id, known in self._known.items()],
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
+        """Restores what :meth:`state` returned."""
         self.episodes, self.steps, self.gaps, self.duplicates, self.trajectories = state["counts"]
         self._known = OrderedDict((name, (trajectory, step)) for name, trajectory, step in state["known"])
 
@@ -269,18 +275,22 @@ class Columns:
             raise ValueError(f"{name} has no entries: {struct!r}. Give a space with at least one Box or Discrete part.")
 
     def flatten(self, struct: Struct) -> list[np.ndarray]:
+        """Returns the leaves of a nested value as arrays of the stored dtypes and shapes."""
         arrays = list(self._walk(struct, self._nesting, self.name))
         return [_fit(np.asarray(array), leaf) for array, leaf in zip(arrays, self.leaves, strict=True)]
 
     def unflatten(self, arrays: list[Any]) -> Struct:
+        """Returns the nested value of flat arrays."""
         return self._rebuild(self._nesting, iter(arrays))
 
     def state(self) -> dict[str, Any]:
+        """Returns name, nesting, and leaves as a save holds them."""
         leaves = [[list(leaf.key), leaf.dtype.str, list(leaf.shape)] for leaf in self.leaves]
         return {"name": self.name, "struct": self._nesting, "leaves": leaves}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Columns:
+        """Returns the columns that :meth:`state` described."""
         columns = cls.__new__(cls)
         columns.name = state["name"]
         columns._nesting = state["struct"]
@@ -435,6 +445,7 @@ class TaskProgress:
         self.signals: dict[str, float] = {}
 
     def update(self, slices: list[EpisodeSlice]) -> None:
+        """Adds up the returns of new steps, and sends a signal for each episode that ends."""
         for one in slices:
             before = 0.0 if one.first_step == 0 else self._running.pop(one.trajectory, None)
             if before is None:
@@ -460,10 +471,12 @@ class TaskProgress:
         self._new = []
         return signals
 
-    def forget_running(self) -> None:
+    def end_all_episodes(self) -> None:
+        """Ends running episodes without a signal."""
         self._running.clear()
 
     def state(self) -> dict[str, Any]:
+        """Returns the running returns, the counters, and the signals."""
         return {
             "running": [[trajectory, total] for trajectory, total in self._running.items()],
             "episodes": dict(self.episodes),
@@ -472,6 +485,7 @@ class TaskProgress:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
+        """Restores what :meth:`state` returned."""
         self._running = OrderedDict((trajectory, total) for trajectory, total in state["running"])
         self.episodes = Counter(state["episodes"])
         self.signals = dict(state["signals"])

@@ -14,7 +14,16 @@ from ray.rllib.core import ALL_MODULES
 from ray.rllib.utils.metrics import LEARNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME
 from ray.tune.result import TIMESTEPS_TOTAL
 
-from rllib_ext.rllib_compat import Hook, callbacks_on, complete_results, local_replay_buffer, num_actors, values
+from rllib_ext.rllib_compat import (
+    Hook,
+    callbacks_on,
+    complete_results,
+    is_first_learner,
+    learner_connector_of,
+    local_replay_buffer,
+    num_actors,
+    values,
+)
 from rllib_ext.sharded.routing import check_trial
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -63,7 +72,7 @@ def install_replay(
     if with_state:
         check_recurrent(config, with_state)
     buffer.num_learners = config.num_learners
-    reads_flags = config._learner_connector is flags_connector and config.add_default_connectors_to_learner_pipeline
+    reads_flags = learner_connector_of(config) is flags_connector and config.add_default_connectors_to_learner_pipeline
     is_sharded = isinstance(buffer, ShardedEpisodeReplayBuffer)
     buffer.form_returns(config.n_step, config.gamma)
     if is_sharded:
@@ -98,7 +107,7 @@ def install_replay(
 def _stacks_frames(learner: Any) -> bool:
     from ray.rllib.connectors.common.frame_stacking import FrameStacking
 
-    return any(isinstance(piece, FrameStacking) for piece in learner._learner_connector.connectors)
+    return any(isinstance(piece, FrameStacking) for piece in learner_connector_of(learner).connectors)
 
 
 def _modules_with_state(learner: Any) -> list[str]:
@@ -106,6 +115,7 @@ def _modules_with_state(learner: Any) -> list[str]:
     from ray.rllib.algorithms.tqc.default_tqc_rl_module import DefaultTQCRLModule
 
     def has_state(module: Any) -> bool:
+        """Returns whether a module is recurrent, also if it reports no state."""
         # These report no state, even with an LSTM in their networks.
         is_other = isinstance(module, DefaultSACRLModule | DefaultTQCRLModule)
         return bool(module.is_stateful() or (is_other and module.model_config.get("use_lstm")))
@@ -156,6 +166,7 @@ def _at_end(algorithm: Any, stop: Callable[[], None]) -> None:
     cleanup = algorithm.cleanup  # RLlib has no callback for the end of an algorithm
 
     def cleanup_all() -> None:
+        """Ends the algorithm's own processes, and then the added ones."""
         cleanup()
         stop()
 
@@ -205,11 +216,13 @@ def add_results(*, algorithm: Any, result: dict[str, Any], **ignored: Any) -> No
 
 
 def _log_gradient_steps(learner: Any) -> None:
-    if learner._learner_index:
-        return  # Learners step together, and RLlib adds up what they log
+    # Learners step together, and RLlib adds up their counts.
+    if not is_first_learner(learner):
+        return
     apply_gradients = learner.apply_gradients
 
     def counted(gradients_dict: Any) -> None:
+        """Applies the gradients, and counts one update."""
         apply_gradients(gradients_dict)
         learner.metrics.log_value((ALL_MODULES, NUM_UPDATES_LIFETIME), 1, reduce="lifetime_sum")
 

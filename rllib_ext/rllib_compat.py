@@ -30,8 +30,11 @@ from typing import Any, Generic, TypeVar
 
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+from ray.rllib.env.env_context import EnvContext
 from ray.rllib.utils.metrics import REPLAY_BUFFER_RESULTS
 from ray.rllib.utils.replay_buffers.prioritized_episode_buffer import PrioritizedEpisodeReplayBuffer
+from ray.tune.registry import ENV_CREATOR, _global_registry
 
 T = TypeVar("T")
 
@@ -61,6 +64,7 @@ class RowBuffer(PrioritizedEpisodeReplayBuffer, metaclass=BufferType):
 
     @property
     def sampled_timesteps(self) -> int:
+        """Rows drawn so far."""
         return int(self.get_sampled_timesteps())
 
     def __getattr__(self, name: str) -> Any:
@@ -129,6 +133,7 @@ def prepare_algorithm(kind: type) -> dict[str, Any]:
 
 
 def env_steps_in(buffer: Any) -> int:
+    """Returns the environment steps in a buffer, however many agents act in each."""
     # However many agents act in each. It is the length of RLlib's own buffers, and that of this library's is rows.
     if isinstance(type(buffer), BufferType):
         return int(buffer.num_env_steps_stored)
@@ -142,26 +147,32 @@ class Attached(Generic[T]):
         self._name = name
 
     def of(self, owner: Any) -> T | None:
+        """Returns the value that was attached to an object, or ``None``."""
         value: T | None = vars(owner).get(self._name)
         return value
 
     def set(self, owner: Any, value: T) -> None:
+        """Attaches a value to an object of RLlib."""
         setattr(owner, self._name, value)
 
 
 def num_actors(config: AlgorithmConfig) -> int:
+    """Returns the number of environments that act in training."""
     return max(config.num_env_runners, 1) * config.num_envs_per_env_runner
 
 
 def algorithm_name(config: AlgorithmConfig) -> str:
+    """Returns the name of the algorithm's class."""
     return getattr(config.algo_class, "__name__", str(config.algo_class))
 
 
 def settings_of_buffer(config: AlgorithmConfig) -> dict[str, Any]:
+    """Returns ``replay_buffer_config``, or an empty dictionary."""
     return getattr(config, "replay_buffer_config", None) or {}
 
 
 def callbacks_on(config: AlgorithmConfig, event: str) -> list[Any]:
+    """Returns the callbacks of an event as a list."""
     given = getattr(config, f"callbacks_{event}")
     if given is None:
         return []
@@ -169,6 +180,7 @@ def callbacks_on(config: AlgorithmConfig, event: str) -> list[Any]:
 
 
 def local_replay_buffer(algorithm: Any) -> Any:
+    """Returns the replay buffer of an algorithm; ``None`` for algorithms without one, such as PPO."""
     # None where there is none, as in PPO.
     return getattr(algorithm, "local_replay_buffer", None)
 
@@ -180,6 +192,7 @@ def complete_results(metrics: Any, buffer: Any) -> None:
     compile_result = metrics.compile
 
     def completed() -> dict[str, Any]:
+        """Returns the result with the metrics that the buffer has kept back."""
         remaining = buffer.remaining_metrics()
         if remaining:
             metrics.aggregate([remaining], key=REPLAY_BUFFER_RESULTS)
@@ -213,8 +226,68 @@ def call_one_learner(learner_group: Any, function: Callable[..., T], **options: 
     return value
 
 
+def learner_connector_of(owner: Any) -> Any:
+    """Returns the learner connector of a config (``None`` by default) or of a Learner (a pipeline)."""
+    return owner._learner_connector
+
+
+def has_own_connectors(config: AlgorithmConfig) -> bool:
+    """Returns whether the config has connectors between environment and module."""
+    return config._env_to_module_connector is not None or config._module_to_env_connector is not None
+
+
+def observes_by_connector(config: AlgorithmConfig) -> bool:
+    """Returns whether a connector of the config changes the observations of the module."""
+    return config._env_to_module_connector is not None
+
+
+def module_spec_of(config: AlgorithmConfig) -> RLModuleSpec | None:
+    """Returns the module that the config names, or ``None``."""
+    return config._rl_module_spec
+
+
+def is_first_learner(learner: Any) -> bool:
+    """Returns whether a Learner is the only one, or the first of several."""
+    return not learner._learner_index
+
+
+def has_recurrent_module(algorithm: Algorithm) -> bool:
+    """Returns whether a module of an algorithm has a state."""
+    return bool(algorithm._module_is_stateful)
+
+
+def leave_runner_states(config: AlgorithmConfig) -> None:
+    """Turns off the exchange of the EnvRunners' states in each iteration, which waits for all of them."""
+    config._dont_auto_sync_env_runner_states = True
+
+
+def reset_at_next_sample(env_runner: Any) -> None:
+    """Lets an EnvRunner reset its environments when it samples next."""
+    env_runner._needs_initial_reset = True
+
+
+def ongoing_episode(env_runner: Any, env_index: int) -> Any:
+    """Returns the fragment that one environment of an EnvRunner is playing."""
+    return env_runner._ongoing_episodes[env_index]
+
+
+def is_registered(name: str) -> bool:
+    """Returns whether an environment of this name is registered with Ray."""
+    return bool(_global_registry.contains(ENV_CREATOR, name))
+
+
+def registered_environment(config: AlgorithmConfig) -> Any:
+    """Returns a new environment if ``config.env`` is a class or a name registered with Ray; ``None`` otherwise."""
+    creator = config.env
+    if isinstance(creator, str):
+        if not is_registered(creator):
+            return None
+        creator = _global_registry.get(ENV_CREATOR, creator)
+    return creator(EnvContext(config.env_config, worker_index=1, num_workers=config.num_env_runners))
+
+
 def force_weights(env_runner: Any, state: dict[str, Any]) -> None:
-    # Also weights that are older than its own, as after a restore.
+    """Sets the weights of an EnvRunner, also if they are older than its own, as after a restore."""
     env_runner._weights_seq_no = -1
     env_runner.set_state(state)
 

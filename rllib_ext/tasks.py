@@ -23,6 +23,7 @@ _TASKS = Attached[list[str]]("tasks_of_environments")
 
 
 def assigned(replay: CurriculumReplay, config: AlgorithmConfig) -> list[str]:
+    """Returns the task of each environment."""
     return [replay.tasks[task] for task in replay.actor_tasks(num_actors(config))]
 
 
@@ -54,10 +55,12 @@ class TaskAssignment:
         self.send()
 
     def update(self) -> None:
+        """Sends the tasks to the EnvRunners if they have changed."""
         if assigned(self._algorithm.local_replay_buffer.replay, self._algorithm.config) != self._sent:
             self.send()
 
     def send(self) -> None:
+        """Sends the tasks without waiting. An actor runs its calls in order, so it has them before it samples again."""
         self._sent = assigned(self._algorithm.local_replay_buffer.replay, self._algorithm.config)
         # Without waiting: an actor runs its calls in order, so it has the tasks before it samples again.
         assign = functools.partial(set_tasks, names=self._sent)
@@ -88,4 +91,5 @@ def find_problem(env_runner: Any, tasks: Sequence[str]) -> str | None:
 
 
 def set_tasks(env_runner: Any, names: Sequence[str]) -> None:
+    """Sets the tasks of an EnvRunner's environments."""
     _TASKS.set(env_runner, list(names))

@@ -351,9 +351,11 @@ class ModuleOptions:
         self._special = special
 
     def stores(self, module_id: str) -> bool:
+        """Returns whether rows of a module are stored; options of ``None`` leave it out."""
         return self._special.get(module_id, {}) is not None
 
     def of(self, module_id: str) -> tuple[str | None, dict[str, Any]]:
+        """Returns the recipe of a module (``None`` for a custom one), and its options."""
         special = self._special.get(module_id) or {}
         options = {**self._options, **special}
         # None removes an option of all modules, as another recipe may not have it.
@@ -361,6 +363,7 @@ class ModuleOptions:
         return options.pop("recipe", self.recipe), options
 
     def modules_with_retention(self) -> list[str]:
+        """Returns the known modules whose rows are kept by importance."""
         names = dict.fromkeys([DEFAULT_MODULE_ID, *self._special])
         return [name for name in names if self.stores(name) and uses_retention(*self.of(name))]
 
@@ -369,12 +372,14 @@ class ModuleOptions:
         return ModuleReplay(self, module_id, several_agents)
 
     def form_returns(self, returns: Returns, present: Container[str]) -> dict[str, ModuleReplay]:
+        """Returns new replays of the present modules whose returns are formed before rows are stored."""
         # Rebuilds the replays whose returns are formed before rows are stored.
         self.returns = returns
         built = {name: self.build(name) for name in self.modules_with_retention()}
         return {name: module for name, module in built.items() if name in present}
 
     def restored(self, state: dict[str, Any]) -> dict[str, ModuleReplay]:
+        """Returns the replays that a state names, without rows. Raises ``ValueError`` if the recipe differs."""
         if state["recipe"] != self.recipe:
             raise ValueError(
                 f"the state is of recipe {state['recipe']!r}; this buffer is {self.recipe!r}. "
@@ -449,11 +454,13 @@ class ModuleReplay:
 
     @property
     def max_rows(self) -> int:
+        """Rows that one table or the replay can hold."""
         # A curriculum has one table for each task.
         tables = self.replay.tables
         return self.replay.capacity if tables is None else int(tables.capacity[0])
 
     def flatten(self, episodes: Sequence[SingleAgentEpisode]) -> list[FlatEpisode]:
+        """Returns the new steps of episodes as columns, before anything is stored."""
         flat = self.converter.flatten(episodes)
         if not flat:
             return flat
@@ -477,6 +484,7 @@ class ModuleReplay:
         return flat
 
     def add(self, flat: Sequence[FlatEpisode]) -> Added:
+        """Stores flattened episodes, and returns the counts of what entered and left."""
         fragments = self.converter.fragments
         stored = 0
         rows_before = len(self.replay)
@@ -484,11 +492,11 @@ class ModuleReplay:
         if flat and self._interrupted:  # the episodes that ran before a load
             stored = len(self.replay.end_episodes())
             self._interrupted = False
-            fragments.forget_running()
+            fragments.end_all_episodes()
             if self._stored_returns is not None:
                 self._stored_returns.clear()
             if self.task_progress is not None:
-                self.task_progress.forget_running()
+                self.task_progress.end_all_episodes()
         rows = self.converter.transitions(flat)
         if rows is None:  # each fragment was sent before
             return Added(0, rows_before + stored - len(self.replay), 0)
@@ -498,7 +506,7 @@ class ModuleReplay:
         try:
             stored += len(self.replay.extend_columns(rows))
         except Exception:  # the Learner that measures new rows was lost, or a function of the user's raised
-            fragments.forget_running()  # the next fragments follow rows that are missing
+            fragments.end_all_episodes()  # the next fragments follow rows that are missing
             raise
         trajectory = rows[("trajectory",)]
         if self._stored_returns is not None:
@@ -512,6 +520,7 @@ class ModuleReplay:
     def draw(
         self, num_items: int, n_step: int | tuple[int, int], gamma: float, layout: str | None = None
     ) -> list[Piece]:
+        """Draws rows, and returns them as pieces of a batch in the given layout."""
         self._set_returns(n_step, gamma)
         self._advance()
         if self._min_sizes is not None:
@@ -525,6 +534,7 @@ class ModuleReplay:
     def draw_part(
         self, part: ShardRequest, n_step: int | tuple[int, int], gamma: float, *, env_steps: int, updates: int
     ) -> RemoteShardDraw:
+        """Draws this shard's rows of a batch, with the clocks of all replays that the batch is divided over."""
         # By the clocks of all replays that the batch is divided over.
         self._set_returns(n_step, gamma)
         self._num_draws = updates
@@ -538,10 +548,12 @@ class ModuleReplay:
         return RemoteShardDraw(ray.put(piece.episode), slot, generation, reply, self._module_id)
 
     def set_min_sizes(self, batch_size: int, held: np.ndarray) -> None:
+        """Sets the rows that each table needs, given the rows ``held`` by all shards."""
         if self._min_sizes is not None:
             self._min_sizes.update(batch_size, held)
 
     def expect(self, places: np.ndarray) -> None:
+        """Notes the order ``places`` in which RLlib's Learners return the TD errors of the last draw."""
         # The TD errors of the rows drawn last come back in the order of ``places``, as RLlib joins its Learners'.
         batch = self._batch
         self._batch = None
@@ -647,6 +659,7 @@ class ModuleReplay:
             self.replay.set_initial_surprise(surprise_of)
 
     def state(self) -> dict[str, Any]:
+        """Returns the state of the fragments, the draws, and the returns; rows are saved apart."""
         return {
             "converter": self.converter.state(),
             "draws": self._num_draws,
@@ -655,6 +668,7 @@ class ModuleReplay:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
+        """Restores what :meth:`state` returned."""
         self.converter.load_state(state["converter"])
         self._num_draws = state["draws"]
         # Episodes that ran are truncated once new steps arrive; until then contents and draws are those of the save.

@@ -111,6 +111,7 @@ def _from_parts(options: Mapping[str, Any], returns: Returns) -> Replay:
     image_key = options.get("image_key")
 
     def part(value: Any, name: str, kind: type) -> Any:
+        """Returns a part of the replay, built from its class path if necessary."""
         if value is not None:
             value = built(value, name, defaults={"capacity": capacity})
             check_kind(name, value, kind, f"a TorchRL {kind.__name__}, or its class path")

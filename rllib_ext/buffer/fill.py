@@ -23,7 +23,7 @@ from lightning_replay.options import check_kind
 from lightning_replay.replay import Replay
 from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.episodes import TASK
-from rllib_ext.rllib_compat import local_replay_buffer
+from rllib_ext.rllib_compat import has_own_connectors, local_replay_buffer
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ def _module_of(algorithm: Any, module_id: str | None) -> str:
             "Fill a module without state"
         )
     config = algorithm.config
-    if config._env_to_module_connector is not None or config._module_to_env_connector is not None:
+    if has_own_connectors(config):
         logger.warning(
             "the config has connectors of its own between environment and module; rows are filled in without them, so "
             "observations must be those the module gets"
@@ -172,6 +172,7 @@ def _episodes(
         follows &= equal.all(axis=tuple(range(1, equal.ndim)))
 
     def episode(places: np.ndarray) -> SingleAgentEpisode:
+        """Returns the rows at these places as one episode."""
         last = places[-1]
         observations = tree.map_structure(
             lambda now, later: np.concatenate([now[places], later[last : last + 1]]), observation, following

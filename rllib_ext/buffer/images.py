@@ -13,6 +13,8 @@ from ray.rllib.algorithms.dqn.torch.default_dqn_torch_rl_module import DefaultDQ
 from ray.rllib.core.columns import Columns as RLlibColumns
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 
+from rllib_ext.rllib_compat import module_spec_of
+
 if TYPE_CHECKING:
     from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
@@ -60,7 +62,7 @@ def choose_module(config: AlgorithmConfig, samples: list[AlgorithmConfig]) -> No
     buffers = [sample.replay_buffer_config for sample in samples]
     every = [one for given in buffers for one in (given, *(given.get("modules") or {}).values()) if one]
     stacked = any(one.get("frame_stack") is not None and one.get("image_key") is None for one in every)
-    if config._rl_module_spec is not None or not stacked:
+    if module_spec_of(config) is not None or not stacked:
         return
     if samples[0].get_default_rl_module_spec().module_class is DefaultDQNTorchRLModule:
         config.rl_module(rl_module_spec=RLModuleSpec(module_class=ImageDQNModule))
@@ -105,4 +107,5 @@ def is_image(space: gym.Space[Any]) -> TypeGuard[gym.spaces.Box]:
 
 
 def has_channels_last(space: gym.spaces.Box) -> bool:
+    """Returns whether the last axis of a single image holds the channels."""
     return space.shape[-1] < space.shape[0]

@@ -76,10 +76,12 @@ class BufferMetrics:
                     self.counts[AGENT_STEPS_ADDED, str(part.agent_id)] += len(part)
 
     def count_draw(self, name: str, drawn: Drawn) -> None:
+        """Counts a draw of a module."""
         for counter, amount in drawn._asdict().items():
             self.counts[counter, name] += amount
 
     def total(self, counter: str, module_id: str | None = None) -> int:
+        """Returns a counter of one module, or of all modules."""
         return sum(
             amount for (name, module), amount in self.counts.items() if name == counter and module_id in (None, module)
         )
@@ -90,6 +92,7 @@ class BufferMetrics:
         return self.remaining(modules, draws_per_report)
 
     def remaining(self, modules: Modules, draws: int = 1) -> dict[str, Any]:
+        """Returns the metrics that are due after ``draws`` further calls, or an empty dictionary."""
         if not self._log.is_due(draws):
             return {}
         rows = {name: len(module) for name, module in modules.items()}
@@ -109,6 +112,7 @@ class BufferMetrics:
         return Counter({**self.counts, **{(counter, ""): self._sum(counter, stored) for counter in _COUNTERS}, **found})
 
     def state(self) -> dict[str, Any]:
+        """Returns the counters as a save holds them."""
         return {
             "counts": listed(self.counts),
             "logged": listed(self._log.logged),
@@ -116,12 +120,14 @@ class BufferMetrics:
         }
 
     def load(self, state: dict[str, Any]) -> None:
+        """Restores the counters; increases that were logged before the save are not logged again."""
         # Increases logged before the save are not logged again.
         self.counts, self._log.logged = counts_of(state["counts"]), counts_of(state["logged"])
         self._environment.load_state(state["environment"])
         self._read.clear()
 
     def env_steps_stored(self, modules: Modules) -> int:
+        """Returns the stored environment steps. With several agents it is an estimate by the module that kept most."""
         # Of several agents the steps added, times the largest share of its rows that a module has kept.
         if not self._environment.episodes:
             return sum(map(len, modules.values()))
@@ -146,6 +152,7 @@ class BufferMetrics:
         return {name: self.stats(name, module) for name, module in modules.items()} if is_due else {}
 
     def stats(self, name: str, module: Any) -> dict[str, Any]:
+        """Returns the statistics of one module."""
         from lightning_replay.parts import unwrap
 
         sampler = unwrap(module.replay.sampler)
@@ -227,6 +234,7 @@ class CounterLog:
         log("num_duplicate_env_steps_lifetime", counts[DUPLICATE_STEPS, ""], reduce="item")
 
     def items(self, stats: Mapping[str, Mapping[str, Any]]) -> None:
+        """Logs the statistics of each module, and of all modules together."""
         log = functools.partial(self.logger.log_value, reduce="item")
         every = list(stats.values())
         several = len(stats) > 1 or DEFAULT_MODULE_ID not in stats

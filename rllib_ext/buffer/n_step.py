@@ -43,6 +43,7 @@ class SampledReturns(SeededStateful, EpisodeTracker):
             self.is_attached = True
 
     def set_length(self, n_step: int | tuple[int, int] | list[int], gamma: float) -> None:
+        """Sets the range of n, and γ. Raises ``ValueError`` for other lengths than one or two counts in order."""
         lengths = checked_counts("n_step", n_step if isinstance(n_step, list | tuple) else [n_step])
         if not 1 <= len(lengths) <= 2 or lengths[0] > lengths[-1]:
             raise ValueError(f"n_step is {n_step}; it must be a whole number from 1 on, or two of them in order")
@@ -63,6 +64,7 @@ class SampledReturns(SeededStateful, EpisodeTracker):
         return slots, slots.gather(1, steps_used.unsqueeze(1) - 1).squeeze(1), steps_used
 
     def load_state_dict(self, state_dict: dict[str, Any], storage: Storage) -> None:  # type: ignore[override]
+        """Restores the links and the generator."""
         EpisodeTracker.load_state_dict(self, state_dict, storage)
         self._restore_generator(state_dict)
 
@@ -90,6 +92,7 @@ class StoredReturns:
         return returns if may_refuse or returns._transform is not None else None
 
     def check(self, n_step: int | tuple[int, int], gamma: float) -> None:
+        """Raises ``ValueError`` if a draw asks for other returns than were formed before rows were stored."""
         formed = self._transform
         n_steps, discount = (1, gamma) if formed is None else (formed.n_steps, formed.discount)
         if n_step == n_steps and (n_steps == 1 or gamma == discount):
@@ -117,4 +120,5 @@ class StoredReturns:
         return len(self._replay.store_pending(broken_off)) if broken_off else 0
 
     def clear(self) -> None:
+        """Forgets the steps that wait for their returns."""
         self._continued.clear()

@@ -131,6 +131,7 @@ def read_episodes(
     last = drawn.slots[:, -1]
 
     def read(index: Tensor, keys: Sequence[str | tuple[str, ...]]) -> list[np.ndarray]:
+        """Returns columns of rows as arrays."""
         return [column.cpu().numpy() for column in read_columns(storage, index, keys)]
 
     observations = read(everything, [leaf.key for leaf in observation.leaves])

@@ -65,6 +65,7 @@ class TransitionBlock(SingleAgentEpisode):
 
     @property
     def content(self) -> tuple[Sequence[Any], dict[str, np.ndarray], tuple[Any, Any]]:
+        """Columns, extra outputs, and ends of the rows."""
         return self._columns, self.extra_model_outputs, self.ends
 
     def __repr__(self) -> str:
@@ -75,13 +76,16 @@ class TransitionBlock(SingleAgentEpisode):
 
     @property
     def is_terminated(self) -> bool:
+        """Whether the last step of every row terminated."""
         return self.ends[0]
 
     @property
     def is_truncated(self) -> bool:
+        """Whether the last step of every row was truncated."""
         return self.ends[1]
 
     def slice(self, slice_: Any, *, len_lookback_buffer: int | None = None) -> TransitionBlock:
+        """Returns the rows of a slice with step 1, without a copy."""
         start, stop, step = slice_.indices(self.t)
         if step != 1:
             self._refuse(f"slice with step {step}")
@@ -91,9 +95,11 @@ class TransitionBlock(SingleAgentEpisode):
         return type(self)(f"{self.id_}_{start}", columns, outputs, *self._ends_of(rows), self.module_id)
 
     def to_numpy(self) -> TransitionBlock:
+        """Returns this block, which holds arrays already."""
         return self
 
     def validate(self) -> None:
+        """Does nothing, because the rows of a block do not follow each other."""
         pass
 
     def get_observations(self, indices: Any = None, **options: Any) -> Any:
@@ -103,15 +109,19 @@ class TransitionBlock(SingleAgentEpisode):
         return self._all_rows("get_observations", indices, options, self._columns[0])
 
     def get_actions(self, indices: Any = None, **options: Any) -> Any:
+        """Returns the actions of all rows."""
         return self._all_rows("get_actions", indices, options, self._columns[2])
 
     def get_rewards(self, indices: Any = None, **options: Any) -> Any:
+        """Returns the rewards of all rows."""
         return self._all_rows("get_rewards", indices, options, self._columns[3])
 
     def get_infos(self, indices: Any = None, **options: Any) -> Any:
+        """Returns an empty info for each row."""
         return self._all_rows("get_infos", indices, options, [{} for _ in range(self.t)])
 
     def get_extra_model_outputs(self, key: str, indices: Any = None, **options: Any) -> Any:
+        """Returns an extra output of all rows."""
         return self._all_rows("get_extra_model_outputs", indices, options, self.extra_model_outputs[key])
 
     def _ends_of(self, rows: Any) -> tuple[Any, Any]:
@@ -142,10 +152,12 @@ class FlaggedBlock(TransitionBlock):
 
     @property
     def is_terminated(self) -> bool:
+        """Raises ``NotImplementedError``, because each row has its own flag."""
         self._refuse_one_end("is_terminated")
 
     @property
     def is_truncated(self) -> bool:
+        """Raises ``NotImplementedError``, because each row has its own flag."""
         self._refuse_one_end("is_truncated")
 
     def _ends_of(self, rows: Any) -> tuple[Any, Any]:
@@ -203,6 +215,7 @@ class BatchCutter:
         self.mean_n_step: float = float(steps.mean())
 
     def flagged(self) -> list[Piece]:
+        """Returns all rows as one block with a flag for each row."""
         block = FlaggedBlock(self._name("rows"), *self._rows(), *self._ends, self._module_id)
         return [Piece(block, np.arange(self._count))]
 
@@ -293,6 +306,7 @@ def learner_order(lengths: list[int], num_learners: int) -> np.ndarray:
 
 
 def dealt_rows(lengths: list[int], num_learners: int) -> list[list[np.ndarray]]:
+    """Returns for each Learner the rows of the episodes and parts of episodes that it gets, int64 ``[n]`` each."""
     # For each Learner the rows of the episodes and parts of episodes it gets, int64 [n] each.
     starts = np.cumsum([0, *lengths])
     spans = [_Span(np.arange(start, stop)) for start, stop in pairwise(starts.tolist())]
@@ -309,6 +323,7 @@ class _Span:
         return len(self.rows)
 
     def slice(self, rows: slice, *, len_lookback_buffer: int | None = None) -> _Span:
+        """Returns a part of the rows."""
         return _Span(self.rows[rows])
 
     __getitem__ = slice

@@ -43,6 +43,7 @@ class RemoteBlock:
         return f"RemoteBlock(id_={self.id_!r}, {len(self)} rows in {len(self.spans)} parts)"
 
     def slice(self, slice_: Any, *, len_lookback_buffer: int | None = None) -> RemoteBlock:
+        """Returns a part of the rows, which are not fetched."""
         start, stop, _ = slice_.indices(len(self))
         spans = cut_blocks(self.spans, start, stop)
         return RemoteBlock(f"{self.id_}_{start}", spans, self.weights[start:stop], self.module_id, self.timeout_s)
@@ -58,6 +59,7 @@ class BlockReader:
         self._rows: dict[str | None, Any] = {}  # one of each module, the last that was read
 
     def read(self, episodes: MutableSequence[Any]) -> None:
+        """Replaces remote blocks among the episodes by blocks with the fetched rows."""
         remote = [one for one in episodes if isinstance(one, RemoteBlock)]
         if not remote:
             return
@@ -131,5 +133,8 @@ class AddFlagsFromBlocks(ConnectorV2):
 
 
 def flags_connector(observation_space: Any, action_space: Any) -> AddFlagsFromBlocks:
-    # For AlgorithmConfig.learners(learner_connector=...): a function that pickled configs find by its name.
+    """Returns the connector for ``AlgorithmConfig.learners(learner_connector=...)``.
+
+    A pickled config finds this function by its name.
+    """
     return AddFlagsFromBlocks(observation_space, action_space)

@@ -25,7 +25,7 @@ from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 from torch import Tensor
 
 from lightning_replay.retention.surprise import distributional_surprise, squared_td_error
-from rllib_ext.rllib_compat import call_one_learner
+from rllib_ext.rllib_compat import call_one_learner, learner_connector_of
 
 
 def report_signals(learner: Any) -> bool:
@@ -37,6 +37,7 @@ def report_signals(learner: Any) -> bool:
     compute_loss = learner.compute_loss_for_module
 
     def with_signals(*, module_id: str, config: Any, batch: dict[str, Any], fwd_out: dict[str, Any]) -> Tensor:
+        """Computes the loss of the algorithm, and adds the signals of its batch to the metrics."""
         loss = compute_loss(module_id=module_id, config=config, batch=batch, fwd_out=fwd_out)
         add_signals(learner.metrics, module_id, config, batch, fwd_out)
         return loss
@@ -67,7 +68,7 @@ def surprise_of_candidates(learner_group: Any, module_id: str, episodes: Sequenc
 
 def _measured_surprise(learner: Any, *, module_id: str, episodes: Sequence[SingleAgentEpisode]) -> np.ndarray:
     # Without learning or logging.
-    connect = learner._learner_connector
+    connect = learner_connector_of(learner)
     batch = connect(rl_module=learner.module, batch={}, episodes=episodes, shared_data={})[module_id]
     metrics = learner.metrics
     learner.metrics = MetricsLogger(root=False)
@@ -88,6 +89,7 @@ def _measured_surprise(learner: Any, *, module_id: str, episodes: Sequence[Singl
 def add_signals(
     metrics: MetricsLogger, module_id: str, config: Any, batch: dict[str, Any], fwd_out: dict[str, Any]
 ) -> None:
+    """Adds surprise and action values of each row beside the TD errors that a Learner reports."""
     if (module_id, TD_ERROR_KEY) not in metrics:
         return  # a Learner of the user's that reports nothing
     if QF_PREDS not in fwd_out:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from lightning_replay.levels.environments import LevelWrapper
-from rllib_ext.rllib_compat import Attached
+from rllib_ext.rllib_compat import Attached, reset_at_next_sample
 
 logger: logging.Logger = logging.getLogger(__name__)
 DrawnLevel = tuple[str, Callable[[], int]]  # RLlib's id of the episode, and what waits for its level
@@ -69,6 +69,7 @@ def note_return(
 
 
 def test_of(env_runner: Any, held_out: Sequence[int]) -> LevelTest:
+    """Returns the test of an EnvRunner, which is made at the first call."""
     test = _TEST.of(env_runner)
     if test is None:
         first = max(env_runner.worker_index or 0, 1) - 1
@@ -102,12 +103,13 @@ class LevelTest:
         turns = self.turns = _Turns(levels)
         try:
             # Environments without a level left repeat some until the others are done, which are not counted.
-            env_runner._needs_initial_reset = True
+            reset_at_next_sample(env_runner)
             while not turns.returns.keys() >= set(range(len(levels))):
                 env_runner.sample(num_timesteps=_STEPS * env_runner.num_envs)
         finally:
             self.turns = self._held_out
-            env_runner._needs_initial_reset = True  # no episode on these levels continues
+            # No episode on these levels continues.
+            reset_at_next_sample(env_runner)
         # These metrics would count as returns on held-out levels.
         env_runner.get_metrics()
         return [turns.returns[turn] for turn in range(len(levels))]
@@ -131,12 +133,14 @@ class _Turns:
         self.returns: dict[int, float] = {}  #: Return of each turn.
 
     def begin(self, env_index: int) -> int:
+        """Returns the level of the next turn; an episode that did not end gets its level again."""
         if env_index not in self.given:  # otherwise the level again of an episode that did not end
             self.given[env_index] = self._following
             self._following = self._following + 1
         return self._levels[self.given[env_index] % len(self._levels)]
 
     def end(self, env_index: int, value: float) -> None:
+        """Notes the return of the turn that an environment has played."""
         if env_index in self.given:
             self.returns[self.given.pop(env_index)] = value
 
@@ -162,6 +166,7 @@ class PlayedLevel(LevelWrapper):
     episode_return: float = 0.0  # so far, of the environment's own rewards
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Sets the chosen level, and resets the environment."""
         if self.is_waiting:
             self.set_level(self.choose())
         self.is_waiting = False
@@ -170,6 +175,7 @@ class PlayedLevel(LevelWrapper):
         return super().reset(seed=seed, options=options)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Steps the environment, and adds its reward to the return of the episode."""
         if self.supply is not None and self.supply.is_due:
             self.supply.begin_round()
         result = super().step(action)
@@ -183,6 +189,7 @@ class PlayedLevel(LevelWrapper):
 def _each(algorithm: Any, function: Callable[[LevelTest, Any], list[float]]) -> list[tuple[int, list[float]]]:
     # By index, of the EnvRunners that have played held-out levels.
     def answer(env_runner: Any) -> tuple[int, list[float]] | None:
+        """Returns the number of an EnvRunner and the returns of its test."""
         test = _TEST.of(env_runner)
         return None if test is None else (env_runner.worker_index or 0, function(test, env_runner))
 

@@ -13,7 +13,7 @@ import ray
 
 from lightning_replay.envs.building import MAX_EPISODE_STEPS, LimitedEpisodes
 from rllib_ext.levels.evaluation import LEVEL_ID, DrawnLevel, PlayedLevel, test_of
-from rllib_ext.rllib_compat import Attached
+from rllib_ext.rllib_compat import Attached, ongoing_episode
 
 _SUPPLY = Attached["LevelSupply"]("level_supply")
 
@@ -43,6 +43,7 @@ class LevelSupply:
         return self._ahead.popleft()
 
     def begin_round(self) -> None:
+        """Draws the levels of the next round in one call."""
         self.is_due = False
         self._draw(self.begun_before - len(self._ahead))
 
@@ -97,8 +98,9 @@ def begin_episode(
     episode.id_ = drawn[0]
 
     def choose() -> int:
+        """Returns the level of the next episode of one environment."""
         # If a fragment has ended, another object has taken the place of the episode.
-        env_runner._ongoing_episodes[env_index].custom_data[LEVEL_ID] = drawn[1]()
+        ongoing_episode(env_runner, env_index).custom_data[LEVEL_ID] = drawn[1]()
         return drawn[1]()
 
     played.drawn = drawn

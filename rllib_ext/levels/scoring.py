@@ -19,7 +19,7 @@ from ray.rllib.utils.postprocessing.zero_padding import unpad_data_if_necessary
 
 from rllib_ext.levels.evaluation import EPISODE_RETURN
 from rllib_ext.levels.server import Fragment
-from rllib_ext.rllib_compat import call_one_learner
+from rllib_ext.rllib_compat import call_one_learner, learner_connector_of
 
 # Entry in the data that connector pieces share.
 _NOTES = "level_notes"
@@ -77,14 +77,16 @@ class ScoreFragments(ConnectorV2):
 
 
 def add_scoring(learner: Any, *, server: Any) -> None:
+    """Adds the connectors that note fragments and send their values to the level buffer."""
     with_logits = isinstance(learner.module[DEFAULT_MODULE_ID].unwrapped().action_space, gymnasium.spaces.Discrete)
-    learner._learner_connector.prepend(NoteFragments(with_logits=with_logits))
-    learner._learner_connector.append(ScoreFragments(server))
+    pipeline = learner_connector_of(learner)
+    pipeline.prepend(NoteFragments(with_logits=with_logits))
+    pipeline.append(ScoreFragments(server))
 
 
 def score_only(learner: Any, *, episodes: Sequence[Any]) -> None:
     """Sends fragments to the level buffer that the Learner does not learn from."""
-    learner._learner_connector(rl_module=learner.module, batch={}, episodes=list(episodes), shared_data={})
+    learner_connector_of(learner)(rl_module=learner.module, batch={}, episodes=list(episodes), shared_data={})
 
 
 def train_without_scored(learner_group: Any, server: Any) -> None:
@@ -92,6 +94,7 @@ def train_without_scored(learner_group: Any, server: Any) -> None:
     update_all = learner_group.update
 
     def update(*, episodes: Sequence[Any], **options: Any) -> list[dict[str, Any]]:
+        """Updates on the episodes that train, and only values the others."""
         trains = ray.get(server.trains_on.remote([episode.id_ for episode in episodes]))
         others = [episode for episode, flag in zip(episodes, trains, strict=True) if not flag]
         if others:  # new levels of robust PLR, children of ACCEL: one Learner values them

@@ -80,9 +80,11 @@ class RemoteLevels:
         write_state(path, state, of=state["kind"])
 
     def state(self) -> dict[str, Any]:
+        """Returns the state of the level buffer."""
         return dict(self.ask("state"))
 
     def write(self, folder: Folder, state: dict[str, Any], files: Mapping[str, Any]) -> None:
+        """Writes the state into a folder."""
         with folder.to_write() as local:
             write_state(local, state | {"algorithm": files})
 
@@ -95,9 +97,11 @@ class RemoteLevels:
         return lambda: self.ask("load_state", state)
 
     def leave_out(self, folder: Folder) -> Callable[[], None]:
+        """Returns a function that does nothing: without the saved levels, the present ones stay."""
         return lambda: None
 
     def stop(self) -> None:
+        """Ends the actor and removes its files."""
         ray.kill(self.actor)
         self._spare.cleanup()
 
@@ -204,6 +208,7 @@ class LevelServer:
                 self._levels.abandon(name)
 
     def check(self) -> None:
+        """Raises the error of a failed choice of a level."""
         if self._fault is not None:
             fault = self._fault
             self._fault = None
@@ -225,6 +230,7 @@ class LevelServer:
         write_state(self._spare, self.state() | {"restarts": self._restarts})
 
     def stats(self) -> dict[str, float]:
+        """Returns the statistics of the level buffer, and its expected staleness in episodes."""
         figures = dict(self._levels.stats())
         rows = self._levels.probabilities()
         if len(rows):
@@ -232,15 +238,19 @@ class LevelServer:
         return figures | dict(self._episodes.counts) | {"restarts": self._restarts}
 
     def probabilities(self) -> TensorDict:
+        """Returns :meth:`LevelBuffer.probabilities <lightning_replay.levels.LevelBuffer.probabilities>`."""
         return self._levels.probabilities()
 
     def played_levels(self) -> list[int]:
+        """Returns the levels that have been played or have a score, in order."""
         return sorted({*self._levels.probabilities()["level_id"].tolist(), *self._played})
 
     def state(self) -> dict[str, Any]:
+        """Returns the state of the levels, and the played levels."""
         return {"levels": self._levels.state_dict(), "played": torch.tensor(list(self._played), dtype=torch.int64)}
 
     def load_state(self, state: dict[str, Any]) -> None:
+        """Restores the levels; episodes in flight are abandoned when every environment has begun another."""
         # Episodes in flight are abandoned once every environment has begun another.
         self._levels.load_state_dict(state["levels"])
         self._played = dict.fromkeys(state["played"].tolist())
@@ -332,6 +342,7 @@ class Fragment:
 
     @property
     def is_done(self) -> bool:
+        """Whether the episode ends with this fragment."""
         return self.terminated or self.truncated
 
     def own_rewards(self) -> torch.Tensor:

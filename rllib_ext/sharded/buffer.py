@@ -159,6 +159,7 @@ class ShardedEpisodeReplayBuffer(RowBuffer):
 
     @property
     def num_env_steps_stored(self) -> int:
+        """Environment steps stored in all shards."""
         return sum(report.env_steps_stored for report in self._settled().reports)
 
     def form_returns(self, n_step: int | tuple[int, int], gamma: float) -> None:
@@ -167,6 +168,7 @@ class ShardedEpisodeReplayBuffer(RowBuffer):
         self._templates |= self.options.form_returns((n_step, gamma), self._templates)
 
     def template(self, module_id: str) -> ModuleReplay:
+        """Returns a replay of a module without rows, whose sampler divides draws."""
         if module_id not in self._templates:
             self._templates[module_id] = self.options.build(module_id)
         return self._templates[module_id]
@@ -264,6 +266,7 @@ class ShardedEpisodeReplayBuffer(RowBuffer):
         return self._metrics.report(self.draws_per_report)
 
     def remaining_metrics(self) -> dict[str, Any]:
+        """Returns the metrics that have been kept back."""
         return self._metrics.remaining()
 
     def stats(self) -> dict[str, Any]:
@@ -271,6 +274,7 @@ class ShardedEpisodeReplayBuffer(RowBuffer):
         return stats_of(self.shards, self.draws)
 
     def get_num_timesteps(self, module_id: str | None = None) -> int:
+        """Returns the stored rows of a module, or of all."""
         return len(self) if module_id is None else self._settled().rows[module_id]
 
     def get_num_episodes(self, module_id: str | None = None) -> int:
@@ -278,12 +282,15 @@ class ShardedEpisodeReplayBuffer(RowBuffer):
         return self._settled().counts["episodes_added", module_id or ""] - self.get_num_episodes_evicted(module_id)
 
     def get_num_episodes_evicted(self, module_id: str | None = None) -> int:
+        """Returns the evicted episodes of a module, or of all."""
         return self._settled().counts["episodes_evicted", module_id or ""]
 
     def get_added_timesteps(self, module_id: str | None = None) -> int:
+        """Returns the added steps of a module, or of all."""
         return self._settled().counts["steps_added", module_id or ""]
 
     def get_sampled_timesteps(self, module_id: str | None = None) -> int:
+        """Returns the drawn steps of a module, or of all."""
         return self._metrics.sampled["steps_sampled", module_id or ""]
 
     def get_state(self) -> dict[str, Any]:
@@ -308,6 +315,7 @@ class ShardedEpisodeReplayBuffer(RowBuffer):
         self.load_driver_state(state)
 
     def driver_state(self) -> dict[str, Any]:
+        """Returns the state of the draws and the counters in the driver."""
         counts = {"num_draws": self._num_draws, "metrics": self._metrics.state(), "losses": self.shards.lost.state()}
         return {"dividers": self.draws.state_dict(), **counts}
 
@@ -373,6 +381,7 @@ class ShardMetrics:
         self._log = CounterLog()
 
     def count_draw(self, batches: Mapping[str, DrawnRows]) -> None:
+        """Counts the rows of a draw, and keeps the statistics that shards sent with it."""
         for name, batch in batches.items():
             for owner in (name, ""):  # the sum of all modules is counted here, those of shards by them
                 self.sampled["steps_sampled", owner] += len(batch)
@@ -380,17 +389,21 @@ class ShardMetrics:
             self._parts.setdefault(name, {}).update(of_shards)
 
     def state(self) -> dict[str, Any]:
+        """Returns the counters as a save holds them."""
         return {"sampled": listed(self.sampled), "logged": listed(self._log.logged)}
 
     def load(self, state: Mapping[str, Any]) -> None:
+        """Restores what :meth:`state` returned."""
         self.sampled, self._log.logged = counts_of(state["sampled"]), counts_of(state["logged"])
 
     def report(self, draws_per_report: int) -> dict[str, Any]:
+        """Counts a call of a draw, and returns the metrics that are due."""
         # Where they are due, and nothing otherwise; called once per draw.
         self._log.calls += 1
         return self.remaining(draws_per_report)
 
     def remaining(self, draws: int = 1) -> dict[str, Any]:
+        """Returns the metrics that are due after ``draws`` further calls, or an empty dictionary."""
         if not self._log.is_due(draws):
             return {}
         shards = self._shards

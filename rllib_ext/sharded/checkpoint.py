@@ -24,17 +24,20 @@ class ShardedReplayPart(ReplayPart):
     """Saves and restores a sharded replay and the warm-up; each shard writes and reads its own folder."""
 
     def write(self, folder: Folder, state: WarmUp, files: Mapping[str, Any]) -> None:
+        """Lets every shard write its rows, linking files of the last save if saves are incremental."""
         previous = self._last_save if self._incremental and folder.local is not None else None
         write_shards(self._algorithm.local_replay_buffer, folder, state, files, previous)
         self._last_save = folder.local or self._last_save
 
     def read(self, folder: Folder, check_files: CheckFiles) -> Callable[[], None]:
+        """Lets every shard read a save, and returns the function that takes it over."""
         replay: ShardedEpisodeReplayBuffer = self._algorithm.local_replay_buffer
         saved = saves.SavedShards.read(folder, NAMES, _manifest_of)
         check_files(saved.manifest["algorithm"])
         use = saves.load_shards(replay.shards, folder, saved, self._algorithm.spaces or {})
 
         def restore(staged: list[int]) -> None:
+            """Restores the driver's state, or starts it at the saved rows."""
             # A buffer without shards has no such state.
             if saved.state is None:
                 replay.resume_at(max(staged))

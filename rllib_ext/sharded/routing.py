@@ -57,6 +57,7 @@ def push_episodes(*, env_runner: Any, samples: MutableSequence[Any], **ignored: 
 
 
 def num_shards_in(replay_buffer_config: Mapping[str, Any]) -> int:
+    """Returns the number of shards of a ``replay_buffer_config``; 0 for a buffer in the driver."""
     return int(replay_buffer_config.get(NUM_SHARDS) or 0)
 
 
@@ -65,6 +66,7 @@ class CountsShards:
 
     @classmethod
     def default_resource_request(cls, config: AlgorithmConfig | Mapping[str, Any]) -> PlacementGroupFactory:
+        """Adds the CPUs of shards to the resources that Tune reserves for a trial."""
         # Called by Tune with the trial's values.
         request = super().default_resource_request(config)  # type: ignore[misc]
         of_trial = cls.get_default_config().update_from_dict(config)  # type: ignore[attr-defined]
@@ -73,12 +75,14 @@ class CountsShards:
 
 @functools.cache
 def counting_shards(algorithm: type) -> Any:
+    """Returns the class of an algorithm whose resource request counts shards."""
     if issubclass(algorithm, CountsShards):
         return algorithm
     return type(f"Sharded{algorithm.__name__}", (CountsShards, algorithm), {"__doc__": algorithm.__doc__})
 
 
 def bundles_of_shards(config: AlgorithmConfig) -> list[dict[str, float]]:
+    """Returns the CPUs that shards reserve, one bundle for each."""
     # Of each shard; none for a buffer in the driver, or where shards reserve none.
     settings = settings_of_buffer(config)
     if not num_shards_in(settings):

@@ -31,6 +31,7 @@ class EpisodeShard(ReplayShard):
 
     @property
     def replays(self) -> dict[str, Replay]:
+        """The replay of each module."""
         return {name: module.replay for name, module in self.held.modules.items()}
 
     def add(self, references: Sequence[ray.ObjectRef[Any]], largest: Mapping[str, float]) -> Answer:
@@ -59,6 +60,7 @@ class EpisodeShard(ReplayShard):
         return Answer({name: part._replace(stats=stats.get(name)) for name, part in drawn.items()}, report)
 
     def update(self, module_id: str, slot: np.ndarray, generation: np.ndarray, td_errors: np.ndarray) -> Answer:  # type: ignore[override]
+        """Sets priorities; stale TD errors are dropped and counted."""
         self.held.modules[module_id].update_part(slot, generation, td_errors)
         return self._answer()
 
@@ -77,9 +79,11 @@ class EpisodeShard(ReplayShard):
         return self._answer(max((one["draws"] for one in staged.state["modules"].values()), default=0))
 
     def get_state(self) -> Answer:
+        """Returns the state of the buffer."""
         return self._answer(self.held.get_state())
 
     def set_state(self, state: dict[str, Any]) -> Answer:
+        """Restores the state of the buffer."""
         self.held.set_state(state)
         return self._answer()
 
@@ -122,9 +126,11 @@ def reshard_saved(
     """Returns the part of saved buffers and of their counters that one of ``num_shards`` new shards gets."""
 
     def share(amount: int) -> int:
+        """Returns this shard's part of a count."""
         return amount // num_shards + (number < amount % num_shards)
 
     def shares(counts: Iterable[Sequence[int]]) -> list[int]:
+        """Returns this shard's part of each summed count."""
         return [share(sum(values)) for values in zip(*counts, strict=True)]
 
     rows: dict[str, ReshardedRows] = {}
@@ -169,6 +175,7 @@ def options_of_shard(options: Mapping[str, Any], num_shards: int, number: int | 
 
 
 def without_shard_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns options without those of shards. Raises ``ValueError`` if an option of shards is given."""
     given = [name for name in SHARD_OPTIONS if options.get(name) is not None]
     if given:
         raise ValueError(f"{', '.join(given)} is for a replay of several shards. Add num_shards=4, or leave it out")
@@ -176,6 +183,7 @@ def without_shard_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_shard_layout(layout: str | None) -> None:
+    """Raises ``ValueError`` for a layout that shards do not offer."""
     if layout not in (None, "flagged"):
         raise ValueError(
             f"layout is {layout!r}, and Learners fetch the rows of shards in blocks, layout='flagged'. Leave layout "

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import ast
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,11 +15,14 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.dqn import DQNConfig
 from ray.rllib.algorithms.sac import SACConfig
 from ray.rllib.algorithms.tqc import TQCConfig
+from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.utils.replay_buffers import EpisodeReplayBuffer, PrioritizedEpisodeReplayBuffer
 from ray.rllib.utils.replay_buffers.utils import update_priorities_in_episode_replay_buffer
+from ray.tune.registry import register_env
 
 import lightning_replay
 import rllib_ext
+from rllib_ext import rllib_compat
 from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.hooks import install_replay
 from rllib_ext.rllib_compat import ACCEPTED_NAME, algorithm_being_built, callbacks_on
@@ -114,12 +116,71 @@ def names_of(tree: ast.AST) -> set[str]:
 
 
 @pytest.mark.slow
-def test_the_page_on_versions_lists_the_modules_that_use_private_names_of_rllib() -> None:
+def test_private_names_of_rllib_stand_in_one_file() -> None:
     root = Path(rllib_ext.__file__).parent
     trees = {file.relative_to(root).as_posix(): ast.parse(file.read_text()) for file in root.rglob("*.py")}
     packages = [ast.parse(file.read_text()) for file in Path(lightning_replay.__file__).parent.rglob("*.py")]
     own = set[str]().union(*map(names_of, [*trees.values(), *packages]))
     found = {name for name, tree in trees.items() if private_names(tree, own)}
-    (sentence,) = re.findall(r"Private names of RLlib also occur in (.*?)\. A test", PAGE.read_text())
-    assert set(re.findall(r"`([\w/]+\.py)`", sentence)) == found - {"rllib_compat.py"}
-    assert "rllib_compat.py" in found
+    assert found == {"rllib_compat.py"}
+
+
+@pytest.fixture(scope="module")
+def algorithm() -> Any:
+    """A DQN whose Learner and EnvRunner are in this process."""
+    config = DQNConfig().environment("CartPole-v1").env_runners(num_env_runners=0, num_envs_per_env_runner=2)
+    algorithm = config.build_algo()
+    yield algorithm
+    algorithm.stop()
+
+
+def test_a_config_keeps_its_connectors_and_its_module_under_these_names() -> None:
+    config = AlgorithmConfig()
+    assert rllib_compat.learner_connector_of(config) is None and rllib_compat.module_spec_of(config) is None
+    assert not rllib_compat.has_own_connectors(config) and not rllib_compat.observes_by_connector(config)
+    config.env_runners(env_to_module_connector=lambda *given: None)
+    config.learners(learner_connector=len).rl_module(rl_module_spec=RLModuleSpec())
+    assert rllib_compat.has_own_connectors(config) and rllib_compat.observes_by_connector(config)
+    assert rllib_compat.learner_connector_of(config) is len and rllib_compat.module_spec_of(config) is not None
+
+
+def test_a_learner_has_its_number_and_its_connectors(algorithm: Any) -> None:
+    learner = algorithm.learner_group._learner
+    assert rllib_compat.is_first_learner(learner)
+    assert rllib_compat.learner_connector_of(learner).connectors
+    assert rllib_compat.call_one_learner(algorithm.learner_group, lambda learner: learner) is learner
+
+
+def test_an_env_runner_has_its_running_episodes_and_the_number_of_its_weights(algorithm: Any) -> None:
+    runner = algorithm.env_runner
+    runner.sample(num_timesteps=3, random_actions=True)
+    assert rllib_compat.ongoing_episode(runner, 1).id_ != rllib_compat.ongoing_episode(runner, 0).id_
+    before = rllib_compat.ongoing_episode(runner, 0).id_
+    runner.sample(num_timesteps=1, random_actions=True)
+    assert rllib_compat.ongoing_episode(runner, 0).id_ == before
+    rllib_compat.reset_at_next_sample(runner)
+    runner.sample(num_timesteps=1, random_actions=True)
+    assert rllib_compat.ongoing_episode(runner, 0).id_ != before
+    state = runner.get_state()
+    rllib_compat.force_weights(runner, {**state, "weights_seq_no": 5})
+    assert runner.get_state()["weights_seq_no"] == 5
+    rllib_compat.force_weights(runner, {**state, "weights_seq_no": 3})
+    assert runner.get_state()["weights_seq_no"] == 3
+
+
+def test_an_algorithm_knows_whether_its_module_is_recurrent(algorithm: Any) -> None:
+    assert not rllib_compat.has_recurrent_module(algorithm) and hasattr(algorithm, "_module_is_stateful")
+    config = AlgorithmConfig()
+    assert config._dont_auto_sync_env_runner_states is False
+    rllib_compat.leave_runner_states(config)
+    assert config._dont_auto_sync_env_runner_states is True
+
+
+def test_a_group_of_env_runners_has_a_manager_that_probes(algorithm: Any) -> None:
+    assert rllib_compat.probe_lost(algorithm.env_runner_group)
+
+
+def test_names_that_ray_has_registered_are_found() -> None:
+    register_env("gate-env", lambda config: "made")
+    assert rllib_compat.registered_environment(AlgorithmConfig().environment("gate-env")) == "made"
+    assert rllib_compat.registered_environment(AlgorithmConfig().environment("CartPole-v1")) is None
