@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from lightning_replay.storage.packed import PackedStorage
     from lightning_replay.table_replay import CurriculumReplay, TableReplay
 
-from lightning_replay import forking, start_method  # noqa: F401  They set hooks.
+from lightning_replay import start_method  # noqa: F401  It sets a hook for an import of TorchRL by this library.
 
 __version__ = "0.1.0"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forked processes: their buffers get locks of their own, and the garbage of their parent is not collected."""
+"""Forked processes: their buffers get new locks, and with Ray in the process they keep the garbage of their parent."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import threading
 import uuid
 import weakref
 from typing import Any
+
+from lightning_replay import hooks
 
 process: str = uuid.uuid4().hex  #: Identifies this process; a forked one has another.
 inherits_ray: bool = False  #: Whether this process was forked from one that was connected to Ray.
@@ -54,8 +56,13 @@ class ForkGuard:
 _pausing: set[int] = set()  # threads that fork and have switched the collector off
 
 
+def _has_handles() -> bool:
+    # TorchRL loads Ray if it is installed; only then can a process hold handles of actors.
+    return hooks.are_on and "ray" in sys.modules
+
+
 def _pause_collector() -> None:
-    if gc.isenabled():
+    if gc.isenabled() and _has_handles():
         _pausing.add(threading.get_ident())
         gc.disable()
 
@@ -69,7 +76,8 @@ def _resume_collector() -> None:
 def _begin_child() -> None:
     global inherits_ray, process
     process = uuid.uuid4().hex
-    gc.freeze()
+    if _has_handles():
+        gc.freeze()
     if _pausing:  # also those of other threads, which do not exist here
         _pausing.clear()
         gc.enable()

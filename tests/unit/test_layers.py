@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 from functools import cache
@@ -17,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LIGHTNING = {"lightning", "lightning_fabric", "pytorch_lightning", "lightning_utilities", "jsonargparse"}
 # Lowest first: what stands here may import from what stands before it, at any place in a file.
 ORDER = (
-    *("lazy", "fast_path", "forking", "options", "envs", "free_memory", "saving", "state", "jit", "parts"),
+    *("lazy", "fast_path", "hooks", "forking", "options", "envs", "free_memory", "saving", "state", "jit", "parts"),
     *("storage", "levels"),
     *("divided_draws", "episodes", "tables", "feedback", "events", "neighbors", "priority_tree", "schedulers"),
     *("schedules", "losses", "samplers", "training_replay", "prefetch", "saves", "retention", "writers"),
@@ -28,7 +29,7 @@ ORDER = (
 #: The files that a prioritized replay loads, apart from those that only import others: no method is among them.
 CORE = (
     *("divided_draws", "fast_path", "feedback", "forking", "free_memory", "jit", "lazy", "options", "parts"),
-    *("episode_ends", "prefetch", "replay_parts"),
+    *("episode_ends", "hooks", "prefetch", "replay_parts"),
     *("replay", "saves", "schedules", "start_method", "state", "training_replay", "priority_tree.numba_kernels"),
     *("priority_tree.torch_tree", "priority_tree.tree", "episodes.beginnings", "episodes.groups", "episodes.kernels"),
     *("episodes.links", "episodes.returns", "episodes.running", "samplers.prioritized", "samplers.slice_check"),
@@ -220,3 +221,29 @@ def test_imports_leave_the_start_method_of_processes_as_it_was() -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
     assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize(
+    ("hooks", "first", "method"),
+    [("1", "lightning_replay.replay", None), ("0", "lightning_replay.replay", "spawn"), ("1", "torchrl", "spawn")],
+    ids=["by this library", "turned off", "by the program"],
+)
+def test_only_an_import_of_torchrl_by_this_library_leaves_the_start_method(
+    hooks: str, first: str, method: str | None
+) -> None:
+    code = (
+        "import importlib, multiprocessing, lightning_replay\n"
+        f"importlib.import_module({first!r})\n"
+        "print(multiprocessing.get_start_method(allow_none=True))\n"
+    )
+    environment = {**os.environ, "LIGHTNING_REPLAY_HOOKS": hooks}
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True, env=environment
+    )
+    assert result.stdout.split() == [str(method)]
+
+
+def test_an_import_of_the_package_alone_sets_no_hook_around_forks() -> None:
+    code = "import sys, lightning_replay, lightning_replay.schedules; print('lightning_replay.forking' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert result.stdout.split() == ["False"]

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_replay import forking, recipes
+from lightning_replay import forking, hooks, recipes
 from lightning_replay.replay import Replay
 from lightning_replay.storage.packed import PackedStorage
 from tests.stored import stored_numbers
@@ -303,6 +303,21 @@ def test_a_fork_collects_its_own_garbage_and_not_that_of_its_parent() -> None:
     assert is_collected_after_its_loss() and ring() is None
     assert in_fork(is_collected_after_its_loss) == "True"
     assert gc.isenabled() and in_fork(gc.isenabled) == "True"
+
+
+@pytest.mark.parametrize("turned_off", [True, False])
+def test_garbage_of_the_parent_is_kept_only_with_ray_in_the_process(
+    turned_off: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hooks, "are_on", not turned_off)
+    if not turned_off:
+        monkeypatch.delitem(sys.modules, "ray", raising=False)
+    gc.disable()
+    try:
+        ring = weakref.ref(Ring())
+        assert in_fork(lambda: (gc.collect(), ring() is None)[1]) == "True"
+    finally:
+        gc.enable()
 
 
 def test_a_fork_while_another_thread_begins_one_collects_garbage() -> None:
