@@ -32,6 +32,7 @@ from lightning_replay.agents.interfaces import (
     uses_no_step_hooks,
 )
 from lightning_replay.agents.spaces import EnvironmentSource, SizeReader, spaces_of
+from lightning_replay.lightning_compat import attached_trainer, optimizer_steps
 from lightning_replay.options import (
     ABOVE_ZERO,
     BELOW_ONE,
@@ -79,7 +80,7 @@ _RANGES: tuple[tuple[Callable[[str, Any], Any], str], ...] = (
     (checked_flag, "cross_entropy distributional double dueling evaluation_noise noisy residual samples_by_surprise"),
 )
 _CHECKS = {name: check for check, names in _RANGES for name in names.split()}
-# read from the environment, or optional
+# These are read from the environment, or optional.
 _MAY_BE_NONE = {
     *("observation_shape", "observation_size", "observation_high", "num_actions", "action_low", "action_high"),
     *("parameter_sizes", "parameter_low", "parameter_high", "target_low", "target_high", "target_entropy"),
@@ -94,15 +95,20 @@ def _checked_hyperparameters(given: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in given.items()
         if name in _CHECKS and (value is not None or name not in _MAY_BE_NONE)
     }
-    for kind, is_allowed in (("target", operator.le), ("value", operator.lt)):  # of the latter the atoms lie between
-        low, high = plain.get(f"{kind}_low"), plain.get(f"{kind}_high")
-        if low is not None and high is not None and not is_allowed(low, high):
-            raise ValueError(f"{kind}_low is {low} and {kind}_high {high}; give the least return, and a larger one.")
+    # The atoms of Rainbow lie between different values. The targets of MP-DQN may all be one value.
+    for quantity, is_allowed in (("target", operator.le), ("value", operator.lt)):
+        bounds = [plain[name] for name in (f"{quantity}_low", f"{quantity}_high") if name in plain]
+        if len(bounds) == 2 and not is_allowed(*bounds):
+            raise ValueError(
+                f"{quantity}_low is {bounds[0]} and {quantity}_high {bounds[1]}; give the least return, and a larger "
+                "one."
+            )
     return {name: value for name, value in plain.items() if not isinstance(value, Schedule)}
 
 
 def _parts_of(name: str, size: Any) -> Iterator[tuple[str, Any]]:
-    # What agent and environment must have alike: not the encoders, and of bounds, which may be narrower, the number.
+    # Yields the sizes that the agent and the environment must share. Encoders may differ. Bounds may be narrower, so
+    # only their number counts.
     if name == "observation_size" and isinstance(size, int | Mapping):
         for path, entry in entries_of(size):
             shape = [entry] if isinstance(entry, int) else entry.get("shape", [entry.get("low"), entry.get("high")])
@@ -114,32 +120,36 @@ def _parts_of(name: str, size: Any) -> Iterator[tuple[str, Any]]:
 
 
 class TrainerClipping(L.Callback):
-    """Keeps ``gradient_clip_val`` of a trainer over the check by which Lightning refuses it in manual optimisation."""
+    """Hides ``gradient_clip_val`` of a trainer while Lightning checks it, which refuses it in manual optimization."""
 
     def __init__(self, trainer: L.Trainer) -> None:
-        self._kept, trainer.gradient_clip_val = trainer.gradient_clip_val, None
+        self._hidden = {"gradient_clip_val": trainer.gradient_clip_val}
+        trainer.gradient_clip_val = None
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str | None = None) -> None:
-        if self._kept is not None:
-            trainer.gradient_clip_val, self._kept = self._kept, None
+        """Gives the trainer its option back."""
+        vars(trainer).update(self._hidden)
+        self._hidden = {}
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        self.setup(trainer, pl_module)  # where it came before
+        """Gives the option back if an error came before the setup."""
+        self.setup(trainer, pl_module)
 
 
 class SizedAgent(L.LightningModule):
-    """A LightningModule with manual optimisation whose networks fit the environment's spaces.
+    """A LightningModule with manual optimization whose networks fit the environment's spaces.
 
-    The norm of the gradient of each optimizer is limited by ``gradient_clip_val`` of the trainer (its elements with
-    ``gradient_clip_algorithm="value"``), and by the agent's own option, :attr:`clip_option`, where that is not given.
+    The trainer's ``gradient_clip_val`` limits the norm of each optimizer's gradient, or with
+    ``gradient_clip_algorithm="value"`` each element. If the trainer has none, the agent's option :attr:`clip_option`
+    limits the norm.
 
-    A subclass defines ``build`` (networks), ``act``, ``training_step`` and ``configure_optimizers``, and names in
-    ``size_names`` the arguments that the spaces determine. With those arguments it is built at once, otherwise when a
-    trainer attaches a data module that has an environment.
+    A subclass defines ``build`` (networks), ``act``, ``training_step``, and ``configure_optimizers``. Its
+    ``size_names`` are the arguments that the spaces determine. If they are given, the agent is built at once. Otherwise
+    it is built when a trainer attaches a data module that has an environment.
     """
 
-    is_recurrent: bool = False  #: Whether it acts with a state, and learns from sequences.
-    clip_option: ClassVar[str] = "gradient_norm"  #: Option with the largest norm of the gradient of an optimizer.
+    is_recurrent: bool = False  #: Whether it acts with a state and learns from sequences.
+    clip_option: ClassVar[str] = "gradient_norm"  #: Option with the largest norm of an optimizer's gradient.
     size_names: ClassVar[tuple[str, ...]] = ()
     read_sizes: ClassVar[SizeReader]  #: Function of :mod:`~lightning_replay.agents.spaces`.
 
@@ -151,14 +161,15 @@ class SizedAgent(L.LightningModule):
 
     @classmethod
     def sizes_from(cls, observation_space: Space[Any], action_space: Space[Any]) -> dict[str, Any]:
-        """Returns the arguments that the spaces determine; raises ``ValueError`` if the agent cannot act in them."""
+        """Returns the arguments that the spaces determine. Raises ``ValueError`` if the agent cannot act in them."""
         return cls.read_sizes(observation_space, action_space, cls.__name__)
 
     @classmethod
     def for_env(cls, env: EnvironmentSource, **hyperparameters: Any) -> Self:
-        """Returns an agent for an environment: an id, the environment, a vector of them, or a callable that builds one.
+        """Returns an agent for an environment.
 
-        Raises ``ValueError`` as :meth:`sizes_from`.
+        The environment is an id, an environment, a vector environment, or a callable that builds an environment.
+        Raises ``ValueError`` if the agent cannot act in it.
         """
         return cls(**(cls.sizes_from(*spaces_of(env)) | hyperparameters))
 
@@ -171,11 +182,12 @@ class SizedAgent(L.LightningModule):
         raise NotImplementedError
 
     def configure_callbacks(self) -> Sequence[L.Callback]:
+        """Returns the callback that hides the trainer's ``gradient_clip_val``, if it has one."""
         return [TrainerClipping(self.trainer)] if self.trainer.gradient_clip_val else []
 
     def configure_model(self) -> None:
-        """Builds the networks once, with the sizes of the attached data module's spaces if none were given."""
-        data = None if self._trainer is None else training_data(self.trainer)
+        """Builds the networks once. Sizes that were not given are those of the attached data module's spaces."""
+        data = training_data(attached_trainer(self))
         if self.is_built:
             if data is not None and data.steps_environments:
                 assert data.observation_space is not None and data.action_space is not None
@@ -210,18 +222,19 @@ class SizedAgent(L.LightningModule):
             )
 
     def set_up(self, options: Mapping[str, Any]) -> None:
-        """Checks and saves hyperparameters and builds the networks if all sizes are given.
+        """Checks and saves hyperparameters, and builds the networks if all sizes are given.
 
-        For the end of a subclass's ``__init__``, with its ``locals()``.
+        Call it at the end of a subclass's ``__init__`` with its ``locals()``. Lightning reads the arguments of that
+        call from its frame.
         """
-        # Of the arguments, not of hparams, in which Lightning has class paths in place of objects.
+        # The arguments are checked, because Lightning replaces objects in hparams with class paths.
         plain = _checked_hyperparameters(options)
         self._conflict_aversion: float | Schedule = options.get("conflict_aversion", 0.0)
         frame = inspect.currentframe()
         assert frame is not None
         self.save_hyperparameters(frame=frame.f_back)
-        self.hparams.update(plain)  # a checkpoint holds no arrays: torch loads none with weights_only
-        self._hparams_initial: Any = copy.deepcopy(self.hparams)  # what loggers record
+        self.hparams.update(plain)  # Torch loads no arrays from a checkpoint with weights_only.
+        self._hparams_initial: Any = copy.deepcopy(self.hparams)  # Loggers record these.
         if all(self.hparams.get(name) is not None for name in self.size_names):
             self.configure_model()
 
@@ -230,7 +243,7 @@ class SizedAgent(L.LightningModule):
         self.log("eval/return", batch["return"], batch_size=1, on_step=False, on_epoch=True)
 
     def on_fit_start(self) -> None:
-        """Refuses a precision that scales gradients, as updates clip them or take further steps outside the scaler."""
+        """Refuses a precision that scales gradients, because updates clip gradients and step outside of the scaler."""
         if scales_gradients(self.trainer):
             raise ValueError(
                 f"precision is {self.trainer.precision}, which scales gradients between steps; {type(self).__name__} "
@@ -238,39 +251,40 @@ class SizedAgent(L.LightningModule):
             )
 
     def on_train_start(self) -> None:
-        # Where schedulers stand, so that those which a subclass steps itself are left to it.
+        """Counts the steps of schedulers so far. A scheduler that a subclass steps itself is left to it."""
         self._scheduler_steps = {
-            id(one.scheduler): steps_of(one.scheduler) for one in self.trainer.lr_scheduler_configs
+            id(config.scheduler): steps_of(config.scheduler) for config in self.trainer.lr_scheduler_configs
         }
 
     def on_train_epoch_end(self) -> None:
+        """Steps the schedulers whose interval is "epoch"."""
         self.step_schedulers("epoch")
 
     def step_schedulers(self, interval: str) -> None:
-        """Steps the schedulers that ``configure_optimizers`` of a subclass returned, as automatic optimisation does.
+        """Steps the schedulers that ``configure_optimizers`` of a subclass returned, as automatic optimization does.
 
-        The interval "epoch" is Lightning's default, "step" counts updates, of PPO rollouts.
+        The interval "epoch" is Lightning's default. The interval "step" counts updates, or rollouts of PPO.
         """
         for config in self.trainer.lr_scheduler_configs:
             scheduler: Any = config.scheduler
             clock = self.trainer.global_step if interval == "step" else self.trainer.current_epoch + 1
             steps = self._scheduler_steps.setdefault(id(scheduler), steps_of(scheduler))
             is_due = config.interval == interval and clock % config.frequency == 0
-            # Not one that the subclass steps, nor one whose monitor Lightning drops in manual optimisation.
+            # The subclass steps the other ones. Lightning drops the monitor of a plateau in manual optimization.
             if is_due and steps == steps_of(scheduler) and not isinstance(scheduler, ReduceLROnPlateau):
                 self.lr_scheduler_step(scheduler, None)
                 self._scheduler_steps[id(scheduler)] = steps_of(scheduler)
 
     def adam(self, parameters: Iterable[Tensor], rate: str = "learning_rate") -> torch.optim.Optimizer:
-        """Returns Adam with the option ``rate`` as learning rate, and ``adam_epsilon`` if the agent has it."""
+        """Returns Adam with the option ``rate`` as learning rate, and with ``adam_epsilon`` if the agent has it."""
         epsilon = self.hparams.get("adam_epsilon", 1e-8)
         return torch.optim.Adam(list(parameters), lr=self.hparams[rate], eps=epsilon, fused=True)
 
     def descend(
         self, optimizer: torch.optim.Optimizer | LightningOptimizer, loss: Tensor, backward: Any = None
     ) -> None:
-        """Steps an optimizer by the gradient of ``loss``, set by ``backward`` in place of :meth:`take_gradients`."""
-        for group in optimizer.param_groups:  # as optimizer.zero_grad, without 15 µs of its profiling
+        """Steps an optimizer by the gradient of ``loss``. ``backward`` sets it, or else :meth:`take_gradients`."""
+        for group in optimizer.param_groups:  # The profiling of optimizer.zero_grad takes 15 µs.
             for parameter in group["params"]:
                 parameter.grad = None
         (backward or self.take_gradients)(loss)
@@ -282,29 +296,32 @@ class SizedAgent(L.LightningModule):
         optimizer.step()
 
     def clip(self, parameters: Iterable[Tensor]) -> None:
-        """Limits the gradient of parameters together, as the trainer or else the agent's option has it."""
-        trainer, limit = self._trainer, self.hparams.get(self.clip_option)
+        """Limits the gradient of parameters together by the trainer's option, or else by the agent's option."""
+        trainer = attached_trainer(self)
+        limit = self.hparams.get(self.clip_option)
         clip: Callable[..., Any] = nn.utils.clip_grad_norm_
         if trainer is not None and (trainer.gradient_clip_val or 0) > 0:
             limit = trainer.gradient_clip_val
             clip = nn.utils.clip_grad_value_ if trainer.gradient_clip_algorithm == "value" else clip
-        if limit is not None:  # not by Lightning, which in mixed precision refuses fused optimizers
+        if limit is not None:  # Lightning's clipping refuses fused optimizers in mixed precision.
             clip([*parameters], limit, foreach=True)
 
     def take_gradients(self, loss: Tensor) -> None:
-        """Computes gradients as ``manual_backward`` does, without its 20 to 50 µs where plain ones are enough.
+        """Computes gradients as ``manual_backward`` does, which takes 20 to 50 µs more.
 
-        With DDP they are the mean over all processes, also where a loss uses some of the parameters alone.
+        With DDP, they are the mean over all processes. A loss may use only some of the parameters.
         """
         if self.takes_plain_gradients:
             loss.backward()
         elif isinstance(self.trainer.strategy, DDPStrategy) and type(self.trainer.precision_plugin) is Precision:
-            loss.backward()  # in manual_backward DDP would wait for parameters without gradient
+            loss.backward()  # DDP would wait in manual_backward for parameters without a gradient.
             gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
             together = torch.cat([gradient.flatten() for gradient in gradients])
-            torch.distributed.all_reduce(together)  # the mean itself is not offered by every backend
+            torch.distributed.all_reduce(together)  # Some backends have no mean.
             together /= torch.distributed.get_world_size()
-            for gradient, mean in zip(gradients, together.split([one.numel() for one in gradients]), strict=True):
+            for gradient, mean in zip(
+                gradients, together.split([gradient.numel() for gradient in gradients]), strict=True
+            ):
                 gradient.copy_(mean.view_as(gradient))
         else:
             self.manual_backward(loss)
@@ -316,32 +333,36 @@ class SizedAgent(L.LightningModule):
         return type(strategy.precision_plugin) is Precision and isinstance(strategy, SingleDeviceStrategy)
 
 
-# The columns of a batch by name, with those under "next" in a dictionary of their own.
+# The columns of a batch by name. Those under "next" are in a nested dictionary.
 Columns = Mapping[str, Any]
 
 Network = TypeVar("Network", bound=nn.Module)
 
 
-def weighted_mean(rows: Tensor, batch: Columns | TensorDictBase) -> Tensor:
-    """Returns the mean over the batch of each row's loss times its ``priority_weight``, where the batch has one.
-
-    The sum is divided by B, not by the sum of the weights, which would undo their normalisation.
-    """
+def weighted(rows: Tensor, batch: Columns | TensorDictBase) -> Tensor:
+    """Returns each row's loss times its ``priority_weight``, if the batch has this column."""
     weight = batch.get("priority_weight", None)
-    return rows.mean() if weight is None else (rows * weight.reshape(rows.shape)).mean()
+    return rows if weight is None else rows * weight.reshape(rows.shape)
+
+
+def weighted_mean(rows: Tensor, batch: Columns | TensorDictBase) -> Tensor:
+    """Returns the mean of :func:`weighted` losses over the batch.
+
+    The sum is divided by B. The sum of the weights as divisor would undo their normalization.
+    """
+    return weighted(rows, batch).mean()
 
 
 def bootstrapped(batch: Columns | TensorDictBase, values: Tensor, discount: float) -> Tensor:
-    """Returns the targets ``reward + γ^n values``, or the reward alone where the episode terminated.
+    """Returns the targets ``reward + γ^n values``, or only the reward of a terminated episode.
 
-    n is the column ``steps_to_next_obs``, 1 without it; a truncated row keeps its bootstrap. The targets are computed
-    in the memory of ``values`` ``[B]``, those of the next observations without gradients.
+    n is the column ``steps_to_next_obs``, or 1 without this column. A truncated row keeps its bootstrap. The targets
+    overwrite ``values`` ``[B]``, the values of the next observations, which have no gradients.
     """
     following = batch["next"]
     steps = batch.get("steps_to_next_obs", None)
-    reward, ended = following.get("reward", None), following.get("terminated", None)
-    if ended is None:
-        ended = following.get("done", None)
+    reward = following.get("reward", None)
+    ended = following.get("terminated", following.get("done", None))
     if reward is None or ended is None:
         raise ValueError(
             f"rows have the columns {sorted(following.keys())} under 'next', and learning takes reward and terminated "
@@ -360,100 +381,106 @@ def double_q_target(batch: Columns | TensorDictBase, values: Tensor, target_valu
     return bootstrapped(batch, target_values.gather(-1, best).squeeze(-1), discount)
 
 
-def plain_columns(batch: TensorDictBase) -> dict[str, Any]:
-    """Returns a batch as a dictionary, from which nine columns are read in the time of one from a TensorDict."""
-    columns: dict[str, Any] = dict(batch.items())
-    columns["next"] = dict(columns["next"].items())
-    return columns
-
-
 def target_of(network: Network) -> Network:
+    """Returns a copy without gradients."""
     return copy.deepcopy(network).requires_grad_(False)
 
 
 class TargetUpdate:
-    """Moves the parameters of targets, given beside their networks: ``target += rate * (parameter - target)``."""
+    """Moves the parameters of target networks: ``target += rate * (parameter - target)``.
+
+    Args:
+        pairs: networks, each with its target network.
+        rate: Rate τ in [0, 1].
+    """
 
     def __init__(self, pairs: Iterable[tuple[nn.Module, nn.Module]], rate: float) -> None:
-        # the parameters themselves, which stay those of the networks on other devices and with loaded states
-        together = [pair for network in pairs for pair in zip(*(one.parameters() for one in network), strict=True)]
+        # A network keeps its parameters when it moves to another device or loads a state.
+        together = [pair for two in pairs for pair in zip(*(network.parameters() for network in two), strict=True)]
         self._sources, self._targets = map(list, zip(*together, strict=True))
         self._rate = rate
 
     def step(self) -> None:
-        with torch.set_grad_enabled(False):  # less than half the time of torch.no_grad()
+        """Moves all targets once."""
+        with torch.set_grad_enabled(False):  # torch.no_grad() takes twice as long.
             torch._foreach_lerp_(self._targets, self._sources, self._rate)
 
 
 class OffPolicyAgent(SizedAgent):
-    """Learns from replayed batches by manual optimisation; ``global_step`` equals the updates.
+    """Learns from replayed batches by manual optimization. ``global_step`` equals the number of updates.
 
-    A subclass defines ``build`` (networks), ``update`` (one gradient step on one batch), ``act`` and
-    ``configure_optimizers`` (critic first); see :class:`~lightning_replay.agents.agent.SizedAgent`.
+    A subclass defines ``build`` (networks), ``update`` (one gradient step on one batch), ``act``, and
+    ``configure_optimizers`` (critic first). See :class:`~lightning_replay.agents.agent.SizedAgent`.
     """
 
     counters: ClassVar[dict[str, str]] = {}  #: Attributes that a checkpoint holds, by their keys in it.
 
     def __init__(self) -> None:
         super().__init__()
-        self._steps_directly = False  # until a trainer is known
+        self._steps_directly = False  # on_fit_start decides.
         self.conflict_averse_step: ConflictAverseStep | None = None
         self.observation_encoder: nn.Module = nn.Identity()
         self.target_observation_encoder: nn.Module = nn.Identity()
 
     def build_encoder(self) -> int:
-        """Creates the encoder of ``observation_size`` and its target; returns the number of features."""
+        """Creates the encoder of ``observation_size`` and its target. Returns the number of features. :meta private:"""
         size = self.hparams["observation_size"]
         if isinstance(size, int):
             return size
-        encoder = Encoder(size)
-        self.observation_encoder, self.target_observation_encoder = encoder, target_of(encoder)
+        encoder = self.observation_encoder = Encoder(size)
+        self.target_observation_encoder = target_of(encoder)
         return encoder.size
 
     def features_of(self, observation: Any, target: bool = False) -> Any:
-        """Returns what networks get of observations: themselves if they are flat, else the output of an encoder."""
-        # Past the attributes of modules and the call of one that does nothing: 2 us of the 37 of an action.
+        """Returns the inputs of the networks: flat observations as they are, others encoded. :meta private:"""
+        # The lookup of a module and the call of an identity take 2 us of the 37 us of an action.
         encoder: Any = self._modules["target_observation_encoder" if target else "observation_encoder"]
         return observation if type(encoder) is nn.Identity else encoder(observation)
 
     def target_update_of(self, *pairs: tuple[nn.Module, nn.Module]) -> TargetUpdate:
-        """Returns the step of targets, given beside their networks, and of the target encoder."""
-        encoders = self.observation_encoder, self.target_observation_encoder
+        """Returns the update of target networks and of the target encoder; pairs are as of :class:`TargetUpdate`.
+
+        :meta private:
+        """
+        encoders = (self.observation_encoder, self.target_observation_encoder)
         return TargetUpdate([*pairs, encoders], self.hparams["target_update_rate"])
 
     def avert_conflicts(self, parameters: Iterable[Tensor]) -> None:
-        """Lets :meth:`descend_rows` step these parameters as the option ``conflict_aversion`` demands."""
+        """Lets :meth:`descend_rows` step these parameters by the option ``conflict_aversion``. :meta private:"""
         if self._conflict_aversion != 0:
             self.conflict_averse_step = ConflictAverseStep(parameters, self._conflict_aversion)
 
     def descend_rows(self, optimizer: LightningOptimizer, rows: Tensor, batch: TensorDictBase) -> Tensor:
-        """Steps an optimizer by the losses of the rows, ``[B]``, times their weights; returns their mean.
+        """Steps an optimizer by the weighted losses of the rows, ``[B]``, and returns their mean.
 
-        With conflict aversion by the gradients of the batch's tables.
+        With conflict aversion, the gradients of the batch's tables are combined.
+
+        :meta private:
         """
-        loss = weighted_mean(rows, batch)
+        losses = weighted(rows, batch)
+        loss = losses.mean()
         if self.conflict_averse_step is None:
             self.descend(optimizer, loss)
             return loss.detach()
-        table, weight = batch.get("table", None), batch.get("priority_weight", None)
+        table = batch.get("table", None)
         if table is None:
             raise ValueError(
                 'the batch has no column "table", which conflict_aversion splits it by; draw from event tables '
                 "(recipes.event_tables), or set conflict_aversion=0.0."
             )
-        weighted = rows if weight is None else rows * weight.reshape(rows.shape)
-        self.descend(optimizer, weighted, partial(self.conflict_averse_step.backward, parts=table))
+        self.descend(optimizer, losses, partial(self.conflict_averse_step.backward, parts=table))
         return loss.detach()
 
     def update(self, batch: TensorDictBase) -> dict[str, Tensor]:
-        """Takes one gradient step; returns ``loss`` and ``td_error`` ``[B]``, both detached."""
+        """Takes one gradient step. Returns ``loss`` and ``td_error`` ``[B]``, both detached."""
         raise NotImplementedError
 
     def configure_callbacks(self) -> Sequence[L.Callback]:
+        """Returns also the callback that passes TD errors to the replay."""
         return [*super().configure_callbacks(), UpdatePriorities()]
 
     def training_step(self, batch: TensorDictBase | UpdateBatches, batch_idx: int) -> dict[str, Tensor]:
-        """Updates once, or once per batch where a step has several."""
+        """Updates once for each batch of the step."""
         if not isinstance(batch, UpdateBatches):
             outputs = self.update(batch)
             self.step_schedulers("step")
@@ -468,7 +495,9 @@ class OffPolicyAgent(SizedAgent):
     def on_fit_start(self) -> None:
         """Refuses a precision that scales gradients, and a replay with another discount or burn-in.
 
-        With conflict aversion also gradients that the trainer syncs between devices.
+        With conflict aversion, it also refuses a trainer that syncs gradients between devices.
+
+        :meta private:
         """
         super().on_fit_start()
         if self.conflict_averse_step is not None and not self.takes_plain_gradients:
@@ -476,7 +505,8 @@ class OffPolicyAgent(SizedAgent):
                 f"conflict_aversion is {self.hparams['conflict_aversion']!r}, which needs one device and 32-bit "
                 "precision. Use Trainer(devices=1, precision=32), or conflict_aversion=0.0."
             )
-        data, options = training_data(self.trainer), self.hparams
+        options = self.hparams
+        data = training_data(self.trainer)
         if data is not None and isinstance(replay := data.replay, TrainingReplay):
             for other in other_discounts(replay, options["discount"]):
                 raise ValueError(
@@ -490,73 +520,78 @@ class OffPolicyAgent(SizedAgent):
         self._steps_directly = self.takes_plain_gradients and uses_no_step_hooks(self.trainer)
 
     def take_step(self, optimizer: torch.optim.Optimizer | LightningOptimizer) -> None:
-        """Steps an optimizer and counts the step if it is wrapped, without Lightning's hooks where nothing uses them.
+        """Steps an optimizer. Lightning counts the step if it wraps the optimizer.
 
-        These cost 40 µs and some more for each callback.
+        If nothing uses Lightning's hooks, they are left out. They take 40 µs, and more for each callback.
+
+        :meta private:
         """
         if not self._steps_directly or not isinstance(optimizer, LightningOptimizer):
             super().take_step(optimizer)
             return
         plain = optimizer.optimizer
         self.clip(parameter for group in plain.param_groups for parameter in group["params"])
-        progress = self.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
+        progress = optimizer_steps(self.trainer)
         progress.increment_ready()
         plain.step()
         progress.increment_completed()
 
     def critic_and_other_optimizers(self) -> tuple[LightningOptimizer, list[torch.optim.Optimizer]]:
-        """Returns the critic's optimizer, which Lightning counts as the step, and the others unwrapped."""
+        """Returns the critic's optimizer, whose steps Lightning counts, and the other ones unwrapped. :meta private:"""
         wrapped = self.optimizers()
         if not isinstance(wrapped, list):
             return wrapped, []
-        plain: Any = self.optimizers(use_pl_optimizer=False)  # a list, as the wrapped ones
+        plain: Any = self.optimizers(use_pl_optimizer=False)
         return wrapped[0], plain[1:]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Saves the counters and the schedule of the conflict aversion."""
         checkpoint.update({key: vars(self)[name] for key, name in self.counters.items()})
         if self.conflict_averse_step is not None:
             checkpoint["dqn_conflict_aversion"] = self.conflict_averse_step.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Restores what :meth:`on_save_checkpoint` saved; a counter that is missing becomes 0."""
         vars(self).update({name: checkpoint.get(key, 0) for key, name in self.counters.items()})
         if self.conflict_averse_step is not None and "dqn_conflict_aversion" in checkpoint:
             self.conflict_averse_step.load_state_dict(checkpoint["dqn_conflict_aversion"])
 
 
 class ExploringAgent(OffPolicyAgent):
-    """Takes random actions with a probability that falls linearly; a checkpoint holds the steps taken so far.
+    """Takes random actions with a probability that falls linearly. A checkpoint holds the number of steps taken.
 
-    A subclass has the hyperparameters ``exploration_start``, ``exploration_end`` and ``exploration_steps``, and
-    ``_explored_steps`` among its ``counters``.
+    A subclass has the hyperparameters ``exploration_start``, ``exploration_end``, and ``exploration_steps``. Its
+    ``counters`` include ``_explored_steps``.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._explored_steps = 0
-        self._num_processes = 1  # that act, each of which takes as many steps
+        self._num_processes = 1  # Each process of the trainer takes as many steps.
 
     @property
     def exploration_rate(self) -> float:
-        """Present probability of a random action."""
+        """Probability of a random action now."""
         options = self.hparams
         done = min(1.0, self._explored_steps / max(1, options["exploration_steps"]))
         start = options["exploration_start"]
         return start + (options["exploration_end"] - start) * done
 
     def on_fit_start(self) -> None:
+        """Reads the number of processes, which all explore."""
         super().on_fit_start()
         self._num_processes = self.trainer.world_size
 
     def draw_random(self, count: int) -> tuple[Tensor, float]:
-        """Draws uniform numbers ``[N]`` for ``count`` actions; those below the rate, also returned, are random."""
+        """Returns a uniform number for each of ``count`` actions, and the rate. Actions below the rate are random."""
         drawn = torch.rand(count, device=self.device)
         rate = self.exploration_rate
-        vars(self)["_explored_steps"] += count * self._num_processes  # a third of the time of an attribute of a module
+        vars(self)["_explored_steps"] += count * self._num_processes  # nn.Module.__setattr__ takes three times as long.
         return drawn, rate
 
     def with_random(self, greedy: Tensor) -> Tensor:
         """Returns the actions ``[N]``, each replaced by a random one with probability :attr:`exploration_rate`."""
         drawn, rate = self.draw_random(len(greedy))
-        if min(drawn.tolist(), default=rate) >= rate:  # faster than torch for a few environments
+        if min(drawn.tolist(), default=rate) >= rate:  # For a few environments, torch takes longer.
             return greedy
         return torch.where(drawn < rate, torch.randint_like(greedy, self.hparams["num_actions"]), greedy)

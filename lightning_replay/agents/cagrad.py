@@ -49,14 +49,14 @@ def conflict_averse_gradient(gradients: Tensor, c: float, rescale: Callable[[flo
     average = gradients.mean(0)
     if c == 0:
         return average
-    # From here on numbers of Python, T x T of them: less than the time of one kernel on a GPU.
+    # T x T numbers are handled in Python in less time than one kernel on a GPU takes.
     products = (gradients @ gradients.t()).double().cpu()
     if not bool(torch.isfinite(products).all()):
         raise ValueError("gradients are NaN, infinite, or too long to be squared; check the losses they are from.")
     inner = products.tolist()
     length = math.sqrt(max(0.0, sum(map(sum, inner)))) / len(inner)
     longest = math.sqrt(max(inner[part][part] for part in range(len(inner))))
-    if length <= _ZERO * longest:  # and with the average the radius of the search vanishes
+    if length <= _ZERO * longest:  # The radius of the search vanishes with the average.
         return average
     normalized = [[value / longest**2 for value in row] for row in inner]
     weights = _least_helped(normalized, c * length / longest)
@@ -124,7 +124,8 @@ class ConflictAverseStep(Stateful):
             rows: ``[B]`` or ``[B, 1]``, multiplied by their ``priority_weight``.
             parts: int64 ``[B]``, the part of each row, such as ``batch["table"]``.
         """
-        rows, parts = rows.reshape(-1), parts.reshape(-1)
+        rows = rows.reshape(-1)
+        parts = parts.reshape(-1)
         if rows.shape != parts.shape or not len(rows):
             raise ValueError(
                 f"rows has {len(rows)} losses and parts {len(parts)} entries; give each row of the batch one of both."
@@ -135,11 +136,11 @@ class ConflictAverseStep(Stateful):
         return rows.detach().mean()
 
     def backward_parts(self, losses: Tensor | Sequence[Tensor]) -> None:
-        """Sets ``.grad`` from one loss for each part, ``[T]`` or T scalars."""
+        """Sets ``.grad`` from one loss for each part, ``[T]`` or T scalars. :meta private:"""
         losses = list(losses)
         flat: list[Tensor] = []
         for part, loss in enumerate(losses, 1):
-            # the parts share their graph, which the last of them may free
+            # The parts share their graph. The last one may free it.
             gradients = torch.autograd.grad(
                 loss, self._parameters, retain_graph=part < len(losses), allow_unused=True, materialize_grads=True
             )
@@ -158,7 +159,8 @@ def _least_helped(products: list[list[float]], radius: float) -> list[float]:
     count = len(products)
     linear = [sum(row) / count for row in products]
     weights = [1 / count] * count
-    low, high = math.log(_ZERO / 2), 0.0  # the longest gradient has length 1
+    low = math.log(_ZERO / 2)
+    high = 0.0  # The longest gradient has length 1.
     while high - low > 1e-9:
         middle = (low + high) / 2
         length = math.exp(middle)

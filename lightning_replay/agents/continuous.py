@@ -21,7 +21,7 @@ _RAW_SHIFT = math.log(math.expm1(0.99))
 
 
 def _deviation(raw: Tensor) -> Tensor:
-    # Above 0.01, and 1 for an output 0 of the network, as TorchRL's NormalParamExtractor.
+    # The deviation is above 0.01. It is 1 for an output 0 of the network, as in TorchRL's NormalParamExtractor.
     return softplus(raw + _RAW_SHIFT) + 0.01
 
 
@@ -36,22 +36,24 @@ class ContinuousAgent(OffPolicyAgent):
 
     size_names: ClassVar[tuple[str, ...]] = ("observation_size", "action_low", "action_high")
     read_sizes: ClassVar[SizeReader] = staticmethod(continuous_sizes)
-    outputs_per_action = 1  # of the policy's network
+    outputs_per_action = 1  #: Outputs of the policy's network for each action dimension.
     action_low: Tensor
     action_high: Tensor
     action_center: Tensor
     action_half_range: Tensor
 
     def build(self) -> None:
+        """Creates bounds, policy, critics, and target critics."""
         options = self.hparams
-        low, high = torch.tensor(options["action_low"]), torch.tensor(options["action_high"])
+        low = torch.tensor(options["action_low"])
+        high = torch.tensor(options["action_high"])
         bounds = {"low": low, "high": high, "center": (high + low) / 2, "half_range": (high - low) / 2}
         for name, bound in bounds.items():
             self.register_buffer(f"action_{name}", bound, persistent=False)
-        size, hidden, actions = self.build_encoder(), options["hidden_sizes"], len(low)
-        self.num_features: int = size
-        self.actor: Perceptron = Perceptron(size, hidden, self.outputs_per_action * actions)
-        self.critics: TwoCritics = TwoCritics(size, actions, hidden)
+        self.num_features: int = self.build_encoder()
+        hidden_sizes = options["hidden_sizes"]
+        self.actor: Perceptron = Perceptron(self.num_features, hidden_sizes, self.outputs_per_action * len(low))
+        self.critics: TwoCritics = TwoCritics(self.num_features, len(low), hidden_sizes)
         self.target_critics: TwoCritics = target_of(self.critics)
         self.avert_conflicts(self._critic_parameters())
 
@@ -68,7 +70,7 @@ class ContinuousAgent(OffPolicyAgent):
         return distances.square()
 
     def update_critics(self, optimizer: Any, batch: TensorDictBase) -> dict[str, Tensor]:
-        """Steps the critics; returns what the training step returns."""
+        """Steps the critics. Returns ``loss`` and ``td_error`` ``[B]``, both detached."""
         distances = self.distances(batch)
         loss = self.descend_rows(optimizer, self.critic_rows(distances, batch).sum(0), batch)
         return {"loss": loss, "td_error": distances.detach().abs().amax(dim=0)}
@@ -77,6 +79,7 @@ class ContinuousAgent(OffPolicyAgent):
         return [*self.critics.parameters(), *self.observation_encoder.parameters()]
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+        """Returns Adam of the critics, then of the policy."""
         return [
             self.adam(self._critic_parameters(), "critic_learning_rate"),
             self.adam(self.actor.parameters(), "actor_learning_rate"),
@@ -119,7 +122,7 @@ class SAC(ContinuousAgent):
 
     takes_update_batches = True
     outputs_per_action = 2
-    backs_up_entropy: ClassVar[bool] = True  #: Whether the critics' targets count the entropy of the next action.
+    backs_up_entropy: ClassVar[bool] = True  # The critics' targets count the entropy of the next action.
 
     def __init__(
         self,
@@ -142,10 +145,11 @@ class SAC(ContinuousAgent):
         self.set_up(locals())
 
     def build(self) -> None:
+        """Creates also the entropy coefficient and the update of the target critics."""
         super().build()
-        options = self.hparams
-        self.log_alpha: nn.Parameter = nn.Parameter(torch.tensor(options["initial_entropy_coefficient"]).log())
-        given = options["target_entropy"]
+        coefficient = torch.tensor(self.hparams["initial_entropy_coefficient"])
+        self.log_alpha: nn.Parameter = nn.Parameter(coefficient.log())
+        given = self.hparams["target_entropy"]
         self.target_entropy: float = -float(len(self.action_low)) if given is None else given
         self.target_update: TargetUpdate = self.target_update_of((self.critics, self.target_critics))
 
@@ -157,17 +161,19 @@ class SAC(ContinuousAgent):
     def draw(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Returns actions ``[B, A]`` of the policy and the logarithm of their density among scaled ones, ``[B]``."""
         mean, raw = self.actor(features).chunk(2, dim=-1)
-        deviation, noise = _deviation(raw), torch.randn_like(mean)
+        deviation = _deviation(raw)
+        noise = torch.randn_like(mean)
         unbounded = mean + deviation * noise
-        # the logarithm of the normal density less that of tanh's slope, 4 / (exp(x) + exp(-x))²
+        # The logarithm of the normal density, less the logarithm of tanh's slope 4 / (exp(x) + exp(-x))²
         density = -noise.square() / 2 - deviation.log() + 2 * (unbounded + softplus(-2 * unbounded)) - _LOG_DENSITY
         return self.bounded(unbounded), density.sum(-1)
 
     def distances(self, batch: TensorDictBase) -> Tensor:
+        """Returns both critics' values less the soft value of the next state, ``[2, B]``."""
         with torch.no_grad():
             following = batch.get("next").get("observation")
             action, log_density = self.draw(self.features_of(following))
-            # the smaller of two estimates, as one alone is too large where it has erred
+            # The larger of two estimates is more often too large.
             values = self.target_critics.values(self.features_of(following, target=True), action).amin(0)
             if self.backs_up_entropy:
                 values -= self.log_alpha.exp() * log_density
@@ -175,7 +181,7 @@ class SAC(ContinuousAgent):
         return self.critics.values(self.features_of(batch.get("observation")), batch.get("action")) - target
 
     def actor_loss(self, batch: TensorDictBase) -> tuple[Tensor, Tensor]:
-        """Returns the policy's loss, and the logarithms of the densities of the actions drawn for it, ``[B]``."""
+        """Returns the policy's loss and the logarithms of the densities of its actions, ``[B]``. :meta private:"""
         features = self.features_of(batch.get("observation")).detach()
         action, log_density = self.draw(features)
         values = self.critics.values(features, action, frozen=True).min(0).values
@@ -186,6 +192,7 @@ class SAC(ContinuousAgent):
         return loss, log_density.detach()
 
     def update(self, batch: TensorDictBase) -> dict[str, Tensor]:
+        """Steps the critics, the policy, the entropy coefficient, and the target critics."""
         critic_optimizer, (actor_optimizer, entropy_optimizer) = self.critic_and_other_optimizers()
         outputs = self.update_critics(critic_optimizer, batch)
         actor_loss, log_density = self.actor_loss(batch)
@@ -195,6 +202,7 @@ class SAC(ContinuousAgent):
         return outputs
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+        """Returns Adam of the critics, of the policy, and of the entropy coefficient."""
         return [*super().configure_optimizers(), self.adam([self.log_alpha], "entropy_learning_rate")]
 
 
@@ -223,7 +231,7 @@ class TD3(ContinuousAgent):
     """
 
     takes_update_batches = True
-    counters: ClassVar[dict[str, str]] = {"td3_updates": "_updates"}  # for the policy delay
+    counters: ClassVar[dict[str, str]] = {"td3_updates": "_updates"}  #: The policy delay counts updates.
 
     def __init__(
         self,
@@ -247,6 +255,7 @@ class TD3(ContinuousAgent):
         self.set_up(locals())
 
     def build(self) -> None:
+        """Creates also the target policy and the update of all targets."""
         super().build()
         self.target_actor: Perceptron = target_of(self.actor)
         pairs = (self.actor, self.target_actor), (self.critics, self.target_critics)
@@ -261,7 +270,9 @@ class TD3(ContinuousAgent):
         return self.action_center + self.action_half_range * action
 
     def distances(self, batch: TensorDictBase) -> Tensor:
-        options, action = self.hparams, batch.get("action")
+        """Returns both critics' values less the value of the target policy's noisy action, ``[2, B]``."""
+        options = self.hparams
+        action = batch.get("action")
         with torch.no_grad():
             following = self.features_of(batch.get("next").get("observation"), target=True)
             clip = options["target_noise_clip"] * self.action_half_range
@@ -273,11 +284,12 @@ class TD3(ContinuousAgent):
         return self.critics.values(self.features_of(batch.get("observation")), action) - target
 
     def actor_loss(self, batch: TensorDictBase) -> Tensor:
-        """Returns minus the first critic's mean value of the policy's actions."""
+        """Returns minus the first critic's mean value of the policy's actions. :meta private:"""
         features = self.features_of(batch.get("observation")).detach()
         return -self.critics.first(features, self.bounded(self.actor(features))).mean()
 
     def update(self, batch: TensorDictBase) -> dict[str, Tensor]:
+        """Steps the critics, and with every ``policy_delay``-th update also the policy and all targets."""
         critic_optimizer, (actor_optimizer,) = self.critic_and_other_optimizers()
         outputs = self.update_critics(critic_optimizer, batch)
         self._updates += 1

@@ -8,24 +8,28 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torch.nn.functional import linear, smooth_l1_loss
 
-from lightning_replay.agents.agent import OffPolicyAgent, double_q_target, plain_columns, weighted_mean
+from lightning_replay.agents.agent import OffPolicyAgent, double_q_target, weighted_mean
 from lightning_replay.agents.networks import Layers, Perceptron, perceive
+from lightning_replay.fast_path import has_fast_path
 
+# A user may replace these methods of an agent by attributes.
 _REPLACED = ("losses", "distances", "descend", "descend_rows", "take_gradients")
 
 
 def set_gradients(
     agent: OffPolicyAgent, network: Perceptron, target_network: Perceptron, batch: TensorDictBase
 ) -> tuple[Tensor, Tensor] | None:
-    """Sets the gradients of a double DQN's network; returns the loss and the magnitudes of the TD errors ``[B]``.
+    """Sets the gradients of a DQN's network. Returns the loss and the magnitudes of the TD errors, float32 ``[B]``.
 
-    Returns ``None`` and sets nothing if anything but the loss of a flat batch acts on the gradients.
+    Returns ``None`` and sets nothing if the agent's class does not declare that this is exact, or if hooks, modes, or
+    options change the gradients.
     """
-    layers = network.layers()
-    if batch.ndim != 1 or not _are_plain(agent, layers):
+    if not has_fast_path(agent) or batch.ndim != 1 or not _are_plain(agent, layers := network.layers()):
         return None
     with torch.set_grad_enabled(False):
-        columns = plain_columns(batch)
+        # Nine columns are read from a dictionary in the time of one from a TensorDict.
+        columns = dict(batch.items())
+        columns["next"] = dict(columns["next"].items())
         following = columns["next"]["observation"]
         # Layers are read once, and modules are not called: they have no hooks.
         target_values = perceive(target_network.layers(), following)
@@ -49,7 +53,7 @@ def set_gradients(
 
 
 def _are_plain(agent: OffPolicyAgent, layers: Layers) -> bool:
-    # Backward would set the gradients of all layers and do nothing else.
+    # Whether backward would set the gradients of all layers and do nothing else.
     for layer in layers:
         for tensor in layer:
             if not tensor.requires_grad or tensor._backward_hooks or tensor._post_accumulate_grad_hooks:

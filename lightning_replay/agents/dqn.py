@@ -11,11 +11,10 @@ from torch import Tensor
 from torch.nn.functional import smooth_l1_loss
 from torchrl.modules import reset_noise
 
-from lightning_replay.agents.agent import ExploringAgent, TargetUpdate, double_q_target, plain_columns, target_of
+from lightning_replay.agents.agent import ExploringAgent, TargetUpdate, double_q_target, target_of
 from lightning_replay.agents.direct import set_gradients
 from lightning_replay.agents.networks import ImageNetwork, Perceptron, with_noise
 from lightning_replay.agents.spaces import SizeReader, discrete_sizes, image_sizes
-from lightning_replay.fast_path import has_fast_path
 from lightning_replay.retention.surprise import categorical_projection, cross_entropy, kl_divergence, squared_td_error
 from lightning_replay.schedules import Constant, Linear, Schedule
 
@@ -82,6 +81,7 @@ class DQN(ExploringAgent):
         self.set_up(locals())
 
     def build(self) -> None:
+        """Creates the network and its target."""
         options = self.hparams
         sizes = self.build_encoder(), options["hidden_sizes"], options["num_actions"]
         self.network: Perceptron = Perceptron(*sizes)
@@ -104,19 +104,19 @@ class DQN(ExploringAgent):
         return rows, distances.detach().abs()
 
     def distances(self, batch: TensorDictBase) -> Tensor:
-        """Returns the values of the actions taken less their targets, ``[B]``: what another loss is computed from."""
-        columns = plain_columns(batch)
+        """Returns the values of the actions taken less their targets, ``[B]``, for other losses."""
         with torch.no_grad():
-            following = columns["next"]["observation"]
+            following = batch["next", "observation"]
             following_values = self.network(self.features_of(following))
             target_values = self.target_network(self.features_of(following, target=True))
-            target = double_q_target(columns, following_values, target_values, self.hparams["discount"])
-        values = self.network(self.features_of(columns["observation"]))
-        return values.gather(-1, columns["action"].reshape(*target.shape, 1)).squeeze(-1) - target
+            target = double_q_target(batch, following_values, target_values, self.hparams["discount"])
+        values = self.network(self.features_of(batch["observation"]))
+        return values.gather(-1, batch["action"].reshape(*target.shape, 1)).squeeze(-1) - target
 
     def update(self, batch: TensorDictBase) -> dict[str, Tensor]:
+        """Steps the network, then its target."""
         optimizer, _ = self.critic_and_other_optimizers()
-        direct = set_gradients(self, self.network, self.target_network, batch) if has_fast_path(self) else None
+        direct = set_gradients(self, self.network, self.target_network, batch)
         if direct is not None:
             loss, td_error = direct
             self.take_step(optimizer)
@@ -127,18 +127,19 @@ class DQN(ExploringAgent):
         return {"loss": loss.detach(), "td_error": td_error}
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Returns Adam of the network and of its encoder."""
         return self.adam(self._learned_parameters())
 
 
-_ROWS_PER_PASS = 256  # of initial_surprise; the warm-up stores 1,024 rows at once, later steps a few
+_ROWS_PER_PASS = 256  # initial_surprise needs little memory, though the warm-up stores 1,024 rows at once.
 
 
 class RowErrors(NamedTuple):
-    """Results of one forward pass for each transition of a batch, float32; of distributions those of their means."""
+    """Results of one forward pass for each transition of a batch, float32. Values of distributions are their means."""
 
-    loss: Tensor  # [B], with its graph; not weighted
+    loss: Tensor  # [B], not weighted, with its graph
     td_error: Tensor  # [B], target minus current value of the action taken
-    surprise: Tensor  # [B], at least 0
+    surprise: Tensor  # [B], 0 or more
     action_values: Tensor  # [B, A]
 
 
@@ -236,28 +237,28 @@ class Rainbow(ExploringAgent):
         self.set_up(locals())
 
     def build(self) -> None:
+        """Creates the network, its target, and the atoms."""
         options = self.hparams
-        actions, given = options["num_actions"], ("channels", "kernel_sizes", "strides", "hidden_size", "dueling")
+        actions = options["num_actions"]
         self.network: ImageNetwork = ImageNetwork(
             options["observation_shape"],
             options["observation_high"],
             (options["atoms"], actions) if options["distributional"] else (actions,),
             noise_deviation=options["noise_deviation"] if options["noisy"] else None,
-            **{name: options[name] for name in given},
+            **{name: options[name] for name in ("channels", "kernel_sizes", "strides", "hidden_size", "dueling")},
         )
         self.target_network: ImageNetwork = target_of(self.network)
         self.avert_conflicts(self.network.parameters())
-        # the atoms
         support = torch.linspace(options["value_low"], options["value_high"], options["atoms"])
         self.register_buffer("support", support, persistent=False)
 
     @property
     def exploration_rate(self) -> float:
-        """Present probability of a random action; 0 with ``noisy``."""
+        """Probability of a random action now. It is 0 with ``noisy``. :meta private:"""
         return 0.0 if self.hparams["noisy"] else super().exploration_rate
 
     def act(self, observation: Tensor, explore: bool) -> Tensor:
-        """Returns actions, int64 ``[N]``: the most valuable; those of ``explore`` under new noise, or partly random."""
+        """Returns actions, int64 ``[N]``: the most valuable, or with ``explore`` under new noise or partly random."""
         if self.hparams["noisy"] and (explore or self.hparams["evaluation_noise"]):
             self.network.apply(reset_noise)
             with with_noise():
@@ -270,11 +271,12 @@ class Rainbow(ExploringAgent):
             return self.means(self.outputs(self.network, observation)).argmax(dim=-1)
 
     def outputs(self, network: ImageNetwork, observation: Tensor) -> Tensor:
-        # values [B, A], or logarithms of probabilities [B, N, A]
+        """Returns values ``[B, A]``, or logarithms of probabilities ``[B, N, A]``. :meta private:"""
         outputs = network(observation)
         return outputs.log_softmax(-2) if self.hparams["distributional"] else outputs
 
     def means(self, outputs: Tensor) -> Tensor:
+        """Returns the values of :meth:`outputs`, ``[B, A]``. :meta private:"""
         return torch.einsum("bna,n->ba", outputs.exp(), self.support) if self.hparams["distributional"] else outputs
 
     def rows(self, batch: TensorDictBase) -> RowErrors:
@@ -290,7 +292,8 @@ class Rainbow(ExploringAgent):
             target_outputs = self.outputs(self.target_network, following)
             following_outputs = self.outputs(self.network, following) if self.hparams["double"] else target_outputs
             best = self.means(following_outputs).argmax(-1)
-            reward, discount = batch["next", "reward"].reshape(-1), batch.get("discount", None)
+            reward = batch["next", "reward"].reshape(-1)
+            discount = batch.get("discount", None)
             if discount is None:
                 discount = self.hparams["discount"] * (~batch["next", "terminated"]).to(reward.dtype)
             bootstrap = _of_action(target_outputs, best)
@@ -301,7 +304,7 @@ class Rainbow(ExploringAgent):
     def _compare(
         self, current: Tensor, following: Tensor, reward: Tensor, discount: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        # from the outputs of the action taken and of the best next one
+        # Loss, TD error, and surprise. Compared are the outputs of the taken action and of the best next action.
         if not self.hparams["distributional"]:
             target = reward + discount * following
             td_error = (target - current).detach()
@@ -325,6 +328,7 @@ class Rainbow(ExploringAgent):
         return torch.cat(parts).to(transitions.get("action").device)
 
     def update(self, batch: TensorDictBase) -> dict[str, Tensor]:
+        """Steps the network under new noise, and copies it to its target when this is due."""
         optimizer, _ = self.critic_and_other_optimizers()
         if self.hparams["noisy"]:
             self.network.apply(reset_noise)
@@ -345,6 +349,7 @@ class Rainbow(ExploringAgent):
         }
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Returns Adam of the network."""
         return self.adam(self.network.parameters())
 
 

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torchrl.modules import ConvNet
 
@@ -22,12 +23,12 @@ from lightning_replay.options import (
     checked_number,
 )
 
-ObservationSize = int | Mapping[str, Any]  # in plain values, see observation_size of DQN
+ObservationSize = int | Mapping[str, Any]  # DQN describes the values of its observation_size.
 
 _SMALL_IMAGE = {"channels": [16, 32, 32], "kernel_sizes": [2, 2, 2], "strides": [1, 1, 1]}
 _IMAGE = {"channels": [32, 64, 64], "kernel_sizes": [8, 4, 3], "strides": [4, 2, 1]}  # Mnih et al. 2015
-LEAST_IMAGE_SIDE = 4  # smaller boxes are flattened
-_LARGE_IMAGE_SIDE = 36  # from which on the three larger convolutions fit
+LEAST_IMAGE_SIDE = 4  # Smaller boxes are flattened.
+_LARGE_IMAGE_SIDE = 36  # The three larger convolutions fit images of at least this size.
 
 
 def described_image(shape: Sequence[int], high: float, channels_first: bool) -> dict[str, Any]:
@@ -45,7 +46,7 @@ def _checked_integers(name: str, values: Any) -> Any:
 
 
 _checked_high = partial(checked_number, lowest=ABOVE_ZERO)
-# by the name of an encoder the checks of fields that it needs, and of those that it may have
+# Each encoder has checks of the fields that it needs, and checks of optional fields.
 _FIELDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "flat": ({"shape": checked_counts}, {"high": _checked_high}),
     "one_hot": ({"low": _checked_integers, "high": _checked_integers}, {}),
@@ -57,7 +58,7 @@ _FIELDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 def checked_observation_size(name: str, value: Any) -> int | dict[str, Any]:
-    """Returns a description of an observation in plain values, with convolutions where none were given."""
+    """Returns a description of an observation in plain values. Convolutions that were not given are chosen."""
     if not isinstance(value, Mapping):
         return checked_count(name, value)
     if not isinstance(value.get("encoder"), str):
@@ -87,7 +88,7 @@ def checked_observation_size(name: str, value: Any) -> int | dict[str, Any]:
 
 
 def entries_of(size: ObservationSize, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yields the path of each entry of a description, and the entry's own."""
+    """Yields the path and the description of each entry."""
     if isinstance(size, int) or isinstance(size.get("encoder"), str):
         yield path, size
     else:
@@ -117,7 +118,7 @@ class Encoder(nn.Module):
 
     def __init__(self, size: ObservationSize) -> None:
         super().__init__()
-        # in the order of their names, so that weights fit whatever the order of a mapping
+        # Entries are sorted by name, so that weights fit every order of a mapping.
         entries = dict(sorted(entries_of(size), key=lambda entry: entry[0]))
         self.paths: list[tuple[str, ...]] = list(entries)
         vectors = {path: entry for path, entry in entries.items() if isinstance(entry, int)}
@@ -127,18 +128,21 @@ class Encoder(nn.Module):
         self.parts: nn.ModuleList = nn.ModuleList(others.get(path, nn.Identity()) for path in entries)
         self.size: int = sum(vectors.values()) + sum(part.size for part in others.values())
 
-    def forward(self, observation: Any) -> Tensor:  # a tensor, or a TensorDict of the entries
-        entries = [observation.get(path) if path else observation for path in self.paths]
+    def forward(self, observation: Tensor | TensorDictBase) -> Tensor:
+        """Returns features ``[..., F]`` of a tensor, or of a TensorDict of the entries."""
+        entries = [observation[path] if path else observation for path in self.paths]
         return torch.cat([part(entry) for part, entry in zip(self.parts, entries, strict=True)], dim=-1)
 
 
 class _FlatEntry(nn.Module):
     def __init__(self, entry: Mapping[str, Any]) -> None:
         super().__init__()
-        self._dims, self._scale = len(entry["shape"]), 1.0 / entry.get("high", 1.0)
+        self._dims = len(entry["shape"])
+        self._scale = 1.0 / entry.get("high", 1.0)
         self.size: int = math.prod(entry["shape"])
 
     def forward(self, numbers: Tensor) -> Tensor:
+        """Returns flat, scaled numbers."""
         return numbers.reshape(*numbers.shape[: numbers.ndim - self._dims], self.size) * self._scale
 
 
@@ -148,11 +152,13 @@ class _OneHotEntry(nn.Module):
     def __init__(self, entry: Mapping[str, Any]) -> None:
         super().__init__()
         low, high = (torch.tensor(entry[name]) for name in ("low", "high"))
-        self._dims, counts = low.ndim, (high - low + 1).flatten()
+        self._dims = low.ndim
+        counts = (high - low + 1).flatten()
         self.size: int = int(counts.sum())
         self.register_buffer("shift", counts.cumsum(0) - counts - low.flatten(), persistent=False)
 
     def forward(self, numbers: Tensor) -> Tensor:
+        """Returns zeros and ones, float32."""
         batch = numbers.shape[: numbers.ndim - self._dims]
         places = numbers.reshape(*batch, -1).long() + self.shift
         return torch.zeros(*batch, self.size, device=numbers.device).scatter_(-1, places, 1.0)
@@ -166,10 +172,11 @@ class _ImageEntry(nn.Module):
         cells = {"num_cells": entry["channels"], "kernel_sizes": entry["kernel_sizes"], "strides": entry["strides"]}
         convolutions = ConvNet(**cells, activation_class=nn.ReLU)
         self.body = nn.Sequential(convolutions, nn.LazyLinear(self.size), nn.LayerNorm(self.size), nn.Tanh())
-        # Initialises the lazy layers; torch refuses kernels that are larger than the image.
+        # This initializes the lazy layers. Torch refuses kernels that are larger than the image.
         self(torch.zeros(1, *entry["shape"]))
 
-    def forward(self, images: Tensor) -> Tensor:  # [..., H, W], [..., H, W, C] or [..., C, H, W]
+    def forward(self, images: Tensor) -> Tensor:
+        """Returns the features of images ``[..., H, W]``, ``[..., H, W, C]``, or ``[..., C, H, W]``."""
         images = images * self._scale
         if self._dims == 2:
             return self.body(images.unsqueeze(-3))

@@ -19,6 +19,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from lightning_replay.fast_path import has_fast_path
+from lightning_replay.lightning_compat import saves_at_steps
 from lightning_replay.replay import SIGNALS
 from lightning_replay.training_replay import TrainingReplay
 
@@ -67,13 +68,13 @@ class TrainingData:
     The data modules of :mod:`lightning_replay.lit` subclass it; :func:`training_data` adapts a user's own.
 
     Attributes:
-        observation_space: of one environment; ``None`` before ``setup``.
-        action_space: of one environment; ``None`` before ``setup``.
-        replay: the buffer that batches are drawn from, or ``None``.
-        rollout_rows: rows of one rollout; 0 if batches are drawn from a replay, ``None`` if unknown.
-        steps_environments: whether it steps environments with the agent, whose networks must fit the spaces.
-        takes_td_errors: whether :meth:`update_priority` is called after each training step.
-        discounting_parts: parts with a ``discount`` or ``gae_lambda`` of their own, by the name of their option.
+        observation_space: Space of one environment; ``None`` before ``setup``.
+        action_space: Space of one environment; ``None`` before ``setup``.
+        replay: Buffer that batches are drawn from, or ``None``.
+        rollout_rows: Rows of one rollout; 0 if batches are drawn from a replay, ``None`` if unknown.
+        steps_environments: Whether it steps environments with the agent, whose networks must fit the spaces.
+        takes_td_errors: Whether :meth:`update_priority` is called after each training step.
+        discounting_parts: Parts that have their own ``discount`` or ``gae_lambda``, by the name of their option.
     """
 
     observation_space: Space[Any] | None = None
@@ -106,11 +107,12 @@ class _UsersData(TrainingData):
         self.takes_td_errors = hasattr(module, "update_priority")
 
     def update_priority(self, batch: TensorDictBase, td_error: Tensor, **signals: Tensor) -> None:
+        """Passes TD errors and signals to the user's data module."""
         self._module.update_priority(batch, td_error, **signals)
 
 
-def training_data(trainer: L.Trainer) -> TrainingData | None:
-    """Returns the trainer's data module, in an adapter if it is a user's own; ``None`` without a data module."""
+def training_data(trainer: L.Trainer | None) -> TrainingData | None:
+    """Returns the trainer's data module, in an adapter if it is a user's class. Returns ``None`` if there is none."""
     module = getattr(trainer, "datamodule", None)
     return module if module is None or isinstance(module, TrainingData) else _UsersData(module)
 
@@ -152,7 +154,7 @@ def check_sequences(agent: L.LightningModule, replay: TrainingReplay) -> None:
 
 
 def other_discounts(replay: TrainingReplay, discount: float) -> list[str]:
-    """Returns the returns and potentials of a replay with a discount other than this one, in words."""
+    """Describes the returns and potentials of a replay whose discount is not this one."""
     return [
         f"{f'{n_steps}-step returns' if n_steps > 1 else 'potentials'} by {other}"
         for n_steps, other in replay.returns
@@ -207,18 +209,18 @@ def idle_schedulers(trainer: L.Trainer) -> list[str]:
     """Returns the classes of the learning rate schedulers that neither the agent nor the trainer has stepped."""
     steps_itself = not trainer.lightning_module.automatic_optimization
     due = [config.scheduler for config in trainer.lr_scheduler_configs if config.frequency == 1]
-    return [type(one).__name__ for one in due if steps_itself and steps_of(one) == 0]
+    return [type(scheduler).__name__ for scheduler in due if steps_itself and steps_of(scheduler) == 0]
 
 
-def steps_of(scheduler: Any) -> int | None:
-    """Returns how often a learning rate scheduler was stepped; ``None`` of one that is not of torch."""
+def steps_of(scheduler: object) -> int | None:
+    """Returns how often a learning rate scheduler of torch was stepped. Returns ``None`` for other schedulers."""
     return getattr(scheduler, "last_epoch", None)
 
 
 def observes_batches(callback: L.Callback) -> bool:
     """Returns whether a callback that is not of this library acts at every batch."""
-    if isinstance(callback, ModelCheckpoint):  # every trainer has one; it saves at epochs unless it is given steps
-        return bool(callback._every_n_train_steps)
+    if isinstance(callback, ModelCheckpoint):  # Every trainer has one. It saves at epochs unless it is given steps.
+        return saves_at_steps(callback)
     is_called = any(is_overridden(hook, callback) for hook in ("on_train_batch_start", "on_train_batch_end"))
     return is_called and not isinstance(callback, ProgressBar | Timer)
 
@@ -256,7 +258,7 @@ class UpdateBatches:
     def __init__(self, source: TrainingData, count: int, is_over: Callable[[], bool] | None = None) -> None:
         self._source = source
         self._count = count
-        self._is_over = is_over  # whether the step ends with the update that was made last
+        self._is_over = is_over  # Returns whether the step ends with the last update.
         self._is_drawn = False
 
     def __len__(self) -> int:
@@ -274,7 +276,7 @@ class UpdateBatches:
             if self._is_over is not None and self._is_over():
                 return
 
-    def __getitem__(self, key: Any) -> NoReturn:
+    def __getitem__(self, key: object) -> NoReturn:
         raise TypeError(_SEVERAL.format(f"[{key!r}]"))
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -297,6 +299,7 @@ class UpdatePriorities(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        """Passes the TD errors of a training step with one batch to the replay."""
         source = training_data(trainer)
         if not isinstance(batch, TensorDictBase) or source is None or not source.takes_td_errors:
             return

@@ -27,13 +27,16 @@ class InvertedGradients(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, parameters: Tensor) -> Tensor:
+        """Returns the parameters."""
         ctx.save_for_backward(parameters)
         return parameters.view_as(parameters)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> Tensor:
-        (parameters,), (gradient,) = ctx.saved_tensors, grad_outputs
-        # 1 - p where the gradient is negative and would increase the parameter, 1 + p elsewhere
+        """Returns the scaled gradient."""
+        (parameters,) = ctx.saved_tensors
+        (gradient,) = grad_outputs
+        # A negative gradient would increase the parameter: its factor is 1 - p, and otherwise 1 + p.
         return gradient * (1 + torch.where(gradient < 0, -parameters, parameters)) / 2
 
 
@@ -116,8 +119,9 @@ class MPDQN(ExploringAgent):
         self.set_up(locals())
 
     def build(self) -> None:
-        options, hidden_sizes = self.hparams, self.hparams["hidden_sizes"]
-        sizes, low, high = options["parameter_sizes"], options["parameter_low"], options["parameter_high"]
+        """Creates both networks and their targets. Raises ``ValueError`` if sizes and bounds disagree."""
+        hidden_sizes = self.hparams["hidden_sizes"]
+        sizes, low, high = (self.hparams[name] for name in ("parameter_sizes", "parameter_low", "parameter_high"))
         total = sum(sizes)
         if total == 0 or not total == len(low) == len(high):
             raise ValueError(
@@ -130,7 +134,8 @@ class MPDQN(ExploringAgent):
                 "the lower one at most the upper."
             )
         owner = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
-        least, most = torch.tensor(low), torch.tensor(high)
+        least = torch.tensor(low)
+        most = torch.tensor(high)
         buffers = {
             "masks": torch.nn.functional.one_hot(owner, len(sizes)).T.float(),
             **{"low": least, "high": most, "center": (least + most) / 2, "half_range": (most - least) / 2},
@@ -156,7 +161,8 @@ class MPDQN(ExploringAgent):
         ``Q_k`` is the k-th output of a pass in which the parameters of all other actions are zero, so that it depends
         on its own alone: the K passes are stacked into one.
         """
-        size, passes = len(observation), len(self.masks)
+        size = len(observation)
+        passes = len(self.masks)
         one_at_a_time = parameters.unsqueeze(1) * self.masks
         stacked = torch.cat([observation.unsqueeze(1).expand(-1, passes, -1), one_at_a_time], dim=-1)
         return network(stacked.flatten(0, 1)).reshape(size, passes, passes).diagonal(dim1=1, dim2=2)
@@ -184,8 +190,9 @@ class MPDQN(ExploringAgent):
     @torch.no_grad()
     def targets(self, batch: TensorDictBase) -> Tensor:
         """Returns the targets of the taken actions' values ``[B]``; a truncated row keeps its bootstrap."""
-        options, features = self.hparams, self.features_of(batch.get("next").get("observation"), target=True)
-        # inverted gradients lead back to the bounds, but do not keep outputs within them
+        options = self.hparams
+        features = self.features_of(batch.get("next").get("observation"), target=True)
+        # Inverted gradients lead outputs back to the bounds, but do not keep them within.
         parameters = self.target_parameter_network(features).clamp(-1.0, 1.0)
         bootstrap = self.action_values(self.target_value_network, features, parameters).amax(dim=-1)
         target = bootstrapped(batch, bootstrap, options["discount"])
@@ -199,34 +206,36 @@ class MPDQN(ExploringAgent):
         These are ``(y - Q_a(s, p))² / 2`` and ``-Σ_k Q_k(s, x(s))``. Compute the gradients of both losses, in either
         order or of their sum, before any optimizer steps.
         """
-        features, action = self.features_of(batch.get("observation")), batch.get(("action", "discrete"))
+        features = self.features_of(batch.get("observation"))
+        action = batch.get(("action", "discrete"))
         taken = self.scaled(batch.get(("action", "parameters"))) * self.masks[action]
         target = self.targets(batch)
         values = self.value_network(torch.cat([features, taken], dim=-1))
         difference = target - values.gather(-1, action.unsqueeze(-1)).squeeze(-1)
         features = features.detach()
         parameters = InvertedGradients.apply(self.parameter_network(features))
-        # the parameters' loss moves the parameters alone, not the values that judge them, nor an encoder
+        # The parameters' loss moves only the parameters, not the values that judge them, and not an encoder.
         weights = {name: weight.detach() for name, weight in self.value_network.named_parameters()}
         frozen = partial(functional_call, self.value_network, weights)
         parameter_rows = -self.action_values(frozen, features, parameters).sum(dim=-1)
         return weighted_mean(0.5 * difference.square(), batch), parameter_rows.mean(), difference.detach().abs()
 
     def clip_gradients_of_networks(self) -> None:
-        """Clips the norm of each network's gradient; call it before the optimizers step."""
+        """Clips the norm of each network's gradient. Call it before the optimizers step. :meta private:"""
         self.clip(self._value_parameters())
         self.clip(self.parameter_network.parameters())
 
     def update_targets(self) -> None:
-        """Moves the target networks towards the networks; call it after the optimizers step."""
+        """Moves the target networks towards the networks. Call it after the optimizers step. :meta private:"""
         self.target_update.step()
 
     def update(self, batch: TensorDictBase) -> dict[str, Tensor]:
+        """Steps both networks, then their targets."""
         value_optimizer, (parameter_optimizer,) = self.critic_and_other_optimizers()
         value_loss, parameter_loss, td_error = self.losses(batch)
         value_optimizer.zero_grad()
         parameter_optimizer.zero_grad()
-        self.take_gradients(value_loss + parameter_loss)  # the losses share no weights: each gets its own gradient
+        self.take_gradients(value_loss + parameter_loss)  # The losses share no weights, so the gradients do not mix.
         self.take_step(value_optimizer)
         self.take_step(parameter_optimizer)
         self.update_targets()
@@ -236,6 +245,7 @@ class MPDQN(ExploringAgent):
         return [*self.value_network.parameters(), *self.observation_encoder.parameters()]
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+        """Returns Adam of the values, then of the parameters."""
         return [
             self.adam(self._value_parameters(), "value_learning_rate"),
             self.adam(self.parameter_network.parameters(), "parameter_learning_rate"),

@@ -44,6 +44,7 @@ class Perceptron(nn.Module):
         return [*zip(tensors[::2], tensors[1::2], strict=True)]
 
     def forward(self, inputs: Tensor) -> Tensor:
+        """Returns the outputs ``[..., O]`` for inputs ``[..., I]``."""
         return perceive(self.layers(), inputs)
 
 
@@ -75,7 +76,7 @@ class TwoCritics(Perceptron):
 
 
 def with_noise() -> set_exploration_type:
-    # Noisy layers use the noise of the last reset_noise in this context, and outside of it the mean weights alone.
+    """Returns a context in which noisy layers use the noise of the last ``reset_noise``, not only the mean weights."""
     return set_exploration_type(ExplorationType.RANDOM)
 
 
@@ -125,6 +126,7 @@ class ImageNetwork(nn.Module):
         self(torch.zeros(1, *observation_shape, dtype=torch.uint8))
 
     def forward(self, observation: Tensor) -> Tensor:
+        """Returns the values ``[B, *output_shape]`` of images ``[B, C, H, W]``."""
         return self.body(observation * self.scale)
 
 
@@ -203,7 +205,7 @@ class ActorCritic(nn.Module):
                     convolution = nn.Conv2d(before, after, kernel_sizes[place], strides[place])
                     layers += [_orthogonal(convolution, math.sqrt(2.0)), nn.ReLU()]
             layers += [nn.ReLU(), nn.Flatten()] if residual else [nn.Flatten()]
-            # torch refuses kernels that are larger than the image
+            # Torch refuses kernels that are larger than the image.
             size = nn.Sequential(*layers)(torch.zeros(1, *observation_shape)).shape[1]
         for fan_in, fan_out in itertools.pairwise([size, *hidden_sizes]):
             layers += [_orthogonal(nn.Linear(fan_in, fan_out), math.sqrt(2.0)), nn.ReLU()]
@@ -244,6 +246,7 @@ class ImagePlanes(nn.Module):
         self.register_buffer("scale", torch.tensor(1.0 / observation_high), False)
 
     def forward(self, observation: Tensor) -> Tensor:
+        """Returns planes, float32 ``[B, P, H, W]``."""
         if self.is_one_hot:
             return (observation[..., self.channel] == self.category).float().movedim(-1, 1)
         return (observation * self.scale).movedim(-1, 1)
@@ -253,6 +256,7 @@ class ResidualBlock(nn.Sequential):
     """``x + conv(relu(conv(relu(x))))``."""
 
     def forward(self, planes: Tensor) -> Tensor:
+        """Returns planes of the same shape."""
         return planes + super().forward(planes)
 
 

@@ -14,7 +14,7 @@ from lightning_replay.agents.agent import TargetUpdate, bootstrapped, weighted_m
 from lightning_replay.agents.continuous import SAC, ContinuousAgent
 from lightning_replay.agents.networks import Perceptron
 
-_LARGEST_WEIGHT = 100.0  # of a row in the policy's loss, as published
+_LARGEST_WEIGHT = 100.0  # The paper limits the weights of rows in the policy's loss.
 _LOG_DEVIATIONS = (-5.0, 2.0)
 
 
@@ -61,6 +61,7 @@ class IQL(ContinuousAgent):
         self.set_up(locals())
 
     def build(self) -> None:
+        """Creates also the value and the deviation of the policy."""
         super().build()
         self.value: Perceptron = Perceptron(self.num_features, self.hparams["hidden_sizes"], 1)
         self.log_deviation: nn.Parameter = nn.Parameter(torch.zeros(len(self.action_low)))
@@ -78,6 +79,7 @@ class IQL(ContinuousAgent):
         return torch.distributions.Normal(torch.tanh(self.actor(features)), deviation, validate_args=False)
 
     def distances(self, batch: TensorDictBase) -> Tensor:
+        """Returns both critics' values less the value of the next state, ``[2, B]``."""
         with torch.no_grad():
             values = self.value(self.features_of(batch.get("next").get("observation"))).squeeze(-1)
             target = bootstrapped(batch, values, self.hparams["discount"])
@@ -89,14 +91,18 @@ class IQL(ContinuousAgent):
         return weighted_mean(torch.where(advantage > 0, expectile, 1 - expectile) * advantage.square(), batch)
 
     def actor_loss(self, batch: TensorDictBase, advantage: Tensor) -> Tensor:
-        """Returns minus the mean log density of stored actions, weighted by their advantages ``[B]``."""
+        """Returns minus the mean log density of stored actions, weighted by their advantages ``[B]``.
+
+        :meta private:
+        """
         weight = (self.hparams["inverse_temperature"] * advantage.detach()).exp().clamp(max=_LARGEST_WEIGHT)
         policy = self._policy(self.features_of(batch.get("observation")).detach())
-        # a dimension that cannot vary is 0, as in the action of the policy's mean
+        # A dimension that cannot vary is 0, as in the policy's mean.
         scaled = ((batch.get("action") - self.action_center) / self.action_half_range).nan_to_num(0.0)
         return -weighted_mean(weight * policy.log_prob(scaled).sum(-1), batch)
 
     def update(self, batch: TensorDictBase) -> dict[str, Tensor]:
+        """Steps the value, the policy, the critics, and the target critics."""
         critic_optimizer, (actor_optimizer, value_optimizer) = self.critic_and_other_optimizers()
         features = self.features_of(batch.get("observation")).detach()
         with torch.no_grad():
@@ -104,13 +110,14 @@ class IQL(ContinuousAgent):
             values = self.target_critics.values(target_features, batch.get("action")).amin(0)
         self.descend(value_optimizer, self.value_loss(batch, values - self.value(features).squeeze(-1)))
         with torch.no_grad():
-            advantage = values - self.value(features).squeeze(-1)  # of the value just stepped, as published
+            advantage = values - self.value(features).squeeze(-1)  # As in the paper, the value has just been stepped.
         self.descend(actor_optimizer, self.actor_loss(batch, advantage))
         outputs = self.update_critics(critic_optimizer, batch)
         self.target_update.step()
         return outputs
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+        """Returns Adam of the critics, of the policy, and of the value."""
         critics, _ = super().configure_optimizers()
         return [
             critics,
@@ -161,24 +168,25 @@ class CQL(SAC):
         sampled_actions: int = 10,
         gradient_norm: float | None = None,
     ) -> None:
-        super(SAC, self).__init__()  # past SAC's, which saves its own arguments
+        super(SAC, self).__init__()  # SAC's constructor would save its arguments.
         self.set_up(locals())
 
     def overestimate(self, batch: TensorDictBase) -> Tensor:
         """Returns ``log Σ exp(Q - log density)`` of sampled actions less Q of stored ones, both critics ``[2, B]``."""
-        features, count = self.features_of(batch.get("observation")), self.hparams["sampled_actions"]
-        here = features.expand(count, *features.shape)
+        features = self.features_of(batch.get("observation"))
+        here = features.expand(self.hparams["sampled_actions"], *features.shape)
         with torch.no_grad():
             random = torch.rand(*here.shape[:-1], len(self.action_low), device=features.device)
             random = self.action_low + (self.action_high - self.action_low) * random
             of_policy, density = self.draw(here)
             following = self.features_of(batch.get("next").get("observation"))
             of_next, next_density = self.draw(following.expand_as(here))
-        uniform = torch.full_like(density, len(self.action_low) * math.log(0.5))  # scaled to [-1, 1], as the others
-        # Q [2, 3 N, B] less the logarithm of the density that each action was drawn with
+        uniform = torch.full_like(density, len(self.action_low) * math.log(0.5))  # All densities are of scaled actions.
+        # Q [2, 3 N, B], less the logarithm of the density that each action was drawn with
         values = self.critics.values(torch.cat([here] * 3), torch.cat([random, of_policy, of_next]))
         weighted = values - torch.cat([uniform, density, next_density])
         return weighted.logsumexp(1) - self.critics.values(features, batch.get("action"))
 
     def critic_rows(self, distances: Tensor, batch: TensorDictBase) -> Tensor:
+        """Returns also the conservative term in the loss of each row, ``[2, B]``."""
         return distances.square() + self.hparams["conservative_weight"] * self.overestimate(batch)

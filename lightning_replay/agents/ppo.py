@@ -25,10 +25,10 @@ _COLUMNS = ("observation", "action", "action_log_prob", "state_value", "advantag
 
 
 def _drawn(log_probs: Tensor) -> Tensor:
-    # One action per row, by exponential variables as in torch.multinomial: the same number, in a third of the time.
+    # Torch's multinomial draws one action per row in the same way, and takes three times as long.
     chances = log_probs.exp()
     if not chances.min() >= 0.0:
-        return torch.multinomial(chances, 1).squeeze(-1)  # raises
+        return torch.multinomial(chances, 1).squeeze(-1)  # It raises an error.
     return chances.div_(torch.empty_like(chances).exponential_()).argmax(-1)
 
 
@@ -118,9 +118,13 @@ class PPO(SizedAgent):
         self.set_up(locals())
 
     def build(self) -> None:
-        options, names = self.hparams, self.hparams["augmentations"]
-        mixup, is_image = options["mixup_concentration"], len(options["observation_shape"]) == 3
-        if (names and not is_image) or ((names or mixup) and options["categories"] is not None):
+        """Creates the network, and the augmentations if there are any."""
+        options = self.hparams
+        names = options["augmentations"]
+        mixup = options["mixup_concentration"]
+        if (names and len(options["observation_shape"]) != 3) or (
+            (names or mixup) and options["categories"] is not None
+        ):
             raise ValueError(
                 f"augmentations is {names}, mixup_concentration {mixup} and categories {options['categories']}; "
                 "images of pixels can be augmented, and what has categories cannot be mixed. Leave the options out."
@@ -136,7 +140,7 @@ class PPO(SizedAgent):
         )
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *given: Any) -> None:
-        for name, part in self.named_children():  # as it is, if the checkpoint is of an agent without it
+        for name, part in self.named_children():  # The checkpoint of an agent without these parts has no state of them.
             if isinstance(part, MixMinibatch | UCBAugmentation):
                 state_dict.setdefault(f"{prefix}{name}._extra_state", part.get_extra_state())
         super()._load_from_state_dict(state_dict, prefix, *given)
@@ -167,11 +171,11 @@ class PPO(SizedAgent):
         rows = self.trained_rows(batch)
         if len(rows) == 0:
             return dict.fromkeys(_NUMBERS, torch.zeros(()))
-        if self.augmentation is not None:  # its policy collected this rollout; all processes choose the same
+        if self.augmentation is not None:  # All processes choose the same. The policy collected this rollout with it.
             self.augmentation.choose(self.trainer.strategy.reduce(rows["value_target"].mean()).item())
         raw: Any = self.optimizers(use_pl_optimizer=False)
         counted: Any = self.optimizers()
-        # of all rows: where some are left out, there are fewer minibatches of the same size
+        # The size counts all rows. If some are left out, there are fewer minibatches of this size.
         size = -(-batch.numel() // self.hparams["minibatches"])
         parts = -(-len(rows) // size)
         columns = {name: rows.get(name) for name in _COLUMNS}
@@ -181,7 +185,7 @@ class PPO(SizedAgent):
             order = torch.randperm(len(rows), device=columns["advantage"].device)
             shuffled = [column[order].tensor_split(parts) for column in columns.values()]
             for minibatch in zip(*shuffled, strict=True):
-                # Lightning counts the steps of the optimizer that it wraps: one for each rollout
+                # Lightning counts the steps of the optimizer that it wraps, here one for each rollout.
                 optimizer = counted if len(numbers) == steps - 1 else raw
                 drawn: Any = dict(zip(columns, minibatch, strict=True))
                 if self.mixture is not None:
@@ -193,8 +197,10 @@ class PPO(SizedAgent):
         return dict(zip(_NUMBERS, torch.stack(numbers).mean(0).unbind(0), strict=True))
 
     def trained_rows(self, rollout: TensorDictBase) -> TensorDictBase:
-        """Returns the rows ``[M]`` of a rollout to learn from, with normalised ``advantage`` and ``value_target``."""
-        value, following, discount = rollout.get("state_value"), rollout.get("next"), self.hparams["discount"]
+        """Returns the rows ``[M]`` to learn from, with normalized ``advantage`` and ``value_target``. :meta private:"""
+        value = rollout.get("state_value")
+        following = rollout.get("next")
+        discount = self.hparams["discount"]
         # A = δ + γ λ (1 - done) A', δ = r + γ (1 - terminated) V' - V: Schulman et al. 2016, arXiv 1506.02438
         expected = discount * following.get("terminated").logical_not() * following.get("state_value")
         advantages = [*(following.get("reward") + expected - value).unbind(1)]
@@ -212,13 +218,13 @@ class PPO(SizedAgent):
         return rows
 
     def losses(self, rows: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Returns the loss of a minibatch, and its parts and the measures of the policy's change, detached."""
+        """Returns the loss of a minibatch. Returns also its parts and the measures of the policy's change, detached."""
         options = self.hparams
         logits, value = self.network(rows["observation"])
         log_probs = logits.log_softmax(-1)
         log_ratio = log_probs.gather(-1, rows["action"].unsqueeze(-1)) - rows["action_log_prob"].unsqueeze(-1)
-        ratio, clip_range = log_ratio.exp(), options["clip_range"]
-        clipped = ratio.clamp(1.0 - clip_range, 1.0 + clip_range)
+        ratio = log_ratio.exp()
+        clipped = ratio.clamp(1.0 - options["clip_range"], 1.0 + options["clip_range"])
         advantage = rows["advantage"]
         policy_loss = -torch.minimum(ratio * advantage, clipped * advantage).mean()
         squares = (value - rows["value_target"]).square()
@@ -230,9 +236,9 @@ class PPO(SizedAgent):
         entropy_loss = -options["entropy_coefficient"] * entropy
         invariance = entropy.new_zeros(())
         if self.augmentation is not None:
-            policy, trunk = self.network.policy, self.network.trunk
-            hidden = trunk[1:](self.augmentation.augment(trunk[0](rows["observation"])))  # of its planes
-            augmented = policy(hidden).log_softmax(-1), self.network.value(hidden)
+            trunk = self.network.trunk
+            hidden = trunk[1:](self.augmentation.augment(trunk[0](rows["observation"])))  # The planes are augmented.
+            augmented = self.network.policy(hidden).log_softmax(-1), self.network.value(hidden)
             invariance = options["augmentation_weight"] * invariance_loss(log_probs, value, *augmented)
         total = policy_loss + value_loss + entropy_loss + invariance
         with torch.no_grad():
@@ -240,6 +246,7 @@ class PPO(SizedAgent):
             return total, torch.stack([total, policy_loss, value_loss, entropy_loss, *measures, invariance])
 
     def on_fit_start(self) -> None:
+        """Refuses data without rollouts, rollouts that are too short, and parts with another γ or λ."""
         super().on_fit_start()
         data = training_data(self.trainer)
         if data is None:
@@ -254,11 +261,12 @@ class PPO(SizedAgent):
                 f"minibatches is {self.hparams['minibatches']}, and a rollout of the data module has "
                 f"{data.rollout_rows} rows (num_envs times rollout_length); give as many rows at least."
             )
-        found, options = list[str](), list[str]()  # all in one error that names the options to give
+        found: list[str] = []
+        options: list[str] = []  # One error names all options to give.
         for owner, part in data.discounting_parts.items():
             option = f"--data.init_args.{owner.replace('.', '.init_args.')}"
             wrong = {name: value for name, value in discounts_of(part).items() if value != self.hparams[name]}
-            if wrong and owner == "levels.score":  # a file may have none
+            if wrong and owner == "levels.score":  # A file may have no score.
                 options.append(f"{option}={type(part).__module__}.{type(part).__name__}")
             for name, value in wrong.items():
                 found.append(f"{owner} of the data module has {name} {value}, the agent {self.hparams[name]}")
@@ -267,4 +275,5 @@ class PPO(SizedAgent):
             raise ValueError(f"{'; '.join(found)}. Give the same, on the command line by {' '.join(options)}")
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Returns Adam of all parameters."""
         return self.adam(self.parameters())

@@ -70,6 +70,7 @@ class RecurrentDQN(ExploringAgent):
         self.set_up(locals())
 
     def build(self) -> None:
+        """Creates the network and its target."""
         sizes = [self.hparams[name] for name in ("num_actions", "hidden_sizes", "state_size")]
         self.network: RecurrentNetwork = RecurrentNetwork(self.build_encoder(), *sizes)
         self.target_network: RecurrentNetwork = target_of(self.network)
@@ -90,12 +91,16 @@ class RecurrentDQN(ExploringAgent):
         return (self.with_random(greedy) if explore else greedy), state
 
     def unroll(self, batch: TensorDictBase, target: bool = False) -> tuple[Tensor, Tensor]:
-        """Returns the values of the observations after the burn-in and of those that followed, ``[B, T - b, A]``."""
-        # every observation once: those that followed are those of the next steps
+        """Returns the values of observations and of next observations after the burn-in, ``[B, T - b, A]``.
+
+        :meta private:
+        """
+        # Each observation is encoded once: a next observation is the observation of the next step.
         seen = batch["observation"][:, :1], batch["next", "observation"]
         features = torch.cat([self.features_of(observation, target) for observation in seen], 1)
         network = self.target_network if target else self.network
-        stored, burn_in = batch.get("recurrent_state", None), self.hparams["burn_in"]
+        burn_in = self.hparams["burn_in"]
+        stored = batch.get("recurrent_state", None)
         state = self.initial_state(len(batch)) if stored is None else stored[:, 0]
         if burn_in:
             with torch.no_grad():
@@ -104,7 +109,7 @@ class RecurrentDQN(ExploringAgent):
         return values[:, :-1], values[:, 1:]
 
     def losses(self, batch: TensorDictBase) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns loss and magnitude of the TD error of each step after the burn-in, and whether it exists."""
+        """Returns the loss and the magnitude of the TD error of each step after the burn-in, and its ``mask``."""
         with torch.no_grad():
             _, target_values = self.unroll(batch, target=True)
         values, following_values = self.unroll(batch)
@@ -114,9 +119,11 @@ class RecurrentDQN(ExploringAgent):
         return smooth_l1_loss(current, target, reduction="none"), (target - current.detach()).abs(), batch["mask"]
 
     def update(self, batch: TensorDictBase) -> dict[str, Tensor]:
+        """Steps the network, then its target."""
         optimizer, _ = self.critic_and_other_optimizers()
         rows, errors, exists = self.losses(batch)
-        learned, weight = slice(self.hparams["burn_in"], None), batch.get("priority_weight", None)
+        learned = slice(self.hparams["burn_in"], None)
+        weight = batch.get("priority_weight", None)
         if weight is not None:
             rows = rows * weight[:, learned]
         loss = (rows * exists).sum() / exists.sum().clamp(min=1)
@@ -127,4 +134,5 @@ class RecurrentDQN(ExploringAgent):
         return {"loss": loss.detach(), "td_error": td_error}
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Returns Adam of the network and of its encoder."""
         return self.adam([*self.network.parameters(), *self.observation_encoder.parameters()])

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +24,7 @@ EnvironmentSource = (
 
 
 def is_parameterized(space: Space[Any]) -> bool:
-    """Whether the space is composite, for :class:`ParameterizedActions`."""
+    """Returns whether the space is composite, for :class:`ParameterizedActions`."""
     return isinstance(space, Tuple | Dict)
 
 
@@ -53,13 +53,15 @@ class ParameterizedActions:
             ValueError: another space.
         """
         if isinstance(space, Dict):
-            # the Discrete may be anywhere, because Gymnasium sorts the keys of a plain dictionary
+            # The Discrete may be anywhere, because Gymnasium sorts the keys of a plain dictionary.
             ordered = sorted(space.spaces.items(), key=lambda item: not isinstance(item[1], Discrete))
-            keys, parts = tuple(key for key, _ in ordered), [part for _, part in ordered]
+            keys = tuple(key for key, _ in ordered)
+            parts = [part for _, part in ordered]
         else:
-            keys, parts = (), list(space.spaces) if isinstance(space, Tuple) else []
+            keys = ()
+            parts = [*space.spaces] if isinstance(space, Tuple) else []
         boxes = tuple(part for part in parts[1:] if isinstance(part, Box) and part.is_bounded("both"))
-        discrete = parts[0] if parts else None
+        discrete = next(iter(parts), None)
         if not isinstance(discrete, Discrete) or not len(parts) - 1 == len(boxes) == discrete.n or discrete.start != 0:
             raise ValueError(
                 f"got the action space {space}; parameterized actions are Tuple(Discrete(K), Box, ..., Box), or a Dict "
@@ -70,26 +72,30 @@ class ParameterizedActions:
 
     @property
     def sizes(self) -> tuple[int, ...]:
+        """Number of parameters of each action."""
         return tuple(int(np.prod(box.shape)) for box in self.boxes)
 
     @property
     def low(self) -> np.ndarray:
+        """Smallest value of each parameter, float32 ``[P]``."""
         return np.concatenate([box.low.reshape(-1) for box in self.boxes]).astype(np.float32)
 
     @property
     def high(self) -> np.ndarray:
+        """Largest value of each parameter, float32 ``[P]``."""
         return np.concatenate([box.high.reshape(-1) for box in self.boxes]).astype(np.float32)
 
     def random(self, count: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """Returns uniformly random discrete actions ``[N]`` and parameters ``[N, P]``."""
-        discrete, drawn = generator.integers(len(self.boxes), size=count), []
-        for box in self.boxes:  # all at once, in the distribution of box.sample, which draws one
-            shape, dtype = (count, *box.shape), np.dtype(box.dtype)
-            if dtype.kind == "f":
+        discrete = generator.integers(len(self.boxes), size=count)
+        drawn = []
+        for box in self.boxes:  # The distribution is that of box.sample, which draws one vector.
+            shape = (count, *box.shape)
+            if box.low.dtype.kind == "f":
                 values = generator.uniform(box.low, box.high, size=shape)
             else:
-                values = generator.integers(box.low, box.high, size=shape, dtype=dtype.type, endpoint=True)
-            drawn.append(values.reshape(count, -1).astype(dtype))
+                values = generator.integers(box.low, box.high, size=shape, dtype=box.low.dtype.type, endpoint=True)
+            drawn.append(values.reshape(count, -1).astype(box.dtype))
         return discrete, np.concatenate(drawn, axis=1).astype(np.float32)
 
     def for_environments(self, discrete: np.ndarray, parameters: np.ndarray) -> Any:
@@ -117,6 +123,7 @@ SizeReader = Callable[[Space[Any], Space[Any], str], dict[str, Any]]
 
 
 def spaces_of(env: EnvironmentSource) -> tuple[Space[Any], Space[Any]]:
+    """Returns the spaces of observations and actions of one environment."""
     if isinstance(env, gymnasium.vector.VectorEnv):
         return env.single_observation_space, env.single_action_space
     if isinstance(env, gymnasium.Env):
@@ -127,6 +134,7 @@ def spaces_of(env: EnvironmentSource) -> tuple[Space[Any], Space[Any]]:
 
 
 def continuous_sizes(observation_space: Space[Any], action_space: Space[Any], agent: str) -> dict[str, Any]:
+    """Reads the sizes of agents with bounded, continuous actions."""
     if not isinstance(action_space, Box) or len(action_space.shape) != 1 or not action_space.is_bounded("both"):
         raise ValueError(
             f"{agent} got the action space {action_space}; it needs a bounded, one-dimensional Box. "
@@ -140,15 +148,17 @@ def continuous_sizes(observation_space: Space[Any], action_space: Space[Any], ag
 
 
 def discrete_sizes(observation_space: Space[Any], action_space: Space[Any], agent: str) -> dict[str, Any]:
+    """Reads the sizes of agents with discrete actions and any observations."""
     num_actions = _num_actions(action_space, agent)
     return {"observation_size": observation_size(observation_space, agent), "num_actions": num_actions}
 
 
 def flat_or_image_sizes(observation_space: Space[Any], action_space: Space[Any], agent: str) -> dict[str, Any]:
+    """Reads the sizes of PPO: discrete actions, and flat observations or images."""
     num_actions = _num_actions(action_space, agent)
-    shape, dtype = observation_space.shape or (), observation_space.dtype
-    is_flat = len(shape) == 1 and np.issubdtype(dtype, np.floating)
-    is_image = len(shape) == 3 and dtype == np.uint8 and shape[0] >= shape[2]
+    shape = observation_space.shape or ()
+    is_flat = len(shape) == 1 and np.issubdtype(observation_space.dtype, np.floating)
+    is_image = len(shape) == 3 and observation_space.dtype == np.uint8 and shape[0] >= shape[2]
     if not isinstance(observation_space, Box) or not (is_flat or is_image):
         raise ValueError(
             f"{agent} got the observation space {observation_space}; it needs flat observations, a one-dimensional "
@@ -161,6 +171,7 @@ def flat_or_image_sizes(observation_space: Space[Any], action_space: Space[Any],
 
 
 def image_sizes(observation_space: Space[Any], action_space: Space[Any], agent: str) -> dict[str, Any]:
+    """Reads the sizes of Rainbow: discrete actions and images."""
     num_actions = _num_actions(action_space, agent)
     is_image = len(observation_space.shape or ()) == 3 and observation_space.dtype == np.uint8
     if not isinstance(observation_space, Box) or not is_image:
@@ -168,11 +179,15 @@ def image_sizes(observation_space: Space[Any], action_space: Space[Any], agent: 
             f"{agent} got the observation space {observation_space}; it needs images, a Box of uint8 whose shape is "
             "(channels, height, width), such as those of Atari-v0 and MinAtar-v0. Use DQN for other observations."
         )
-    shape, high = [int(size) for size in observation_space.shape], float(observation_space.high.max())
-    return {"observation_shape": shape, "observation_high": high, "num_actions": num_actions}
+    return {
+        "observation_shape": [int(size) for size in observation_space.shape],
+        "observation_high": float(observation_space.high.max()),
+        "num_actions": num_actions,
+    }
 
 
 def parameterized_sizes(observation_space: Space[Any], action_space: Space[Any], agent: str) -> dict[str, Any]:
+    """Reads the sizes of agents whose discrete actions have parameters."""
     if not is_parameterized(action_space):
         raise ValueError(
             f"{agent} got the action space {action_space}; it needs discrete actions with parameters, "
@@ -221,7 +236,8 @@ def _described(space: Space[Any]) -> int | dict[str, Any] | None:
     if isinstance(space, Discrete | MultiDiscrete):
         low, high = (np.asarray(bound).tolist() for bound in bounds_of(space))
         return {"encoder": "one_hot", "low": low, "high": high}
-    shape, dtype = [int(size) for size in space.shape or ()], np.dtype(space.dtype)
+    shape = [int(size) for size in space.shape or ()]
+    dtype = np.dtype(space.dtype)
     if 0 in shape:
         return None
     high = float(space.high.max()) if isinstance(space, Box) and space.is_bounded("above") else 1.0
@@ -255,7 +271,7 @@ def spaces_of_sizes(sizes: Mapping[str, Any]) -> tuple[Space[Any], Space[Any]]:
     return observation, Tuple((Discrete(len(cuts) + 1), *map(_box_between, *bounds)))
 
 
-def _box_between(low: Any, high: Any) -> Box:
+def _box_between(low: Sequence[float], high: Sequence[float]) -> Box:
     return Box(np.array(low, np.float32), np.array(high, np.float32))
 
 
@@ -266,5 +282,6 @@ def _space_of(size: int | Mapping[str, Any]) -> Space[Any]:
         return Dict({name: _space_of(part) for name, part in size.items()})
     if size["encoder"] != "one_hot":
         return Space(size["shape"])
-    low, counts = np.array(size["low"]), np.array(size["high"]) - size["low"] + 1
+    low = np.array(size["low"])
+    counts = np.array(size["high"]) - low + 1
     return MultiDiscrete(counts, start=low) if counts.ndim else Discrete(int(counts), start=int(low))
