@@ -3,6 +3,7 @@
 
     python tests/benchmarks/speed/bench_end_to_end.py --save          # about ten minutes
     python tests/benchmarks/speed/bench_end_to_end.py --works dqn --rounds 5
+    python tests/benchmarks/speed/bench_end_to_end.py --no-libraries --rounds 80    # about eight minutes
 
 Every contender trains in a process of its own, with the same environment, networks, batches and one numerical thread;
 see ``end_to_end/``. They take turns of a few hundred steps, so that a busy machine slows all of them alike.
@@ -25,11 +26,12 @@ from lightning_replay.inspection.plotting import make_figure, save_figure
 
 HERE = Path(__file__).resolve().parent
 OURS = "ours, Lightning"
+SINGLE_FILE = "single file, fused Adam"
 CONTENDERS = {  # module, argument and environment (None for this one)
     OURS: ("ours", "lightning", None),
     "ours, Lightning, prioritized": ("ours", "prioritized", None),
     "ours, bare loop": ("ours", "bare", None),
-    "single file, fused Adam": ("single_file", "", None),
+    SINGLE_FILE: ("single_file", "", None),
     "Stable-Baselines3": ("sb3", "", "sb3"),
     "TorchRL": ("torchrl_scripts", "", None),
     "tianshou": ("tianshou_runs", "", "tianshou"),
@@ -70,11 +72,13 @@ class Contender:
         self._process.wait()
 
 
-def measure(work: str, rounds: int, table: Table) -> dict[str, dict[str, float]]:
-    """Returns the medians of the contenders, and the median of the ratio to ours in the same round."""
+def measure(work: str, rounds: int, table: Table, has_libraries: bool) -> dict[str, dict[str, float]]:
+    """Returns the medians of the contenders, and the medians of their ratios in the same round."""
     contenders = {}
     for name, command in CONTENDERS.items():
         if work == "ppo" and name in ONLY_REPLAY:
+            continue
+        if not has_libraries and not name.startswith(("ours", "single file")):
             continue
         try:
             contenders[name] = Contender(work, *command)
@@ -89,10 +93,14 @@ def measure(work: str, rounds: int, table: Table) -> dict[str, dict[str, float]]
     counted = {name: found[WARM_TURNS:] for name, found in turns.items()}
     result = {}
     for name, found in counted.items():
-        ratios = [own["cpu"] / each["cpu"] for own, each in zip(counted[OURS], found, strict=True)]
         result[name] = {key: statistics.median(each[key] for each in found) for key in ("wall", "cpu")}
-        result[name]["ours over it"] = statistics.median(ratios)
+        result[name]["ours over it"] = _median_ratio(counted[OURS], found)
+        result[name]["over the single file"] = _median_ratio(found, counted[SINGLE_FILE])
     return result
+
+
+def _median_ratio(turns: list[dict[str, float]], others: list[dict[str, float]]) -> float:
+    return statistics.median(turn["cpu"] / other["cpu"] for turn, other in zip(turns, others, strict=True))
 
 
 def draw(found: dict[str, dict[str, dict[str, float]]], path: Path) -> None:
@@ -116,16 +124,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--works", nargs="+", choices=list(WORKS), default=list(WORKS))
     parser.add_argument("--rounds", type=int, default=25, help="turns of each contender")
+    parser.add_argument(
+        "--libraries", action=argparse.BooleanOptionalAction, default=True, help="measure the other libraries as well"
+    )
     parser.add_argument("--save", action="store_true", help="write results/end_to_end.json and .png")
     options = parser.parse_args()
     table = Table("microseconds per environment step with its update")
     found = {}
     for work in options.works:
-        found[work] = measure(work, options.rounds, table)
+        found[work] = measure(work, options.rounds, table, options.libraries)
         print(f"{work}: {WORKS[work].env}, {WORKS[work].hidden_sizes}, batches of {WORKS[work].batch_size}")
         for name, times in found[work].items():
-            wall, cpu, ratio = times["wall"], times["cpu"], times["ours over it"]
-            print(f"  {name:30} {wall:9.0f} us  {cpu:9.0f} us of CPU, ours over it {ratio:.2f}")
+            print(
+                f"  {name:30} {times['wall']:9.0f} us  {times['cpu']:9.0f} us of CPU, "
+                f"ours over it {times['ours over it']:.2f}, it over the single file {times['over the single file']:.2f}"
+            )
         others = {name: times for name, times in found[work].items() if not name.startswith("ours")}
         best = min(others, key=lambda name: others[name]["cpu"])
         table.at_most(f"T14 {work}: {OURS} over {best}", others[best]["ours over it"], LIMIT)
