@@ -573,8 +573,8 @@ class ExploringAgent(OffPolicyAgent):
     def exploration_rate(self) -> float:
         """Probability of a random action now."""
         options = self.hparams
-        done = min(1.0, self._explored_steps / max(1, options["exploration_steps"]))
         start = options["exploration_start"]
+        done = min(1.0, self._explored_steps / max(1, options["exploration_steps"]))
         return start + (options["exploration_end"] - start) * done
 
     def on_fit_start(self) -> None:

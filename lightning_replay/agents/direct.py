@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
-from torch.nn.functional import linear, smooth_l1_loss
+from torch.nn.functional import linear
 
 from lightning_replay.agents.agent import OffPolicyAgent, double_q_target, weighted_mean
 from lightning_replay.agents.networks import Layers, Perceptron, perceive
@@ -34,14 +34,18 @@ def set_gradients(
         # Layers are read once, and modules are not called: they have no hooks.
         target_values = perceive(target_network.layers(), following)
         target = double_q_target(columns, perceive(layers, following), target_values, agent.hparams["discount"])
-        *inputs, values = _activations_of(layers, columns["observation"])
+        inputs = [columns["observation"]]
+        for weights, biases in layers[:-1]:
+            inputs.append(torch.relu_(linear(inputs[-1], weights, biases)))
+        values = linear(inputs[-1], *layers[-1])
         taken = columns["action"].reshape(-1, 1)
         current = values.gather(-1, taken).squeeze(-1)
-        loss = weighted_mean(smooth_l1_loss(current, target, reduction="none"), columns)
         difference = current - target
+        slope = difference.clamp(-1.0, 1.0)
+        loss = weighted_mean(slope * (difference - 0.5 * slope), columns)  # This is smooth L1.
         weight = columns.get("priority_weight")
         share = 1.0 / len(values)
-        slope = difference.clamp(-1.0, 1.0).mul_(share if weight is None else weight.reshape(-1) * share)
+        slope.mul_(share if weight is None else weight.reshape(-1) * share)
         gradient = torch.zeros_like(values).scatter_(-1, taken, slope.unsqueeze(-1))
         for place in reversed(range(len(layers))):
             weights, biases = layers[place]
@@ -65,12 +69,3 @@ def _are_plain(agent: OffPolicyAgent, layers: Layers) -> bool:
         and not (torch.is_anomaly_enabled() or torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled())
         and agent.takes_plain_gradients
     )
-
-
-def _activations_of(layers: Layers, inputs: Tensor) -> list[Tensor]:
-    """Returns the inputs ``[B, I]`` of each layer, and last the outputs."""
-    *hidden, (last_weight, last_bias) = layers
-    activations = [inputs]
-    for weight, bias in hidden:
-        activations.append(torch.relu_(linear(activations[-1], weight, bias)))
-    return [*activations, linear(activations[-1], last_weight, last_bias)]

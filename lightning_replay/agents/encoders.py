@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torchrl.modules import ConvNet
 
@@ -128,9 +127,9 @@ class Encoder(nn.Module):
         self.parts: nn.ModuleList = nn.ModuleList(others.get(path, nn.Identity()) for path in entries)
         self.size: int = sum(vectors.values()) + sum(part.size for part in others.values())
 
-    def forward(self, observation: Tensor | TensorDictBase) -> Tensor:
+    def forward(self, observation: Any) -> Tensor:
         """Returns features ``[..., F]`` of a tensor, or of a TensorDict of the entries."""
-        entries = [observation[path] if path else observation for path in self.paths]
+        entries = [observation.get(path) if path else observation for path in self.paths]
         return torch.cat([part(entry) for part, entry in zip(self.parts, entries, strict=True)], dim=-1)
 
 

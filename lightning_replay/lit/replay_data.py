@@ -371,7 +371,8 @@ class ReplayDataModule(EnvStepDataModule):
         batch = replay.sample()
         self.updates_done += 1  # open until the agent has learned from the batch, see drop_open_update
         self.is_update_open = self._has_drawn = True
-        return batch if batch.get("index").device == agent.device else batch.to(agent.device)
+        device = batch.device or batch.get("index").device
+        return batch if device == agent.device else batch.to(agent.device)
 
     def update_priority(self, batch: TensorDictBase, td_error: Tensor, **signals: Tensor) -> None:
         """Passes the TD errors ``[B]`` of a batch to the replay."""
