@@ -68,7 +68,7 @@ class EpisodeEnds:
         """Tells links and sampler that nothing follows the rows in ``slots``, nor the running ``trajectories``."""
         named = [*trajectories]
         if self._episodes is not None:
-            self._episodes.cut(slots, named)
+            self._episodes.end_episodes(slots, named)
         self._parts.sampler.end_episodes(slots, named)
 
     def mark(self, slots: Tensor) -> None:

@@ -151,8 +151,7 @@ class Keeper:
             advance = min(1.0 / 3.0, LARGEST_ADVANCE / distance) if distance > 0.0 else 0.0
             point = FIELD_LENGTH + advance * to_x, advance * ball.y
         # The velocity left over covers part of the way. The keeper dashes no more than the rest needs.
-        wish_x = point[0] - body.x - body.velocity_x
-        wish_y = point[1] - body.y - body.velocity_y
+        wish_x, wish_y = point[0] - body.x - body.velocity_x, point[1] - body.y - body.velocity_y
         wish = math.sqrt(wish_x * wish_x + wish_y * wish_y)
         scale = min(1.0, dash_acceleration(DASH_POWER) / wish) if wish > 0.0 else 0.0
         body.move(scale * wish_x, scale * wish_y)
@@ -168,8 +167,7 @@ class Keeper:
             (from_y, to_y, self.body.y, CATCH_HALF_WIDTH),
         ):
             way = end - start
-            low = center - half - start
-            high = center + half - start
+            low, high = center - half - start, center + half - start
             if way:
                 first, last = sorted((low / way, high / way))
                 enter = max(enter, first)
@@ -181,8 +179,7 @@ class Keeper:
 
 def _meeting_point(body: Body, ball: Body) -> tuple[float, float] | None:
     reach = 1.0 / (1.0 - ball.decay)  # The ball rolls so many meters per unit of speed.
-    way_x = reach * ball.velocity_x
-    way_y = reach * ball.velocity_y
+    way_x, way_y = reach * ball.velocity_x, reach * ball.velocity_y
     gap = FIELD_LENGTH - ball.x
     # A shot on target would cross the goal line between the posts by its own speed.
     if not way_x > gap or abs(ball.y + way_y * gap / way_x) >= HALF_GOAL:
@@ -212,11 +209,9 @@ def observe(player: Body, heading: float, ball: Body, keeper: Body | None) -> np
         the goal seen from the ball (18 to 21), then seen from the player (22 to 25); the posts seen from the player
         (26 to 33); the keeper's position (34, 35), the keeper seen from the player (36 to 39).
     """
-    sine = math.sin(heading)
-    cosine = math.cos(heading)
+    sine, cosine = math.sin(heading), math.cos(heading)
     distance = math.hypot(ball.x - player.x, ball.y - player.y)
-    velocity_x = ball.velocity_x / _BALL_SPEED
-    velocity_y = ball.velocity_y / _BALL_SPEED
+    velocity_x, velocity_y = ball.velocity_x / _BALL_SPEED, ball.velocity_y / _BALL_SPEED
     values = [
         *_scaled(player.x, player.y),
         *(player.velocity_x / _PLAYER_SPEED, player.velocity_y / _PLAYER_SPEED, sine, cosine),
@@ -240,8 +235,7 @@ def _scaled(x: float, y: float) -> tuple[float, float]:
 
 
 def _seen(viewer: Body, heading: float, x: float, y: float) -> tuple[float, float, float, float]:
-    to_x = x - viewer.x
-    to_y = y - viewer.y
+    to_x, to_y = x - viewer.x, y - viewer.y
     angle = math.remainder(math.atan2(to_y, to_x) - heading, 2.0 * math.pi)
     distance = math.sqrt(to_x * to_x + to_y * to_y)
     # The angle jumps behind the viewer. Its sine and cosine do not.
@@ -454,8 +448,7 @@ class HalfField(TaskChoice, gymnasium.Env[Any, Any]):
         elif choice == KICK:
             power = _power(kick[0])
             direction = self.heading + _angle(kick[1])
-            to_x = ball.x - player.x
-            to_y = ball.y - player.y
+            to_x, to_y = ball.x - player.x, ball.y - player.y
             distance = math.sqrt(to_x * to_x + to_y * to_y)
             kicked = distance <= KICKABLE_DISTANCE
             if kicked:
@@ -466,8 +459,7 @@ class HalfField(TaskChoice, gymnasium.Env[Any, Any]):
             raise ValueError(f"the action's choice is {choice!r}; accepted are 0 (dash), 1 (turn) and 2 (kick)")
         self._move(player, push_x, push_y, self.player_noise)
         player.stay_on_the_field()
-        from_x = ball.x
-        from_y = ball.y
+        from_x, from_y = ball.x, ball.y
         self._move(ball, flight_x, flight_y, self.ball_noise)
         exit_point = first_exit(from_x, from_y, ball.x, ball.y)
         if exit_point is not None:

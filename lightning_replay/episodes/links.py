@@ -245,23 +245,24 @@ class EpisodeLinks:
         """The newest slot of each running episode."""
         return list(self._trajectory_at)
 
-    def cut(self, index: Tensor) -> None:
-        """Ends the episodes at these slots: nothing follows them, now or later."""
-        index = index.reshape(-1)
-        following = self.successor[index]
-        self.predecessor[following[following >= 0]] = -1
-        self.successor[index] = -1
-        self._forget_running(index.tolist())
+    def end_episodes(self, slots: Tensor, trajectories: Iterable[int | None] = ()) -> None:
+        """Ends episodes at these slots, int64 ``[n]``, and the running episodes of these trajectories.
 
-    def break_episodes(self, trajectories: Iterable[int | None]) -> None:
+        No row follows their rows, now or later.
+        """
+        slots = slots.reshape(-1)
+        following = self.successor[slots]
+        self.predecessor[following[following >= 0]] = -1
+        self.successor[slots] = -1
+        self._remove_running(slots.tolist())
         for trajectory in trajectories:
-            self._forget(trajectory)
+            self._pop_newest(trajectory)
 
     def release(self, index: Tensor) -> None:
         """Cuts the links to and from slots whose rows left without being overwritten."""
-        # Also the row before: its return must not go on to a slot that is free.
+        # The return of the row before must not go on to a slot that is free.
         before = self.predecessor[index.reshape(-1)]
-        self.cut(torch.cat((before[before >= 0], index.reshape(-1))))
+        self.end_episodes(torch.cat((before[before >= 0], index.reshape(-1))))
 
     def clear(self) -> None:
         self.successor.fill_(-1)
@@ -316,7 +317,7 @@ class EpisodeLinks:
         if slot in self._trajectory_at:
             del self._newest_slot[self._trajectory_at.pop(slot)]
         # The newest row of the same episode, or of the only one where rows have no ids.
-        previous = self._forget(trajectory)
+        previous = self._pop_newest(trajectory)
         if previous >= 0 and self.continuity is not None and not self.continuity.of_one(previous, slot):
             previous = -1
         predecessor[slot] = previous
@@ -335,12 +336,12 @@ class EpisodeLinks:
         predecessor[after[after >= 0]] = -1
         successor[slots] = -1
         predecessor[slots] = -1
-        self._forget_running(slots.tolist())
+        self._remove_running(slots.tolist())
         first, second = (slots[rows] for rows in consecutive(episodes))
         # The first row of each trajectory follows its newest stored row, and the last one becomes the newest.
         lasts, ended = slots[episodes.order[episodes.start[1:] - 1]].tolist(), episodes.ended.tolist()
         streams = [None] if names is None else episodes.trajectory.tolist()
-        previous = [self._forget(stream) for stream in streams]
+        previous = [self._pop_newest(stream) for stream in streams]
         for stream, slot, is_over in zip(streams, lasts, ended, strict=True):
             if not is_over:
                 self._remember(stream, slot)
@@ -355,7 +356,7 @@ class EpisodeLinks:
         successor[first] = second
         predecessor[second] = first
 
-    def _forget_running(self, slots: list[int]) -> None:
+    def _remove_running(self, slots: list[int]) -> None:
         for slot in slots if self._trajectory_at else ():
             if slot in self._trajectory_at:
                 del self._newest_slot[self._trajectory_at.pop(slot)]
@@ -364,7 +365,7 @@ class EpisodeLinks:
         self._newest_slot[trajectory] = slot
         self._trajectory_at[slot] = trajectory
 
-    def _forget(self, trajectory: int | None) -> int:
+    def _pop_newest(self, trajectory: int | None) -> int:
         slot = self._newest_slot.pop(trajectory, -1)
         self._trajectory_at.pop(slot, None)
         return slot

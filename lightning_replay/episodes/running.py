@@ -112,10 +112,10 @@ class FollowedEpisodes:
         if self.links is not None and self.links.continuity is not None:
             self.links.continuity.warn()
 
-    def cut(self, index: Tensor, trajectories: Iterable[int | None] = ()) -> None:
+    def end_episodes(self, slots: Tensor, trajectories: Iterable[int | None] = ()) -> None:
+        """Ends the episodes with the newest rows ``slots``, int64 ``[n]``, and those that run in ``trajectories``."""
         if self.links is not None:
-            self.links.cut(index)
-            self.links.break_episodes(trajectories)
+            self.links.end_episodes(slots, trajectories)
 
     def on_evict(self, index: Tensor) -> None:
         if self.links is not None:
@@ -207,24 +207,21 @@ class LastObservations:
             for name in episodes.trajectory[episodes.ended].tolist():
                 del self._last[name]
 
-    def forget(self, trajectory: int) -> None:
-        self._last.pop(trajectory, None)
-
-    def abandon(self, trajectories: Iterable[int]) -> None:
-        # No observation is empty, so that no row continues these episodes.
-        self._last = dict.fromkeys(trajectories, b"")
+    def end_episodes(self, trajectories: Iterable[int]) -> None:
+        """Forgets the last observations of these episodes, so that any row may begin the next episode."""
+        for name in trajectories:
+            self._last.pop(name, None)
 
     def state_dict(self) -> dict[str, Any]:
-        known = {name: last for name, last in self._last.items() if last}
-        abandoned = [name for name, last in self._last.items() if not last]
-        last = np.frombuffer(b"".join(known.values()), dtype=np.uint8).reshape(len(known) or 1, -1)
-        names, others = (torch.tensor(part, dtype=torch.int64, device="cpu") for part in (list(known), abandoned))
-        return {"trajectory": names, "last": torch.from_numpy(last.copy()), "abandoned": others}
+        """Returns the running episodes, int64 ``[E]``, and their last observations, uint8 ``[E, bytes]``."""
+        last = np.frombuffer(b"".join(self._last.values()), dtype=np.uint8).reshape(len(self._last) or 1, -1)
+        names = torch.tensor(list(self._last), dtype=torch.int64, device="cpu")
+        return {"trajectory": names, "last": torch.from_numpy(last.copy())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        names, last = state["trajectory"].tolist(), state["last"].numpy()
-        self.abandon(state["abandoned"].tolist())
-        self._last |= {name: row.tobytes() for name, row in zip(names, last, strict=False)}
+        """Restores what :meth:`state_dict` returned."""
+        rows = zip(state["trajectory"].tolist(), state["last"].numpy(), strict=False)
+        self._last = {name: row.tobytes() for name, row in rows}
 
 
 def _bytes_at(columns: Sequence[np.ndarray], places: np.ndarray) -> list[bytes]:

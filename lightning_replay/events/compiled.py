@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conditions without memory as comparisons of numbers, evaluated together in one compiled pass over columns."""
+"""Conditions without memory as comparisons of numbers, evaluated together in one compiled pass over columns.
+
+A call of a condition reads its columns from a TensorDict and compares them with torch, which takes longer than storing
+the row. For one row, calls of a threshold, a flag, and a region take 65 µs, and the compiled pass 6 µs. For a threshold
+they take 14 µs and 2 µs; for 1,024 rows and all three conditions, 187 µs and 54 µs.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +31,9 @@ from lightning_replay.options import checked_key
 from lightning_replay.storage.columns import as_array
 from lightning_replay.storage.rows import Key
 
-_REWARD, _TERMINATED = ("next", "reward"), ("next", "terminated")
-_MOST_COMPONENTS = 256  # of a region; a larger one, as of images, is evaluated by itself
+_REWARD = ("next", "reward")
+_TERMINATED = ("next", "terminated")
+_MOST_COMPONENTS = 256  # A larger region, such as one of images, is evaluated by itself.
 _WITHOUT_COMPARISON = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 
 Kinds = Mapping[Key, tuple[torch.dtype, torch.Size]]
@@ -44,50 +50,52 @@ class _Between(NamedTuple):
 
 
 class _Combined(NamedTuple):
-    """Whether every, or any, of several parts holds."""
+    """Whether every part holds, or any of them."""
 
     is_every: bool
     parts: tuple[Any, ...]
 
 
-class ConditionBlock:
-    """Evaluates the V conditions that can be written as comparisons, all of them at once.
+class _Program(NamedTuple):
+    """R results for the compiled loop; result r is a comparison of a number, or a combination of earlier results."""
 
-    These are thresholds, flags, regions and combinations of them, exactly of the classes of this library. Numbers are
-    compared in the precision in which the condition by itself compares them.
+    columns: np.ndarray  #: int64 ``[R]``, the number that is compared; -1 for a combination.
+    lows: np.ndarray  #: float64 ``[R]``, least number for which a comparison holds.
+    highs: np.ndarray  #: float64 ``[R]``, greatest number for which a comparison holds.
+    are_every: np.ndarray  #: bool ``[R]``, whether every part of a combination must hold, or any.
+    start: np.ndarray  #: int64 ``[R + 1]``, the parts of r are ``parts[start[r] : start[r + 1]]``.
+    parts: np.ndarray  #: int64, results that are combined.
+
+
+class ConditionBlock:
+    """Evaluates all of V conditions at once that can be written as comparisons.
+
+    Thresholds, flags, regions, and combinations of them can be written so, if they are exactly of the classes of this
+    library. Numbers are compared in the precision in which a call of the condition compares them.
     """
 
     def __init__(self, conditions: Sequence[ConditionLike], kinds: Kinds) -> None:
         expressions = [_expression(condition, kinds) for condition in conditions]
         #: Places of the conditions that must be called.
-        self.others: list[int] = [place for place, one in enumerate(expressions) if one is None]
-        self._places = np.array([place for place, one in enumerate(expressions) if one is not None], dtype=np.int64)
+        self.others: list[int] = [place for place, expression in enumerate(expressions) if expression is None]
+        self._places = np.setdiff1d(np.arange(len(expressions)), self.others)
         self._num_conditions = len(expressions)
-        # Equal expressions are evaluated once, and parts before what is combined of them.
+        # Equal expressions are evaluated once, and parts before their combinations.
         results: dict[_Between | _Combined, int] = {}
-        self._results = np.array([_add(one, results) for one in expressions if one is not None], dtype=np.int64)
-        tests = [one for one in results if isinstance(one, _Between)]
+        written = [expression for expression in expressions if expression is not None]
+        self._results = np.array([_add(expression, results) for expression in written], dtype=np.int64)
         self._is_plain = self._results.tolist() == list(range(len(conditions))) and len(results) == len(conditions)
-        # Numbers are read once for all comparisons: the components of each column, in each dtype they are compared in.
+        # Numbers are read once for all comparisons: the components of each column, in each dtype of a comparison.
         read: dict[tuple[Key, np.dtype], set[int]] = {}
-        for test in tests:
-            read.setdefault((test.key, test.dtype), set()).add(test.component)
+        for test in results:
+            if isinstance(test, _Between):
+                read.setdefault((test.key, test.dtype), set()).add(test.component)
         keys = list(kinds)
         self._columns = [(keys.index(key), dtype, sorted(components)) for (key, dtype), components in read.items()]
-        numbers = [(key, dtype, one) for (key, dtype), components in read.items() for one in sorted(components)]
-        self._num_numbers, self._num_results = len(numbers), len(results)
-        columns = [
-            numbers.index((one.key, one.dtype, one.component)) if isinstance(one, _Between) else -1 for one in results
-        ]
-        parts = [[results[part] for part in one.parts] if isinstance(one, _Combined) else [] for one in results]
-        self._program = (
-            np.array(columns, dtype=np.int64),
-            np.array([one.low if isinstance(one, _Between) else 0.0 for one in results], dtype=np.float64),
-            np.array([one.high if isinstance(one, _Between) else 0.0 for one in results], dtype=np.float64),
-            np.array([isinstance(one, _Combined) and one.is_every for one in results], dtype=np.bool_),
-            np.cumsum([0, *map(len, parts)], dtype=np.int64),
-            np.array([one for each in parts for one in each], dtype=np.int64),
-        )
+        numbers = [(keys[place], dtype, number) for place, dtype, components in self._columns for number in components]
+        self._num_numbers = len(numbers)
+        # A compiled function reads a plain tuple faster than a named one.
+        self._program = tuple(_program_of(results, numbers))
 
     def __call__(self, values: Sequence[Tensor | np.ndarray]) -> np.ndarray:
         """Returns which conditions hold, bool ``[V, N]``, from columns ``[N, ...]``; false for :attr:`others`."""
@@ -105,7 +113,7 @@ class ConditionBlock:
                 value = value.reshape(count, -1)
                 numbers[first:last] = (value if len(components) == value.shape[1] else value[:, components]).T
             first = last
-        held = np.empty((self._num_results, count), dtype=np.bool_)
+        held = np.empty((len(self._program[0]), count), dtype=np.bool_)
         if len(held):
             _evaluate(numbers, *self._program, held)
         if self._is_plain:
@@ -115,19 +123,34 @@ class ConditionBlock:
         return happened
 
 
+def _program_of(results: Mapping[_Between | _Combined, int], numbers: list[tuple[Key, np.dtype, int]]) -> _Program:
+    never = _Between((), 0, np.dtype(np.float64), 0.0, 0.0)
+    tests = [result if isinstance(result, _Between) else never for result in results]
+    combined = [result if isinstance(result, _Combined) else _Combined(False, ()) for result in results]
+    places = {number: place for place, number in enumerate(numbers)}
+    return _Program(
+        columns=np.array([places.get((test.key, test.dtype, test.component), -1) for test in tests], dtype=np.int64),
+        lows=np.array([test.low for test in tests], dtype=np.float64),
+        highs=np.array([test.high for test in tests], dtype=np.float64),
+        are_every=np.array([result.is_every for result in combined], dtype=np.bool_),
+        start=np.cumsum([0, *(len(result.parts) for result in combined)], dtype=np.int64),
+        parts=np.array([results[part] for result in combined for part in result.parts], dtype=np.int64),
+    )
+
+
 @compiled
 def _evaluate(numbers, columns, lows, highs, are_every, start, parts, held):  # type: ignore[no-untyped-def]
-    # Result r is a comparison of numbers, or where the column is -1 of results parts[start[r] : start[r + 1]].
+    # The arguments between numbers and held are the arrays of a _Program.
     for result in range(columns.size):
-        column, low, high, is_every = columns[result], lows[result], highs[result], are_every[result]
+        column = columns[result]
         if column >= 0:
             for row in range(numbers.shape[1]):
-                held[result, row] = (numbers[column, row] >= low) & (numbers[column, row] <= high)
+                held[result, row] = (numbers[column, row] >= lows[result]) & (numbers[column, row] <= highs[result])
             continue
-        held[result] = is_every
+        held[result] = are_every[result]
         for place in range(start[result], start[result + 1]):
             for row in range(numbers.shape[1]):
-                if is_every:
+                if are_every[result]:
                     held[result, row] &= held[parts[place], row]
                 else:
                     held[result, row] |= held[parts[place], row]
@@ -141,7 +164,7 @@ def _add(expression: _Between | _Combined, results: dict[_Between | _Combined, i
 
 
 def _expression(condition: ConditionLike, kinds: Kinds) -> _Between | _Combined | None:
-    """Returns a condition as comparisons; ``None`` for one that must be called, also where that raises an error."""
+    """Returns a condition as comparisons; ``None`` for a condition that must be called, even to raise its error."""
     if type(condition) is RewardAtLeast:
         return _at_least(_REWARD, condition.threshold, kinds)
     if type(condition) is RewardBelow:
@@ -173,8 +196,8 @@ def _below(key: Key, threshold: float, kinds: Kinds) -> _Between | None:
     if dtype is None:
         return None
     limit = _rounded(threshold, dtype)
-    if limit == -math.inf:  # nothing lies below it
-        return _Between(key, 0, dtype, math.inf, -math.inf)  # never
+    if limit == -math.inf:  # No number lies below it, so that no number lies between these bounds.
+        return _Between(key, 0, dtype, math.inf, -math.inf)
     return _Between(key, 0, dtype, -math.inf, float(np.nextafter(dtype.type(limit), dtype.type(-math.inf))))
 
 
@@ -182,7 +205,7 @@ def _compared_as(key: Key, kinds: Kinds) -> np.dtype | None:
     """Returns the dtype in which torch compares a column of one number a row with a number."""
     dtype, shape = kinds.get(key, (torch.complex64, torch.Size()))
     if shape.numel() != 1 or dtype.is_complex or dtype in _WITHOUT_COMPARISON:
-        return None  # called by itself, the condition raises its own error
+        return None  # A call of the condition raises its error.
     return _in_numpy(torch.result_type(torch.empty(1, dtype=dtype, device="cpu"), 0.5))
 
 

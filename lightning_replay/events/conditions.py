@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conditions over steps: of one step, over the course of an episode, and several as one."""
+"""Conditions over steps: of one step, over the course of an episode, and combinations of conditions."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from torch import Tensor
 from lightning_replay.episodes.links import trajectory_of
 from lightning_replay.options import checked_bound, checked_count, checked_entries, checked_key, checked_number
 from lightning_replay.saving.spec import rebuildable
+from lightning_replay.state import Stateful
 
 _DONE = ("next", "done")
 
@@ -28,14 +29,15 @@ ReadColumn = Callable[[NestedKey], Tensor | None]  # reads a column of all store
 
 
 class ConditionError(ValueError):
-    """A condition raised, or did not return one truth value for each step."""
+    """A condition raised an error, or did not return one truth value for each step."""
 
 
-class Condition(ABC):
-    """A predicate over steps; a plain function of the same signature serves too where nothing needs saving.
+class Condition(Stateful, ABC):
+    """A predicate over steps; if nothing needs saving, a plain function of the same signature is also accepted.
 
-    A step is a row of a TensorDict ``[N]``; an event is a property of its *next* state, so conditions read
+    A step is a row of a TensorDict ``[N]``. An event is a property of its *next* state, so that conditions read
     ``("next", ...)`` and never get the state after a reset. Stratified Sampling from Event Tables, definition 5.
+    A condition with memory names its attributes in ``saved_attributes``.
     """
 
     @abstractmethod
@@ -43,26 +45,19 @@ class Condition(ABC):
         """Returns whether the event happened at each step, bool ``[N]``."""
 
     def fresh(self) -> Condition:
-        """Returns the same condition without memory; itself where it has none."""
+        """Returns the same condition without memory; a condition that has no memory returns itself."""
         return self
 
     def seen(self, read: ReadColumn) -> str:
-        """Returns what is stored of the column that it compares, for the warning that it is never true."""
+        """Returns the range of the compared column, for the warning that the condition is never true."""
         return _seen_of(("next", "reward"), read)
 
-    def end_episodes(self, trajectories: Sequence[int | None]) -> None:  # noqa: B027, most have nothing to end
-        """Discards these running episodes, which got no done step; does nothing by default."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns tensors and plain values; empty by default."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027, most have nothing to restore
-        """Restores what :meth:`state_dict` returned."""
+    def end_episodes(self, trajectories: Sequence[int | None]) -> None:
+        """Discards running episodes that got no done step; does nothing by default."""
 
     def __repr__(self) -> str:
         given = vars(self).get("init_arguments")
-        if given is None:  # a user's class that is not recorded
+        if given is None:  # A user's class may not be rebuildable.
             return super().__repr__()
         values = {name: vars(self).get(name, value) for name, value in given.items()}
         shown = [f"{name}={value!r}" if place else repr(value) for place, (name, value) in enumerate(values.items())]
@@ -70,19 +65,19 @@ class Condition(ABC):
 
 
 def _function_of(condition: Condition) -> str:
-    # RewardAtLeast is built by reward_at_least, and so on.
+    # reward_at_least builds RewardAtLeast, and so on.
     return re.sub("(?<=[a-z])(?=[A-Z])", "_", type(condition).__name__).lower()
 
 
-# The class first: a command line then takes a condition by class path, and a function by import path.
+# The class comes first, so that a command line accepts a class path before the import path of a function.
 ConditionLike = Condition | Callable[[TensorDictBase], Tensor]
 
 
 def holds(condition: ConditionLike, steps: TensorDictBase) -> Tensor:
-    """Evaluates a condition at steps ``[N]``; returns bool ``[N]``, also of a condition that returns ``[N, 1]``.
+    """Evaluates a condition at steps ``[N]``; returns bool ``[N]``, even if the condition returns ``[N, 1]``.
 
     Raises:
-        ConditionError: the condition raised, wrote into the steps, or returned another shape or dtype.
+        ConditionError: The condition raised an error, wrote into the steps, or returned another shape or dtype.
 
     Example:
         >>> from tensordict import TensorDict
@@ -110,8 +105,8 @@ def holds(condition: ConditionLike, steps: TensorDictBase) -> Tensor:
 
 
 def _call_function(function: Callable[[TensorDictBase], Tensor], steps: TensorDictBase) -> Tensor:
-    # A user's function gets rows that it cannot write to: what it changed would be stored.
-    columns = [column for column in steps.values(True, True) if not column.is_inference()]  # those have no version
+    # A user's function gets locked rows, because its changes would be stored. Inference tensors have no version.
+    columns = [column for column in steps.values(True, True) if not column.is_inference()]
     before = [column._version for column in columns]
     result = function(steps.clone(recurse=False).lock_())
     if before != [column._version for column in columns]:
@@ -120,6 +115,7 @@ def _call_function(function: Callable[[TensorDictBase], Tensor], steps: TensorDi
 
 
 def column(steps: TensorDictBase, key: NestedKey) -> Tensor:
+    """Reads a column; raises :class:`ConditionError` if there is none."""
     value = steps.get(key, None)
     if not isinstance(value, Tensor):
         raise ConditionError(f"the steps have no column {key!r}; stored are {_columns(steps)}")
@@ -127,7 +123,7 @@ def column(steps: TensorDictBase, key: NestedKey) -> Tensor:
 
 
 def one_number(steps: TensorDictBase, key: NestedKey) -> Tensor:
-    """Reads a column as ``[N]``; raises ConditionError where there is none, or where it has several numbers a step."""
+    """Reads a column as ``[N]``; raises :class:`ConditionError` unless it has one number for each step."""
     value = column(steps, key)
     if value.numel() != len(steps):
         raise ConditionError(
@@ -138,7 +134,7 @@ def one_number(steps: TensorDictBase, key: NestedKey) -> Tensor:
 
 
 def own(condition: ConditionLike, name: str = "condition") -> ConditionLike:
-    """Returns the condition of the option ``name``, with a memory of its own; raises TypeError for anything else."""
+    """Returns the condition of the option ``name`` without memory; raises ``TypeError`` for anything else."""
     given: Any = condition
     if not callable(given) or (isinstance(given, type) and issubclass(given, Condition)):
         raise TypeError(
@@ -162,14 +158,18 @@ def load_state_of(condition: ConditionLike, state: dict[str, Any]) -> None:
 def warn_of_unmet(
     what: str, condition: ConditionLike, rows: int, stored: TensorDictBase, slots: Tensor, done_key: NestedKey = _DONE
 ) -> bool:
-    """Warns of a condition that was true at none of so many rows if an episode has ended; returns whether it did."""
+    """Warns that a condition was true at none of so many rows; returns whether it warned.
+
+    If no episode has ended, there is no warning.
+    """
     done = stored.get(done_key, None)
     if done is None or not bool(done[slots].any()):
         return False
 
     def read(key: NestedKey) -> Tensor | None:
-        found = stored.get(key, None)
-        return found[slots] if isinstance(found, Tensor) else None
+        """Returns the column of the stored rows, ``[N, ...]``; ``None`` if there is none."""
+        values = stored.get(key, None)
+        return values[slots] if isinstance(values, Tensor) else None
 
     seen = condition.seen(read) if isinstance(condition, Condition) else _seen_of(("next", "reward"), read)
     warnings.warn(
@@ -190,7 +190,7 @@ def _columns(steps: TensorDictBase) -> str:
 
 
 class Combination(Condition):
-    """Several conditions as one; each is evaluated at every step, because it may follow episodes."""
+    """A condition made of several; each is evaluated at every step, because it may follow episodes."""
 
     def __init__(self, conditions: Sequence[ConditionLike]) -> None:
         several = checked_entries("conditions", conditions, "a sequence of conditions")
@@ -199,30 +199,35 @@ class Combination(Condition):
         self.conditions: tuple[ConditionLike, ...] = tuple(own(condition) for condition in several)
 
     def answers(self, steps: TensorDictBase) -> Tensor:
+        """Evaluates all C conditions at steps ``[N]``, bool ``[C, N]``."""
         return torch.stack([holds(condition, steps) for condition in self.conditions])
 
     def __repr__(self) -> str:
         return f"{_function_of(self)}({', '.join(map(repr, self.conditions))})"
 
     def fresh(self) -> Condition:
+        """Returns the same combination of conditions without memory."""
         return type(self)(self.conditions)
 
     def end_episodes(self, trajectories: Sequence[int | None]) -> None:
+        """Discards these running episodes in each condition."""
         for condition in self.conditions:
             if isinstance(condition, Condition):
                 condition.end_episodes(trajectories)
 
     def state_dict(self) -> dict[str, Any]:
+        """Returns the state of each condition."""
         return {"conditions": [state_of(condition) for condition in self.conditions]}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        for condition, saved in zip(self.conditions, state["conditions"], strict=True):
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores what :meth:`state_dict` returned."""
+        for condition, saved in zip(self.conditions, state_dict["conditions"], strict=True):
             load_state_of(condition, saved)
 
 
 @rebuildable
 class EveryOf(Combination):
-    """True where all of the conditions are; see :func:`lightning_replay.events.every_of`."""
+    """True if all conditions are true; see :func:`lightning_replay.events.every_of`."""
 
     def __call__(self, steps: TensorDictBase) -> Tensor:
         return self.answers(steps).all(0)
@@ -230,7 +235,7 @@ class EveryOf(Combination):
 
 @rebuildable
 class AnyOf(Combination):
-    """True where at least one of the conditions is; see :func:`lightning_replay.events.any_of`."""
+    """True if at least one condition is true; see :func:`lightning_replay.events.any_of`."""
 
     def __call__(self, steps: TensorDictBase) -> Tensor:
         return self.answers(steps).any(0)
@@ -239,13 +244,13 @@ class AnyOf(Combination):
 class EpisodeCondition(Condition):
     """A condition that keeps one integer for each running episode.
 
-    Must get every step exactly once, in order of time; the steps of several environments may be interleaved in one
+    It must get every step exactly once, in order of time. The steps of several environments may be interleaved in one
     call, and an episode may continue in the next call. ``trajectory`` (or ``("collector", "traj_ids")``) identifies the
-    episode; steps without it are one environment in order. A done step ends its episode, which is then forgotten. A
-    subclass defines :meth:`follow` and, where an episode does not begin with 0, ``start``.
+    episode; steps without it belong to one environment, in order. A done step ends its episode and discards its
+    integer. A subclass defines :meth:`follow` and, if an episode does not begin with 0, ``start``.
 
     Args:
-        condition: evaluated at each step; its own memory is copied, not shared.
+        condition: Condition to evaluate at each step, without its memory.
     """
 
     start: int = 0
@@ -259,8 +264,8 @@ class EpisodeCondition(Condition):
         """Returns whether the event happens at one step of an episode, and the integer to remember.
 
         Args:
-            remembered: integer of the step before, ``start`` at the first step of an episode.
-            held: whether ``condition`` is true at this step.
+            remembered: Integer of the step before, ``start`` at the first step of an episode.
+            held: Whether ``condition`` is true at this step.
         """
 
     def __call__(self, steps: TensorDictBase) -> Tensor:
@@ -279,11 +284,14 @@ class EpisodeCondition(Condition):
         return torch.tensor(happened, dtype=torch.bool, device=held.device)
 
     def fresh(self) -> Condition:
+        """Returns the same condition without running episodes."""
         again = copy.copy(self)
-        again.condition, again._running = own(self.condition), {}
+        again.condition = own(self.condition)
+        again._running = {}
         return again
 
     def seen(self, read: ReadColumn) -> str:
+        """Returns the range of the column that the condition inside compares."""
         return self.condition.seen(read) if isinstance(self.condition, Condition) else super().seen(read)
 
     def end_episodes(self, trajectories: Sequence[int | None]) -> None:
@@ -303,16 +311,17 @@ class EpisodeCondition(Condition):
             "condition": state_of(self.condition),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._running = dict(zip(state["trajectory"].tolist(), state["remembered"].tolist(), strict=True))
-        if state["unnamed"] is not None:
-            self._running[None] = int(state["unnamed"])
-        load_state_of(self.condition, state["condition"])
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores what :meth:`state_dict` returned."""
+        self._running = dict(zip(state_dict["trajectory"].tolist(), state_dict["remembered"].tolist(), strict=True))
+        if state_dict["unnamed"] is not None:
+            self._running[None] = int(state_dict["unnamed"])
+        load_state_of(self.condition, state_dict["condition"])
 
 
 @rebuildable
 class FirstInEpisode(EpisodeCondition):
-    """True where ``condition`` is for the first time in the episode.
+    """True at the first step of an episode at which ``condition`` is true.
 
     ::
 
@@ -321,12 +330,13 @@ class FirstInEpisode(EpisodeCondition):
     """
 
     def follow(self, remembered: int, held: bool) -> tuple[bool, int]:
+        """Remembers whether the condition was true before, 0 or 1."""
         return held and remembered == 0, int(held or remembered == 1)
 
 
 @rebuildable
 class Sustained(EpisodeCondition):
-    """True where ``condition`` has held for exactly ``steps`` consecutive steps of an episode: once in each run.
+    """True when ``condition`` has held for exactly ``steps`` consecutive steps of an episode: once in each run.
 
     ::
 
@@ -334,8 +344,8 @@ class Sustained(EpisodeCondition):
         steps=3     . . . . . T . . . . T
 
     Args:
-        condition: evaluated at each step.
-        steps: length of the run, the step of the event included.
+        condition: Condition to evaluate at each step.
+        steps: Length of the run, including the step of the event.
 
     Raises:
         ValueError: ``steps`` is below 1.
@@ -346,18 +356,18 @@ class Sustained(EpisodeCondition):
         self.steps: int = checked_count("steps", steps, of="consecutive steps")
 
     def follow(self, remembered: int, held: bool) -> tuple[bool, int]:
-        # A longer run is counted to one above steps, at which the event does not happen again.
+        """Remembers the length of the run, at most one above ``steps``, at which no event happens."""
         length = min(remembered, self.steps) + 1 if held else 0
         return length == self.steps, length
 
 
 @rebuildable
 class Reestablished(Sustained):
-    """True where ``condition`` has held for ``steps`` consecutive steps after it had failed: once for each failure.
+    """True when ``condition`` has held for ``steps`` consecutive steps after it had failed: once for each failure.
 
-    A failure is a step, or several in a row, at which it is false, also the first of an episode. An episode without
-    failure has no such event. Stratified Sampling from Event Tables, history events. Arguments as of
-    :class:`~lightning_replay.events.sustained`; the step of the event counts.
+    A failure is a step, or several steps in a row, at which the condition is false; an episode may begin with it. An
+    episode without failure has no event. Stratified Sampling from Event Tables, history events. The arguments are the
+    arguments of :class:`~lightning_replay.events.sustained`; the step of the event counts.
 
     ::
 
@@ -368,11 +378,12 @@ class Reestablished(Sustained):
     start = -1
 
     def follow(self, remembered: int, held: bool) -> tuple[bool, int]:
-        # -1 before a failure and after the event, else the steps for which the condition has held since it failed.
+        """Remembers the steps since the failure; -1 before a failure and after the event."""
         if not held:
             return False, 0
-        length = remembered + 1 if remembered >= 0 else -1
-        return (True, -1) if length == self.steps else (False, length)
+        if remembered < 0 or remembered + 1 == self.steps:
+            return remembered >= 0, -1
+        return False, remembered + 1
 
 
 Bound = float | Sequence[float | None] | None
@@ -380,7 +391,7 @@ Bound = float | Sequence[float | None] | None
 
 @rebuildable
 class RewardAtLeast(Condition):
-    """True where the reward of a step is ``threshold`` or more.
+    """True if the reward of a step is ``threshold`` or more.
 
     Example:
         >>> from tensordict import TensorDict
@@ -398,7 +409,7 @@ class RewardAtLeast(Condition):
 
 @rebuildable
 class RewardBelow(Condition):
-    """True where the reward of a step is less than ``threshold``."""
+    """True if the reward of a step is less than ``threshold``."""
 
     def __init__(self, threshold: float) -> None:
         self.threshold: float = checked_number("threshold", threshold)
@@ -409,7 +420,7 @@ class RewardBelow(Condition):
 
 @rebuildable
 class TerminalWithReward(Condition):
-    """True where a step terminated its episode with a reward of ``at_least`` or more; truncation does not count."""
+    """True if a step terminated its episode with a reward of ``at_least`` or more; truncation does not count."""
 
     def __init__(self, at_least: float) -> None:
         self.at_least: float = checked_number("at_least", at_least)
@@ -421,11 +432,11 @@ class TerminalWithReward(Condition):
 
 @rebuildable
 class InfoKey(Condition):
-    """True where the information column ``("next", key)`` is ``at_least`` or more; one number or bool for each step.
+    """True if the information column ``("next", key)`` is ``at_least`` or more; it has a number or bool for each step.
 
     Args:
-        key: name of the information, a tuple where it is nested.
-        at_least: the default reads a bool, or a 0 or 1, as it is.
+        key: Name of the information; a tuple of names if it is nested.
+        at_least: Threshold; the default suits a bool, or numbers that are 0 or 1.
     """
 
     def __init__(self, key: str | Sequence[str], at_least: float = 0.5) -> None:
@@ -436,19 +447,20 @@ class InfoKey(Condition):
         return one_number(steps, unravel_key(("next", self.key))) >= self.at_least
 
     def seen(self, read: ReadColumn) -> str:
+        """Returns the range of the information column."""
         return _seen_of(unravel_key(("next", self.key)), read)
 
 
 @rebuildable
 class KeyInRegion(Condition):
-    """True where every component of a column lies between its bounds, the bounds included.
+    """True if every component of a column lies between its bounds, or on one of them.
 
     Args:
-        key: the column, usually ``("next", "observation")``.
-        low, high: one number for all components, or one for each; ``None`` leaves a component unbounded.
+        key: Key of the column, usually ``("next", "observation")``.
+        low, high: Bounds, one number for all components, or one for each; ``None`` leaves a component unbounded.
 
     Raises:
-        ValueError: no bound at all, a bound that is NaN, ``low`` above ``high``, or another number of components.
+        ValueError: No bound at all, a bound that is NaN, ``low`` above ``high``, or another number of components.
 
     Example:
         >>> from tensordict import TensorDict
@@ -467,10 +479,11 @@ class KeyInRegion(Condition):
         if min(len(self.low), len(self.high)) not in (1, size):
             counts = f"low has {len(self.low)} components and high has {len(self.high)}"
             raise ValueError(f"{counts}; give one number for all, or one or None for each component in both")
-        least, greatest = (_filled(self.low, -math.inf).expand(size), _filled(self.high, math.inf).expand(size))
+        least = _filled(self.low, -math.inf).expand(size)
+        greatest = _filled(self.high, math.inf).expand(size)
         if (least > greatest).any():
             raise ValueError(f"low {low} is above high {high}, so the region is empty; give low <= high")
-        #: Least and greatest value of each component, or of all, float64 ``[n]``.
+        #: Least and greatest value of each component, or of all components, float64 ``[n]``.
         self.bounds: tuple[Tensor, Tensor] = (least, greatest)
 
     def __call__(self, steps: TensorDictBase) -> Tensor:
@@ -478,16 +491,17 @@ class KeyInRegion(Condition):
         size = self.bounds[0].numel()
         if size not in (1, value.shape[1]):
             raise ConditionError(f"the region has {size} components, {self.key!r} has {value.shape[1]}; give as many")
-        # In the column's own precision: 0.1 as float32 and 0.1 as float64 are different numbers.
+        # Bounds get the precision of the column, because 0.1 as float32 and 0.1 as float64 are different numbers.
         dtype = value.dtype if value.is_floating_point() else torch.float64
         least, greatest = (bound.to(value.device, dtype) for bound in self.bounds)
         return ((value >= least) & (value <= greatest)).all(1)
 
     def seen(self, read: ReadColumn) -> str:
+        """Returns the range of a component that never reached its bounds."""
         value = read(self.key)
         if value is None:
             return ""
-        low, high = (one.double().cpu() for one in torch.aminmax(value.reshape(len(value), -1), dim=0))
+        low, high = (ends.double().cpu() for ends in torch.aminmax(value.reshape(len(value), -1), dim=0))
         apart = ((high < self.bounds[0]) | (low > self.bounds[1])).nonzero().flatten().tolist()
         if not apart:
             return f"; each component of {self.key!r} alone reaches its bounds"
@@ -505,7 +519,7 @@ def _filled(bounds: tuple[float | None, ...], unbounded: float) -> Tensor:
     return torch.tensor([unbounded if bound is None else bound for bound in bounds], dtype=torch.float64, device="cpu")
 
 
-# Users build conditions by these names, and saves name the classes.
+# Users build conditions by these names. Saves name the classes.
 reward_at_least = RewardAtLeast
 reward_below = RewardBelow
 terminal_with_reward = TerminalWithReward
@@ -517,10 +531,10 @@ reestablished = Reestablished
 
 
 def every_of(*conditions: ConditionLike) -> EveryOf:
-    """Returns a condition that is true where all of ``conditions`` are; each is evaluated at every step."""
+    """Returns a condition that is true if all ``conditions`` are true; each is evaluated at every step."""
     return EveryOf(conditions)
 
 
 def any_of(*conditions: ConditionLike) -> AnyOf:
-    """Returns a condition that is true where at least one of ``conditions`` is; each is evaluated at every step."""
+    """Returns a condition that is true if one of ``conditions`` is true; each is evaluated at every step."""
     return AnyOf(conditions)

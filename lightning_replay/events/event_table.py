@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events of a run, and the tables that keep the steps leading up to them."""
+"""Events of a run, and the tables that keep the steps before them."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ HISTORY_LENGTH = 200
 @rebuildable
 @dataclass(frozen=True)
 class Event:
-    """An event of an episode, and how many of the steps that led up to it are kept.
+    """An event of an episode, and how many of the steps before it are kept.
 
     Args:
-        condition: whether the event happened, for each step: TensorDict ``[N]`` to bool ``[N]``. A condition with
-            memory is copied, not shared: each event follows the episodes by itself.
-        history_length: τ, steps kept up to and *including* the event; 1 keeps the event step alone.
+        condition: Function that tells whether the event happened at each step, TensorDict ``[N]`` to bool ``[N]``. A
+            condition with memory is copied, so that each event follows the episodes by itself.
+        history_length: Number τ of steps kept up to and *including* the event; 1 keeps only the step of the event.
 
     Raises:
         ValueError: ``condition`` cannot be called, or ``history_length`` is no whole number or below 1.
@@ -42,36 +42,36 @@ class Event:
     history_length: int = HISTORY_LENGTH
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "condition", own(self.condition))  # the class is frozen
+        object.__setattr__(self, "condition", own(self.condition))  # The class is frozen.
         checked_count("history_length", self.history_length, of="steps, the event's own included,")
 
 
 @rebuildable
 class EventTable:
-    """A named table of the steps that led up to an event, so that rare events are kept and replayed more often.
+    """A named table of the steps before an event, so that rare events are kept and replayed more often.
 
-    At each step of the event, the last ``history_length`` steps of its episode that have not entered the table yet
-    enter it, oldest first; beyond ``capacity`` the oldest leave. Give the tables to
+    At each step of the event, the last ``history_length`` steps of its episode enter the table, oldest first. A step
+    enters the table once. If more than ``capacity`` steps entered, the oldest leave. Give the tables to
     :func:`lightning_replay.recipes.event_tables`. Stratified Sampling from Event Tables, section 4.
 
     Args:
-        name: of the table.
-        condition: of its one event; see :class:`Event`. A function that can be imported by name is saved with the
-            buffer; with a lambda the buffer is saved, but must be built again by hand to be loaded.
-        history_length: τ of ``condition``.
-        capacity: κ, steps kept; at least ``history_length``.
-        share: η, of each batch drawn from this table, in [0, 1); ``None`` divides evenly what the others leave. With
-            0, an ablation, the table is kept, never drawn from, and ignored by corrections.
-        min_size: d, steps the table must hold to be drawn from; ``None`` takes the batch size.
-        events: several events whose histories go into this one table, instead of ``condition``; a step enters once.
+        name: Name of the table.
+        condition: Condition of its only event; see :class:`Event`. A function that can be imported by name is saved
+            with the buffer. With a lambda, the buffer is saved, but you must build it again by hand to load it.
+        history_length: History length τ of ``condition``.
+        capacity: Number κ of steps kept; at least ``history_length``.
+        share: Share η of each batch drawn from this table, in [0, 1); ``None`` divides evenly what the others leave.
+            With 0, an ablation, the table is kept, never drawn from, and ignored by corrections.
+        min_size: Number d of steps that the table must hold to be drawn from; ``None`` takes the batch size.
+        events: Events whose histories go into this table, in place of ``condition``; a step enters once.
 
     Attributes:
-        events: tuple of :class:`Event`.
+        events: Tuple of :class:`Event`.
 
     Raises:
-        ValueError: an option is out of range, the table can never fill, or the events were given in both ways or in
+        ValueError: An option is out of range, the table can never fill, or the events were given in both ways or in
             neither.
-        TypeError: a share that is no number.
+        TypeError: A share that is no number.
 
     Example:
         >>> goal = EventTable("goal", condition=reward_at_least(1.0), history_length=200, capacity=10_000, share=0.25)
@@ -99,13 +99,13 @@ class EventTable:
         self.share = share
         self.min_size = min_size
         checked_count(f"capacity of table {name!r}", capacity, of="steps")
-        if self.history_length > capacity:  # a part of the history would leave before it could be drawn
+        if self.history_length > capacity:  # A part of the history would leave before it could be drawn.
             raise ValueError(
                 f"history longer than the table: {name!r} has history_length {self.history_length} and capacity "
                 f"{capacity}, so one event would evict its own history. Raise the capacity or shorten the history"
             )
         if share is not None:
-            # A share of 1 would leave nothing to the default table, which all steps enter.
+            # With a share of 1, nothing would be drawn from the default table, which all steps enter.
             accepted = "a number in [0, 1), a part of each batch, or None"
             checked_number(f"share of table {name!r}", share, 0.0, BELOW_ONE, accepted=accepted)
         if min_size is not None and checked_count(f"min_size of table {name!r}", min_size, of="steps") > capacity:
@@ -113,6 +113,7 @@ class EventTable:
 
     @property
     def history_length(self) -> int:
+        """Longest history of an event of this table, in steps."""
         return max(event.history_length for event in self.events)
 
     def fresh(self) -> EventTable:
@@ -132,22 +133,22 @@ def suggest_events(
     *,
     history_length: int = HISTORY_LENGTH,
 ) -> list[Event]:
-    """Proposes events for an unknown domain: the reward reaching a quantile of the stored rewards.
+    """Proposes events for an unknown domain: the reward reaches a quantile of the stored rewards.
 
-    Each threshold is a stored reward above the least one, which every step reaches: where a quantile is the least, as
-    with sparse rewards, the next greater reward takes its place. Equal thresholds are one event. Stratified Sampling
-    from Event Tables recommends such thresholds for dense rewards.
+    Each threshold is a stored reward above the least reward, which every step reaches. If a quantile is the least
+    reward, as with sparse rewards, the next greater reward takes its place. Equal thresholds are one event. Stratified
+    Sampling from Event Tables recommends such thresholds for dense rewards.
 
     Args:
-        replay: a buffer that holds some steps, for instance of a random policy, or the steps themselves ``[N]``.
-        quantiles: each in [0, 1].
-        history_length: of the events.
+        replay: Buffer that holds some steps, for instance of a random policy, or the steps ``[N]``.
+        quantiles: Quantiles, each in [0, 1].
+        history_length: History length of the events.
 
     Returns:
-        The events, lowest threshold first; give them to one :class:`EventTable`, or to one each.
+        The events, lowest threshold first. Give all of them to one :class:`EventTable`, or each to another.
 
     Raises:
-        ValueError: nothing is stored, all rewards are equal or some are not finite, or a quantile is outside [0, 1].
+        ValueError: Nothing is stored, all rewards are equal or some are not finite, or a quantile is outside [0, 1].
 
     Example:
         >>> import torch
@@ -156,10 +157,8 @@ def suggest_events(
         >>> [event.condition for event in suggest_events(steps)]
         [reward_at_least(1.0), reward_at_least(5.0)]
     """
-    shares = [
-        checked_share(f"quantiles[{place}]", quantile)
-        for place, quantile in enumerate(checked_entries("quantiles", quantiles))
-    ]
+    entries = checked_entries("quantiles", quantiles)
+    shares = [checked_share(f"quantiles[{place}]", quantile) for place, quantile in enumerate(entries)]
     if not shares:
         raise ValueError("quantiles is empty; give at least one number in [0, 1]")
     if len(replay) == 0:
@@ -196,5 +195,5 @@ def _events(
         raise ValueError(f"events of table {name!r} is empty; give at least one Event")
     if history_length != HISTORY_LENGTH:
         raise ValueError(f"table {name!r} was given events and history_length {history_length}; give it to each Event")
-    # New ones, whose conditions remember nothing of another table's steps.
+    # The conditions of new events remember no steps of another table.
     return tuple(Event(event.condition, event.history_length) for event in events)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules of eviction from a full buffer: retention priorities of rows, and how they choose a victim."""
+"""Rules of eviction from a full buffer: they give rows a retention priority and choose a victim."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class RetentionRule:
     """Retention priorities for :class:`~lightning_replay.writers.RetentionWriter`; the lowest row is evicted.
 
     Attributes:
-        always_admits: a candidate enters a full buffer whatever its priority.
-        takes_surprise: the priority of a new row is its surprise (``initial_surprise`` of the writer).
-        learns: feedback changes priorities.
-        weighs_actions: feedback may have ``action_values`` and ``action``.
-        needs_actions: feedback without these is refused.
-        is_stochastic: the victim is drawn, in proportion to :meth:`chance`.
-        surprise_exponent: of the surprise in the priority; ``None`` where it has none.
-        draw_discount: factor of the priority for each feedback received for the row; 1 changes nothing.
+        always_admits: Whether a candidate enters a full buffer even if its priority is the lowest.
+        takes_surprise: Whether the priority of a new row is its surprise (``initial_surprise`` of the writer).
+        learns: Whether feedback changes priorities.
+        weighs_actions: Whether feedback may have ``action_values`` and ``action``.
+        needs_actions: Whether feedback without them is refused.
+        is_stochastic: Whether the victim is drawn, in proportion to :meth:`chance`.
+        surprise_exponent: Exponent of the surprise in the priority; ``None`` if there is none.
+        draw_discount: Factor of the priority for each feedback for the row; 1 changes nothing.
     """
 
     always_admits = takes_surprise = learns = needs_actions = weighs_actions = is_stochastic = False
@@ -32,10 +32,10 @@ class RetentionRule:
     draw_discount: float = 1.0
 
     def __init__(self) -> None:
-        pass  # not that of object, which takes any arguments: recorded rules refuse them by name
+        pass  # The constructor of object takes any arguments. This one makes a rebuildable rule refuse them by name.
 
     def first_priority(self, rows: TensorDictBase) -> Tensor | None:
-        """Returns priorities ``[M]`` of new rows where they depend on these alone; ``None`` where on feedback."""
+        """Returns priorities ``[M]`` of new rows; ``None`` if priorities depend on surprise or feedback."""
         return None
 
     def on_policyness(self, action_values: Tensor, action: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ class RetentionRule:
 
     @property
     def schedule(self) -> Schedule | None:
-        """The schedule that changes the priorities of stored rows; ``None`` where there is none."""
+        """Schedule that changes the priorities of stored rows; ``None`` if there is none."""
         return None
 
     def follow(self, value: float) -> bool:
@@ -66,7 +66,7 @@ class _Surprising(RetentionRule):
     takes_surprise = learns = True
     draw_discount: float
     surprise_exponent: float
-    exponent_step: float = 0.01  # smaller changes leave the stored priorities as they are
+    exponent_step: float = 0.01  # Smaller changes leave the stored priorities unchanged.
 
     def __init__(self, surprise_exponent: float | Schedule = 1.0, draw_discount: float = 1.0) -> None:
         self.draw_discount = checked_number("draw_discount", draw_discount, ABOVE_ZERO, 1.0)
@@ -81,10 +81,11 @@ class _Surprising(RetentionRule):
 
     @property
     def schedule(self) -> Schedule | None:
+        """Schedule of the exponent; ``None`` for a constant."""
         return None if isinstance(self._schedule, Constant) else self._schedule
 
     def follow(self, value: float) -> bool:
-        # In steps of a hundredth, because every change recomputes all priorities.
+        """Sets the exponent in steps of a hundredth, because every change computes all priorities again."""
         moved = abs(value - self.surprise_exponent)
         if moved < self.exponent_step and not (moved and value in (0.0, 1.0)):
             return False
@@ -108,36 +109,40 @@ class _Weighing:
         )
 
     def on_policyness(self, action_values: Tensor, action: Tensor) -> Tensor:
+        """Returns the softmax of the values at the action, or 1 for greedy actions and ε for others."""
         if self.greedy_epsilon is None:
             return on_policyness(action_values, action, q_inverse_temperature=self.q_inverse_temperature)
         return greedy_on_policyness(action_values, action, epsilon=self.greedy_epsilon)
 
 
 class _WeighingAlone(_Weighing, RetentionRule):
-    """Rules with on-policyness alone, 1 for new rows, whose policy is the present one."""
+    """Rules without surprise; the on-policyness of new rows is 1, because the present policy chose their actions."""
 
     learns = needs_actions = True
 
     def first_priority(self, rows: TensorDictBase) -> Tensor | None:
-        return torch.ones(rows.shape[0], dtype=torch.float32, device="cpu")  # the present policy chose their actions
+        """Returns 1 for each row."""
+        return torch.ones(rows.shape[0], dtype=torch.float32, device="cpu")
 
     def priority(self, surprise: Tensor, on_policyness: Tensor) -> Tensor:
+        """Returns the on-policyness."""
         return on_policyness
 
 
 @rebuildable
 class SurpriseOnPolicyness(_Weighing, _Surprising):
-    """The proposal: surprise times on-policyness, the lowest leaves, also where it is the candidate.
+    """The rule of the paper: surprise times on-policyness; the lowest row leaves, and it may be the candidate.
 
-    Feedback without ``action_values`` counts as on-policyness 1: surprise alone.
+    Feedback without ``action_values`` counts as on-policyness 1, so that only surprise decides.
 
     Args:
-        q_inverse_temperature: β, multiplies Q inside the softmax; 0 leaves surprise alone, up to a constant.
-        greedy_epsilon: on-policyness of actions that are not greedy, instead of the softmax; slightly worse.
-        surprise_exponent: of the surprise; a schedule anneals all stored priorities.
-        draw_discount: factor of the priority for each time that the row was drawn and its TD error reported, in (0, 1].
-            Rows whose error no training removes, such as those that chance decides, leave after some draws. 1 is the
-            paper's rule; 0.9 is measured in docs/retention.md.
+        q_inverse_temperature: Inverse temperature β, which multiplies Q inside the softmax. With 0, only surprise
+            decides.
+        greedy_epsilon: On-policyness of actions that are not greedy, in place of the softmax; slightly worse.
+        surprise_exponent: Exponent of the surprise; a schedule anneals all stored priorities.
+        draw_discount: Factor of the priority for each draw of the row whose TD error was reported, in (0, 1]. Rows
+            whose error no training removes, because chance decides it, leave after some draws. 1 is the rule of the
+            paper; docs/retention.md has measurements of 0.9.
     """
 
     def __init__(
@@ -156,8 +161,8 @@ class SurpriseOnly(_Surprising):
     """The ablation without on-policyness: ``action_values`` are ignored.
 
     Args:
-        surprise_exponent: of the surprise; it changes no order of stored rows.
-        draw_discount: as in :class:`SurpriseOnPolicyness`.
+        surprise_exponent: Exponent of the surprise; it does not change the order of stored rows.
+        draw_discount: Factor for each draw, see :class:`SurpriseOnPolicyness`.
     """
 
     def priority(self, surprise: Tensor, on_policyness: Tensor) -> Tensor:
@@ -167,16 +172,16 @@ class SurpriseOnly(_Surprising):
 
 @rebuildable
 class OnPolicynessOnly(_WeighingAlone):
-    """The ablation without surprise: on-policyness alone.
+    """The ablation without surprise: only on-policyness decides.
 
     Args:
-        q_inverse_temperature, greedy_epsilon: as in :class:`SurpriseOnPolicyness`.
+        q_inverse_temperature, greedy_epsilon: Options of the on-policyness, see :class:`SurpriseOnPolicyness`.
     """
 
 
 @rebuildable
 class OldestLeaves(RetentionRule):
-    """First in, first out: all priorities are alike, and of equal ones the oldest leaves. Ignores feedback."""
+    """First in, first out: all priorities are equal, so that the oldest row leaves. Feedback is ignored."""
 
     always_admits = True
 
@@ -187,12 +192,12 @@ class OldestLeaves(RetentionRule):
 
 @rebuildable
 class SmallestReturnLeaves(RetentionRule):
-    """The row of the smallest ``("next", "reward")`` leaves, over n steps the discounted sum. Ignores feedback."""
+    """The row of the smallest ``("next", "reward")`` leaves, a discounted sum over n steps. Feedback is ignored."""
 
     always_admits = True
 
     def first_priority(self, rows: TensorDictBase) -> Tensor | None:
-        """Returns the rewards; raises ValueError for rows without one number each, or with NaN."""
+        """Returns the rewards; raises ``ValueError`` unless each row has one number that is not NaN."""
         reward = rows.get(("next", "reward"), None)
         if reward is None or reward.numel() != rows.shape[0] or bool(reward.isnan().any()):
             given = "none" if reward is None else f"shape {list(reward.shape)}, {int(reward.isnan().sum())} of them NaN"
@@ -210,8 +215,8 @@ class StochasticSurprise(RetentionRule):
     The TD error is the root of the surprise, so that all rules have the same feedback.
 
     Args:
-        exponent: α; 0 draws victims uniformly.
-        offset: ε, positive; the paper gives neither number.
+        exponent: Exponent α; 0 draws victims uniformly.
+        offset: Offset ε, positive; the paper gives neither number.
     """
 
     always_admits = takes_surprise = learns = is_stochastic = True
@@ -230,8 +235,8 @@ class StochasticExploration(_WeighingAlone):
     """The victim is drawn in proportion to ``on_policyness ** exponent``: rare actions stay; candidates always enter.
 
     Args:
-        exponent: α; the paper gives no number.
-        q_inverse_temperature: β, multiplies Q inside the softmax.
+        exponent: Exponent α; the paper gives no number.
+        q_inverse_temperature: Inverse temperature β, which multiplies Q inside the softmax.
     """
 
     always_admits = is_stochastic = True

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Surprise and on-policyness of transitions, the two factors of their retention priority; pure functions."""
+"""Pure functions for surprise and on-policyness of transitions, the two factors of their retention priority."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def squared_td_error(td_error: Tensor) -> Tensor:
     """``td_error ** 2``, the surprise of agents that predict a number.
 
     Args:
-        td_error: signed, of any shape.
+        td_error: Signed TD errors of any shape.
 
     Example:
         >>> squared_td_error(torch.tensor([-2.0, 0.5]))
@@ -25,11 +25,11 @@ def squared_td_error(td_error: Tensor) -> Tensor:
 def kl_divergence(target: Tensor, log_probability: Tensor) -> Tensor:
     """``sum(target * (log(target) - log_probability))``, the surprise of agents that predict a distribution.
 
-    KL(target || prediction) ``[...]``, not negative, never clipped, 0 where they agree.
+    The result KL(target || prediction), ``[...]``, is not negative and never clipped. It is 0 if both agree.
 
     Args:
-        target: probabilities ``[..., atoms]``; an atom of probability 0 adds nothing.
-        log_probability: logarithms of the predicted probabilities, ``[..., atoms]``.
+        target: Probabilities ``[..., atoms]``; an atom of probability 0 adds nothing.
+        log_probability: Logarithms of the predicted probabilities, ``[..., atoms]``.
 
     Example:
         >>> kl_divergence(torch.tensor([[0.5, 0.5, 0.0]]), torch.tensor([[0.25, 0.5, 0.25]]).log())
@@ -41,7 +41,8 @@ def kl_divergence(target: Tensor, log_probability: Tensor) -> Tensor:
 def cross_entropy(target: Tensor, log_probability: Tensor) -> Tensor:
     """``-sum(target * log_probability)``: the loss of C51, and :func:`kl_divergence` plus the target's entropy.
 
-    It ranks transitions differently: a wide target counts as surprising even where it was expected. Shapes as there.
+    It ranks transitions differently: a wide target counts as surprising even if it was expected. Shapes are the shapes
+    of :func:`kl_divergence`.
 
     Example:
         >>> cross_entropy(torch.tensor([[0.5, 0.5, 0.0]]), torch.tensor([[0.25, 0.5, 0.25]]).log())
@@ -51,21 +52,22 @@ def cross_entropy(target: Tensor, log_probability: Tensor) -> Tensor:
 
 
 def categorical_projection(probabilities: Tensor, reward: Tensor, discount: Tensor, support: Tensor) -> Tensor:
-    """The distribution ``[B, N]`` of ``reward + discount * z``, ``[B]`` each, brought back onto the atoms z, ``[N]``.
+    """Projects the distribution ``[B, N]`` of ``reward + discount * z``, ``[B]`` each, onto the atoms z, ``[N]``.
 
-    The probability of each moved atom, clamped to the evenly spaced support, is divided between the two atoms around
-    it, the nearer one getting more (Bellemare et al. 2017, algorithm 1, https://arxiv.org/abs/1707.06887).
+    Each moved atom is clamped to the evenly spaced support. Its probability is divided between the two atoms around it,
+    and the nearer atom gets more (Bellemare et al. 2017, algorithm 1, https://arxiv.org/abs/1707.06887).
     """
     if not (reward.shape == discount.shape == probabilities.shape[:1] and support.shape == probabilities.shape[1:]):
         raise ValueError(
             f"probabilities must be [B, N], reward and discount [B], support [N]; got {list(probabilities.shape)}, "
             f"{list(reward.shape)}, {list(discount.shape)} and {list(support.shape)}"
         )
-    low, high, last = support[0], support[-1], len(support) - 1
+    low = support[0]
+    high = support[-1]
     moved = reward.unsqueeze(1) + discount.unsqueeze(1) * support
-    place = (moved.clamp(low, high) - low) * (last / (high - low))
-    # as a product, not scattered: the same bits every time on a GPU too
-    share = (1 - (place.unsqueeze(2) - torch.arange(last + 1, device=place.device)).abs()).clamp_(min=0)
+    place = (moved.clamp(low, high) - low) * ((len(support) - 1) / (high - low))
+    # A scatter would add in another order each time on a GPU. The product gives the same bits.
+    share = (1 - (place.unsqueeze(2) - torch.arange(len(support), device=place.device)).abs()).clamp_(min=0)
     return torch.bmm(probabilities.unsqueeze(1), share).squeeze(1)
 
 
@@ -80,19 +82,20 @@ def distributional_surprise(
 ) -> Tensor:
     """``measure(target, log_probability)`` with the target ``categorical_projection(next_probability, ...)``.
 
-    The surprise of agents that predict the distribution of the return (C51, Rainbow).
+    Use it for agents that predict the distribution of the return (C51, Rainbow).
 
     Args:
-        log_probability: logarithms of the predicted probabilities of the action taken, ``[B, N]``.
-        next_probability: probabilities that the target network gives the best next action, ``[B, N]``.
-        reward, discount, support: as in :func:`categorical_projection`; over n steps the sum and the power of γ.
+        log_probability: Logarithms of the predicted probabilities of the action taken, ``[B, N]``.
+        next_probability: Probabilities that the target network gives the best next action, ``[B, N]``.
+        reward, discount, support: Arguments of :func:`categorical_projection`; over n steps, the sum and the power of
+            γ.
         measure: :func:`kl_divergence`, as in the paper, or :func:`cross_entropy`.
 
     Returns:
-        ``[B]``, not negative.
+        The surprise ``[B]``, not negative.
 
     Raises:
-        ValueError: shapes that do not fit.
+        ValueError: Shapes that do not fit.
 
     Example:
         >>> support, certain = torch.tensor([-1.0, 0.0, 1.0]), torch.tensor([[0.0, 1.0, 0.0]])
@@ -119,12 +122,12 @@ def surprise(
     """Returns δ of the retention priority: ``td_error ** 2``, or ``measure(target, log_probability)``, both ``[B]``.
 
     Args:
-        td_error: signed, ``[B]``; of agents that predict a number.
-        target, log_probability: ``[B, atoms]``; of agents that predict a distribution.
+        td_error: Signed TD errors ``[B]`` of agents that predict a number.
+        target, log_probability: Distributions ``[B, atoms]`` of agents that predict a distribution.
         measure: :func:`kl_divergence`, as in the paper, or :func:`cross_entropy`.
 
     Raises:
-        ValueError: neither TD errors nor both distributions, or both kinds.
+        ValueError: Neither TD errors nor both distributions were given, or both kinds.
 
     Example:
         >>> surprise(torch.tensor([-2.0]))
@@ -141,36 +144,36 @@ def on_policyness(action_values: Tensor, action: Tensor, *, q_inverse_temperatur
     """``softmax(q_inverse_temperature * action_values)[action]``: how likely the present policy repeats an action.
 
     Args:
-        action_values: Q ``[B, A]``; of agents that predict distributions, their means; ``-inf`` for illegal actions.
-        action: int64 ``[B]`` or ``[B, 1]``, or one-hot ``[B, A]``.
-        q_inverse_temperature: β of the paper, which multiplies Q; 0 makes all actions alike.
+        action_values: Values Q ``[B, A]``, ``-inf`` for illegal actions. Agents that predict distributions give means.
+        action: Actions, int64 ``[B]`` or ``[B, 1]``, or one-hot ``[B, A]``.
+        q_inverse_temperature: Inverse temperature β of the paper, which multiplies Q; with 0, all actions are equal.
 
     Returns:
-        ``[B]``, in [0, 1].
+        The on-policyness ``[B]``, in [0, 1].
 
     Raises:
-        ValueError: shapes that do not fit.
-        IndexError: an action that does not exist.
+        ValueError: Shapes that do not fit.
+        IndexError: An action that does not exist.
 
     Example:
         >>> on_policyness(torch.tensor([[1.0, 2.0, 0.5]]), torch.tensor([1]))
         tensor([0.6285])
     """
     index = action_index(action_values, action)
-    # Softmax subtracts the largest. Infinity times a temperature of 0 would be NaN: illegal stays illegal.
+    # Infinity times a temperature of 0 would be NaN, so that illegal actions keep their value.
     logits = torch.where(torch.isneginf(action_values), action_values, action_values * q_inverse_temperature)
     return torch.softmax(logits, dim=-1).gather(-1, index.unsqueeze(-1)).squeeze(-1)
 
 
 def greedy_on_policyness(action_values: Tensor, action: Tensor, *, epsilon: float) -> Tensor:
-    """1 for actions of the largest value, ``epsilon`` for others; slightly worse than softmax in the paper.
+    """Returns 1 for actions of the largest value, and ``epsilon`` for others; slightly worse than softmax in the paper.
 
     Args:
-        action_values, action: as in :func:`on_policyness`.
-        epsilon: of actions that are not greedy, in [0, 1].
+        action_values, action: Arguments of :func:`on_policyness`.
+        epsilon: On-policyness of actions that are not greedy, in [0, 1].
 
     Returns:
-        ``[B]``; each of several actions with the largest value is greedy. NaN where one of the values is.
+        The on-policyness ``[B]``, NaN for rows with a value of NaN. All actions with the largest value are greedy.
 
     Example:
         >>> greedy_on_policyness(torch.tensor([[1.0, 2.0], [1.0, 2.0]]), torch.tensor([1, 0]), epsilon=0.1)
@@ -183,28 +186,28 @@ def greedy_on_policyness(action_values: Tensor, action: Tensor, *, epsilon: floa
 
 
 def retention_priority(surprise: Tensor, on_policyness: Tensor, *, surprise_exponent: float = 1.0) -> Tensor:
-    """``on_policyness * surprise ** surprise_exponent``: the lowest leaves when the buffer is full.
+    """``on_policyness * surprise ** surprise_exponent``: the lowest row leaves when the buffer is full.
 
-    The exponent is 1 in the paper. In long runs with large buffers surprise keeps outliers (Battle Zone and Q*bert in
-    the paper); an exponent that falls towards 0 leaves the choice to on-policyness.
+    The exponent is 1 in the paper. In long runs with large buffers, surprise keeps outliers (Battle Zone and Q*bert in
+    the paper). An exponent that falls toward 0 leaves the choice to on-policyness.
 
     Args:
-        surprise: ``[B]``, not negative.
-        on_policyness: ``[B]``, in [0, 1]; 1 for new transitions.
-        surprise_exponent: 1 leaves surprise as it is, 0 ignores it. A power too large for the dtype is its largest
-            number.
+        surprise: Surprise ``[B]``, not negative.
+        on_policyness: On-policyness ``[B]``, in [0, 1]; 1 for new transitions.
+        surprise_exponent: Exponent; 1 leaves surprise unchanged, 0 ignores it. A power that is too large for the dtype
+            becomes its largest number.
 
     Example:
         >>> retention_priority(torch.tensor([0.8]), torch.tensor([0.5])).item()
         0.4000000059604645
     """
-    if surprise_exponent != 1.0:  # infinity times an on-policyness of 0 would be NaN
+    if surprise_exponent != 1.0:  # Infinity times an on-policyness of 0 would be NaN.
         surprise = (surprise**surprise_exponent).clamp_max(torch.finfo(surprise.dtype).max)
     return on_policyness * surprise
 
 
 def action_index(action_values: Tensor, action: Tensor) -> Tensor:
-    """Returns actions as int64 ``[B]`` beside ``action_values`` ``[B, A]``; one-hot ones by their position."""
+    """Returns actions as int64 ``[B]`` beside ``action_values`` ``[B, A]``; a one-hot action becomes its position."""
     if action_values.ndim != 2 or not action_values.is_floating_point():
         raise ValueError(
             f"action_values must be floating point [B, A], one value for each action; got {action_values.dtype} "
@@ -225,5 +228,5 @@ def action_index(action_values: Tensor, action: Tensor) -> Tensor:
 
 
 def _expected(target: Tensor, log_probability: Tensor) -> Tensor:
-    """Returns ``target * log_probability``, 0 where the target is 0, also of an infinite logarithm."""
+    """Returns ``target * log_probability``; 0 if the target is 0, even for an infinite logarithm."""
     return torch.where(target > 0, target * log_probability, 0.0)

@@ -281,7 +281,7 @@ class FollowsEpisodes(ReplaySampler):
 
     def end_episodes(self, slots: Tensor, trajectories: Iterable[int | None] = ()) -> None:
         super().end_episodes(slots, trajectories)
-        self.followed.cut(slots, trajectories)
+        self.followed.end_episodes(slots, trajectories)
 
     @property
     def nbytes(self) -> int:

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts of states and actions: how often each was stored, and how often it led to an event."""
+"""Counts of states and actions: how often each was stored, and how often it led to an event.
+
+Only the correction ``"lemma2"`` of :class:`~lightning_replay.samplers.TableShares` reads these counts. Its writer keeps
+them with ``count_state_actions``; without the correction, this module is not used.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +18,8 @@ from tensordict import TensorDictBase
 class StateActionCounts:
     """Counts exact values of observation and action over all rows ever stored in ``num_slots`` slots.
 
-    For discrete ones: with continuous ones every pair is new and the estimate is 0 or 1, use the correction ``mixture``
-    there. About 100 bytes for each different pair.
+    States and actions must be discrete. If they are continuous, every pair is new and the estimate is 0 or 1; use the
+    correction ``mixture`` then. Each different pair takes about 100 bytes.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -28,17 +32,17 @@ class StateActionCounts:
     def store(self, slots: np.ndarray, keys: list[bytes]) -> None:
         """Counts new rows ``[N]`` in ``slots`` by their :func:`state_action_keys`."""
         for slot, key in zip(slots.tolist(), keys, strict=True):
-            # Pairs are numbered in the order in which they come, and counted in lists that grow with them.
+            # Pairs are numbered in the order in which they come. The lists of their counts grow with them.
             number = self._numbers.setdefault(key, len(self._stored))
             if number == len(self._stored):
                 self._stored.append(0)
                 self._in_events.append(0)
             self._stored[number] += 1
             self._of_slot[slot] = number
-        self._is_counted[slots] = False  # a slot may have held a row that was counted
+        self._is_counted[slots] = False  # An earlier row of the slot may have been counted.
 
     def send(self, slots: np.ndarray) -> None:
-        """Counts rows that became part of an event's history; once each, also for several events."""
+        """Counts rows that became part of an event's history; each row counts once for all events."""
         for slot in slots[~self._is_counted[slots]].tolist():
             self._in_events[self._of_slot[slot]] += 1
         self._is_counted[slots] = True
@@ -49,6 +53,7 @@ class StateActionCounts:
         return np.array([1.0 - self._in_events[number] / self._stored[number] for number in numbers])
 
     def state_dict(self) -> dict[str, Any]:
+        """Returns the pairs as bytes, uint8 ``[P, bytes]``, and their counts."""
         keys = np.frombuffer(b"".join(self._numbers), dtype=np.uint8).copy()
         return {
             "keys": torch.from_numpy(keys.reshape(len(self._numbers), -1) if len(keys) else keys.reshape(0, 0)),
@@ -59,6 +64,7 @@ class StateActionCounts:
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restores what :meth:`state_dict` returned."""
         self._numbers = {row.tobytes(): number for number, row in enumerate(state_dict["keys"].numpy())}
         self._stored = state_dict["stored"].tolist()
         self._in_events = state_dict["in_events"].tolist()
@@ -67,6 +73,7 @@ class StateActionCounts:
 
 
 def state_action_keys(rows: TensorDictBase) -> list[bytes]:
+    """Returns the bytes of state and action of each row; raises ``ValueError`` if a column is missing."""
     missing = [name for name in ("observation", "action") if rows.get(name, None) is None]
     if missing:
         raise ValueError(f"there is no column {missing}, which Lemma 2 counts; add it, or use the correction 'mixture'")
@@ -75,6 +82,6 @@ def state_action_keys(rows: TensorDictBase) -> list[bytes]:
         value = rows.get(name)
         columns += value.values(True, True) if isinstance(value, TensorDictBase) else [value]
     flat = [column.reshape(len(column), -1).contiguous().cpu().numpy() for column in columns]
-    # By their bytes: floats that compare equal but differ, as -0.0 and 0.0, count as two states.
+    # Floats that compare equal but have different bytes, such as -0.0 and 0.0, count as two states.
     parts = [column.view(np.uint8).reshape(len(column), -1) for column in flat]
     return [row.tobytes() for row in np.concatenate(parts, axis=1)]

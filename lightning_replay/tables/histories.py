@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running episodes: the slots of their last steps, held as long as an event may follow."""
+"""Running episodes: the slots of their last steps, which stay stored as long as an event may follow."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,10 +19,10 @@ _NONE = np.zeros(0, dtype=np.int64)
 
 
 class Histories:
-    """The last ``length`` steps of up to ``max_trajectories`` running episodes, each held by a reference to its slot.
+    """The last ``length`` steps of up to ``max_trajectories`` running episodes; each step is a reference to its slot.
 
-    With ``forget_stale`` the episodes continued longest ago make room for others, and episodes are counted also where
-    no step is remembered; otherwise more episodes are refused.
+    With ``forget_stale``, the episodes continued longest ago make room for others, and episodes are also counted if no
+    step is remembered. Otherwise, more episodes are refused.
     """
 
     def __init__(self, tables: Tables, length: int, max_trajectories: int, forget_stale: bool = False) -> None:
@@ -36,7 +36,8 @@ class Histories:
         self.arrays: HistoryArrays = HistoryArrays(
             np.zeros((0, self._length), dtype=np.int64), np.zeros(0, dtype=np.int64)
         )
-        self._running: dict[int, int] = {}  # the row of each episode; the one continued last is last
+        # The row of each episode. The episode continued last is last: a dictionary keeps the order of insertion.
+        self._running: dict[int, int] = {}
         self._unused: list[int] = []
         self.forgotten: int = 0
 
@@ -52,18 +53,18 @@ class Histories:
         return self.arrays.steps[row, np.arange(max(count - self._length, 0), count) % max(self._length, 1)]
 
     def _rows_of(self, trajectories: Sequence[int]) -> list[int]:
-        before, needed = len(self.arrays.added), len(self._running) + len(trajectories)
+        before = len(self.arrays.added)
+        needed = len(self._running) + len(trajectories)
         if needed > before:
-            grown = np.zeros((max(needed, 2 * before), self._length), dtype=np.int64)
-            added = np.zeros(len(grown), dtype=np.int64)
-            grown[:before], added[:before] = self.arrays
-            self.arrays = HistoryArrays(grown, added)
-            self._unused.extend(range(before, len(grown)))
-        running, unused = self._running, self._unused
-        return [running[name] if name in running else unused.pop() for name in trajectories]
+            further = max(needed - before, before)
+            steps = np.concatenate((self.arrays.steps, np.zeros((further, self._length), dtype=np.int64)))
+            self.arrays = HistoryArrays(steps, np.concatenate((self.arrays.added, np.zeros(further, dtype=np.int64))))
+            self._unused.extend(range(before, before + further))
+        running = self._running
+        return [running[name] if name in running else self._unused.pop() for name in trajectories]
 
     def check_room(self, parts: Sequence[EpisodeGroups]) -> None:
-        """Raises ValueError for batches, written in turn, with which too many episodes would run at once."""
+        """Raises ``ValueError`` for batches, written in turn, with which too many episodes would run at once."""
         named = sum([len(part.trajectory) for part in parts])
         if not self._length or len(self._running) + named <= self._max_trajectories:
             return
@@ -78,30 +79,35 @@ class Histories:
                 )
             running = staying[max(excess, 0) :] + opened
 
-    def make_room(self, rows: EpisodeGroups) -> list[int]:
-        """Discards the episodes continued longest ago, as far as checked rows need their room; returns these."""
+    def evict_stale(self, rows: EpisodeGroups) -> list[int]:
+        """Evicts the episodes continued longest ago, if checked rows need their room; returns their trajectories."""
         staying, opened = _running_after(list(self._running), rows)
-        # A dictionary is in order of insertion, and follow puts an episode that goes on at its end.
-        stale = staying[: max(0, len(staying) + len(opened) - self._max_trajectories)]
-        for name in stale:
-            self.forget(name)
-        self.forgotten += len(stale)
-        return stale
+        return self._evict(staying[: max(0, len(staying) + len(opened) - self._max_trajectories)])
+
+    def evict_oldest(self) -> list[int]:
+        """Evicts the episode continued longest ago; returns its trajectory, or nothing if no episode runs."""
+        return self._evict([*self._running][:1])
+
+    def _evict(self, trajectories: list[int]) -> list[int]:
+        self.end_episodes(trajectories)
+        self.forgotten += len(trajectories)
+        return trajectories
 
     def follow(
         self, happened: np.ndarray, events: EventArrays, episodes: EpisodeGroups, slots: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Appends the steps that led to events, bool ``[V, N]``, to the events' tables, and new rows to their episodes.
 
-        A step goes to a table once. Tables are filled in turn, each in the order of its events; an episode is forgotten
-        where it ends. Returns tables and slots of the steps, int64, in the order in which they were appended.
+        A step goes to a table once. Tables are filled in turn, each in the order of its events. An episode that ends
+        has no history any more. Returns tables and slots of the steps, int64, in the order in which they were appended.
         """
         names = episodes.trajectory.tolist()
         rows = self._rows_of(names)
-        # Slots that the compiled loops free are counted, and announced to a storage of frames after them.
-        before, arrays = self._tables.num_freed, self._tables.arrays
+        # A storage of frames learns of the slots that the compiled loops free after the loops.
+        before = self._tables.num_freed
+        arrays = self._tables.arrays
         held_in = np.array(rows, dtype=np.int64)
-        events.sent[slots] = False  # they may have held rows that were sent
+        events.sent[slots] = False  # Earlier rows of these slots may have been sent.
         tables = steps = _NONE
         if np.count_nonzero(happened):
             tables, steps = kernels.led_to_events(
@@ -112,7 +118,7 @@ class Histories:
         kernels.remember(arrays.references, arrays.free, arrays.counters, *grouped, slots, held_in, *self.arrays)
         self._tables.announce(before)
         for name, row, ended in zip(names, rows, episodes.ended.tolist(), strict=True):
-            # Out and in again: a dictionary keeps the episode that was continued last at its end.
+            # An episode that goes on is inserted again, so that it becomes the last one.
             self._running.pop(name, None)
             if ended or not (self._length or self._forget_stale):
                 self._unused.append(row)
@@ -120,23 +126,18 @@ class Histories:
                 self._running[name] = row
         return tables, steps
 
-    def forget(self, trajectory: int) -> None:
-        held = self.of(trajectory)
-        row = self._running.pop(trajectory, None)
-        if row is not None:
-            self.arrays.added[row] = 0
-            self._unused.append(row)
-            self._tables.release(held)
-
-    def forget_oldest(self) -> int | None:
-        """Releases the steps of the episode continued longest ago; returns it, or ``None`` if none runs."""
-        name = next(iter(self._running), None)
-        if name is not None:
-            self.forget(name)
-            self.forgotten += 1
-        return name
+    def end_episodes(self, trajectories: Iterable[int]) -> None:
+        """Releases the remembered steps of episodes that nothing continues; others are ignored."""
+        for name in trajectories:
+            slots = self.of(name)
+            row = self._running.pop(name, None)
+            if row is not None:
+                self.arrays.added[row] = 0
+                self._unused.append(row)
+                self._tables.release(slots)
 
     def state_dict(self) -> dict[str, Any]:
+        """Returns the slots of the remembered steps, episode after episode."""
         held = [self.of(name) for name in self._running]
         return {
             "trajectory": torch.tensor(list(self._running), dtype=torch.int64, device="cpu"),
@@ -146,7 +147,7 @@ class Histories:
         }
 
     def slots_in(self, state_dict: Mapping[str, Any]) -> np.ndarray:
-        """Returns the slots of a saved state; ``ValueError`` if its steps are not those of different episodes."""
+        """Returns the slots of a saved state; raises ``ValueError`` unless they belong to different episodes."""
         names, lengths, slots = (state_dict[name].numpy() for name in ("trajectory", "length", "slots"))
         if not (
             names.dtype == np.int64
@@ -160,12 +161,13 @@ class Histories:
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restores what :meth:`state_dict` returned, after :meth:`slots_in`."""
-        # The references are in the state of the slots.
         self._clear()
         names = state_dict["trajectory"].tolist()
         slots = np.split(state_dict["slots"].numpy(), np.cumsum(state_dict["length"].numpy()))
+        # The state of the tables counts the references to these slots.
         for name, row, held in zip(names, self._rows_of(names), slots, strict=False):
-            self.arrays.steps[row, : len(held)], self.arrays.added[row] = held, len(held)
+            self.arrays.steps[row, : len(held)] = held
+            self.arrays.added[row] = len(held)
             self._running[name] = row
         self.forgotten = int(state_dict["forgotten"])
 

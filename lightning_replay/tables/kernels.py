@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arrays of tables and of histories, and the compiled loops over them.
 
-Named tuples of arrays are passed on as plain ones: a compiled function reads those in a third of the time.
+Named tuples of arrays are passed on as plain tuples, which a compiled function reads in a third of the time.
 """
 
 from __future__ import annotations
@@ -18,30 +18,31 @@ from lightning_replay.jit import compiled
 class TableArrays(NamedTuple):
     """All tables over ``S`` slots. L tables have E entries together; slots and counters are int64."""
 
-    capacity: np.ndarray  #: ``[L]``
-    offset: np.ndarray  #: ``[L]``, where the ring of each table begins in ``entries``.
-    appended: np.ndarray  #: ``[L]``, entries ever appended.
-    first: np.ndarray  #: ``[L]``, entries before it left early.
+    capacity: np.ndarray  #: Most entries of each table, ``[L]``.
+    offset: np.ndarray  #: Place in ``entries`` at which the ring of each table begins, ``[L]``.
+    appended: np.ndarray  #: Entries ever appended to each table, ``[L]``.
+    first: np.ndarray  #: Entries before this number left early, ``[L]``.
     entries: np.ndarray  #: Slots ``[E]``: entry k of a table lies at ``offset + k % capacity``.
-    position: np.ndarray  #: int32 ``[L, S]``, ``k % capacity`` of each slot; -1 where a table does not hold it.
-    references: np.ndarray  #: int32 ``[S]``, of tables and histories.
+    position: np.ndarray  #: int32 ``[L, S]``, ``k % capacity`` of each slot; -1 if it is not in the table.
+    references: np.ndarray  #: References of tables and histories to each slot, int32 ``[S]``.
     free: np.ndarray  #: Free slots, a ring ``[S]``: number k lies at ``k % S``.
-    written_at: np.ndarray  #: ``[S]``, rows written before the one in each slot.
-    counters: np.ndarray  #: ``[3]``: see ``TAKEN``, ``FREED`` and ``WRITTEN``.
+    written_at: np.ndarray  #: Rows written before the row in each slot, ``[S]``.
+    counters: np.ndarray  #: Three counts: see ``TAKEN``, ``FREED`` and ``WRITTEN``.
 
 
-TAKEN, FREED, WRITTEN = 0, 1, 2  # free slots ever taken, slots ever freed (all at first), rows ever written
+# Counters of free slots ever taken, of slots ever freed (all are free at first), and of rows ever written.
+TAKEN, FREED, WRITTEN = range(3)
 
 
 class HistoryArrays(NamedTuple):
     """The last ``length`` steps of running episodes, one in each of R rows."""
 
     steps: np.ndarray  #: Slots ``[R, length]``: step k of an episode lies at ``k % length``.
-    added: np.ndarray  #: int64 ``[R]``, steps added to each since it began; the last of them are held.
+    added: np.ndarray  #: int64 ``[R]``, steps added to each episode since it began; only the last are remembered.
 
 
 class EventArrays(NamedTuple):
-    """V events whose histories go to T tables, those after the first."""
+    """V events whose histories go to T event tables, which are all tables except the first."""
 
     table: np.ndarray  #: int64 ``[V]`` ascending, the event table of each event, counted from 0.
     history_length: np.ndarray  #: int64 ``[V]``, steps up to and including the event.
@@ -58,20 +59,27 @@ def _release(slot, references, free, counters):  # type: ignore[no-untyped-def]
 
 @njit(inline="always")
 def _make_room(arrays, table, skipped, places):  # type: ignore[no-untyped-def]
-    """Removes the entries in the way of new ones, which follow ``skipped`` others ``[L]``; fills in their places."""
+    """Removes entries to make room for new entries, and fills in the places of the new ones.
+
+    The new entries of each table follow ``skipped`` entries, int64 ``[L]``, that leave at once.
+    """
     leaving = np.empty(table.size, np.int64)
-    count, is_shared, is_mixed, only = 0, False, False, np.int64(-1)
-    before, appended = arrays.appended.copy(), arrays.appended
-    next_place = np.empty(skipped.size, np.int64)  # in each ring; a division for every row would take longest of all
+    count = 0
+    is_shared = is_mixed = False
+    only = np.int64(-1)
+    appended = arrays.appended
+    before = appended.copy()
+    next_place = np.empty(skipped.size, np.int64)  # A division for every row would take longer than all the rest.
     for number in range(skipped.size):
         appended[number] += skipped[number]
         next_place[number] = appended[number] % arrays.capacity[number]
     for row in range(table.size):
         number = table[row]
-        capacity, place = arrays.capacity[number], next_place[number]
+        capacity = arrays.capacity[number]
+        place = next_place[number]
         next_place[number] = place + 1 if place + 1 < capacity else 0
         places[row] = arrays.offset[number] + place
-        old = appended[number] - capacity  # the last entry at this place; negative before any
+        old = appended[number] - capacity  # The number of the last entry at this place is negative before any.
         if skipped[number] > 0:
             old = before[number] - 1 - (before[number] - 1 - place) % capacity
         appended[number] += 1
@@ -83,7 +91,7 @@ def _make_room(arrays, table, skipped, places):  # type: ignore[no-untyped-def]
             only = number
             leaving[count] = slot
             count += 1
-    # Of one table free in order of age; a slot may leave several tables at once.
+    # Slots of one table become free in the order of their age. A slot may leave several tables at once.
     ordered = np.sort(leaving[:count]) if is_shared and is_mixed else leaving
     end = arrays.counters[FREED] % arrays.free.size
     for row in range(count):
@@ -104,13 +112,14 @@ def _place(arrays, table, places, slots):  # type: ignore[no-untyped-def]
 
 @compiled
 def append_new(all_arrays, table, slots):  # type: ignore[no-untyped-def]
-    """Appends a new row to each table of ``table``; fills in their slots, free for longest first.
+    """Appends a new row to each table of ``table`` and fills in their slots; the slot free longest comes first.
 
-    Returns 1; 0, with nothing changed, for a table that does not exist or more rows for one than its capacity; -1 where
-    too few slots are free although the oldest entries have left.
+    Returns 1 if it appended the rows. Returns 0, and changes nothing, for a table that does not exist or for more rows
+    than the capacity of a table. Returns -1 if too few slots are free although the oldest entries have left.
     """
     arrays = TableArrays(*all_arrays)
-    counters, capacity = arrays.counters, arrays.capacity
+    counters = arrays.counters
+    capacity = arrays.capacity
     new = np.zeros(capacity.size, np.int64)
     for row in range(table.size):
         number = table[row]
@@ -137,7 +146,7 @@ def append_new(all_arrays, table, slots):  # type: ignore[no-untyped-def]
 
 @compiled
 def append(all_arrays, table, slots):  # type: ignore[no-untyped-def]
-    """Appends slots with references to tables without them; of more than a capacity the last ones."""
+    """Appends stored slots to tables without them; of more slots than a capacity, the last are appended."""
     arrays = TableArrays(*all_arrays)
     skipped = -arrays.capacity
     for row in range(table.size):
@@ -145,22 +154,24 @@ def append(all_arrays, table, slots):  # type: ignore[no-untyped-def]
     for number in range(skipped.size):
         skipped[number] = max(skipped[number], 0)
     left = skipped.copy()
-    kept_table, kept_slots, kept = np.empty_like(table), np.empty_like(slots), 0
+    kept_rows = np.empty_like(table)
+    kept = 0
     for row in range(table.size):
         if left[table[row]] > 0:
             left[table[row]] -= 1
             continue
-        kept_table[kept], kept_slots[kept] = table[row], slots[row]
+        kept_rows[kept] = row
         kept += 1
-        arrays.references[slots[row]] += 1  # first: a slot may leave the last table that refers to it
-    kept_table, kept_slots = kept_table[:kept], kept_slots[:kept]
+        arrays.references[slots[row]] += 1  # Before any slot leaves the last table that refers to it.
+    kept_table = table[kept_rows[:kept]]
     places = np.empty(kept, np.int64)
     _make_room(arrays, kept_table, skipped, places)
-    _place(arrays, kept_table, places, kept_slots)
+    _place(arrays, kept_table, places, slots[kept_rows[:kept]])
 
 
 @compiled
 def is_run(slots):  # type: ignore[no-untyped-def]
+    """Returns whether each slot is the slot after the one before."""
     breaks = 0
     for row in range(1, slots.size):
         breaks += slots[row] != slots[row - 1] + 1
@@ -169,11 +180,13 @@ def is_run(slots):  # type: ignore[no-untyped-def]
 
 @compiled
 def led_to_events(happened, all_events, all_groups, slots, held_in, all_histories):  # type: ignore[no-untyped-def]
-    """Finds the steps that lead to events in new rows and have not been in their tables; marks them as sent.
+    """Finds steps that lead to events in new rows and have not been in the table of the event; marks them as sent.
 
-    Returns tables and slots, int64: table after table, in the order of the events, for each in order of time.
+    Returns tables and slots, int64: table after table, in the order of the events, and for each event in order of time.
     """
-    events, groups, histories = EventArrays(*all_events), EpisodeGroups(*all_groups), HistoryArrays(*all_histories)
+    events = EventArrays(*all_events)
+    groups = EpisodeGroups(*all_groups)
+    histories = HistoryArrays(*all_histories)
     num_events, count = happened.shape
     place, begin, group_of = np.empty(count, np.int64), np.empty(count, np.int64), np.empty(count, np.int64)
     for group in range(groups.start.size - 1):
@@ -188,7 +201,7 @@ def led_to_events(happened, all_events, all_groups, slots, held_in, all_historie
         held += min(histories.added[held_in[group]], length)
     most = events.sent.shape[1] * (count + held)
     tables, found, total = np.empty(most, np.int64), np.empty(most, np.int64), 0
-    longest = np.zeros(count, np.int64)  # history length of the events of one table in each row
+    longest = np.zeros(count, np.int64)  # The longest history of the events of one table in each row.
     for event in range(num_events):
         table = events.table[event]
         for row in range(count):
@@ -228,10 +241,11 @@ def remember(references, free, counters, order, start, done, slots, held_in, ste
             if done[order[step]]:
                 for old in range(max(added[history] - length, 0), added[history]):
                     _release(steps[history, old % length], references, free, counters)
-                added[history], first = 0, step + 1
+                added[history] = 0
+                first = step + 1
         kept = min(stop - first, length)
         for step in range(stop - kept, stop):
-            # Before an older step is released: a slot without references would be free in between.
+            # If an older step were released first, a slot without references would be free in between.
             references[slots[order[step]]] += 1
         for step in range(stop - kept, stop):
             if added[history] >= length:
@@ -247,9 +261,9 @@ def draw(capacities, offset, appended, firsts, entries, rows, uniform, table, sl
     for number in range(rows.size):
         capacity, first = capacities[number], firsts[number]
         length = min(appended[number] - first, capacity)
-        first = 0 if first <= appended[number] - capacity else first % capacity  # 0 where the ring is full
+        first = 0 if first <= appended[number] - capacity else first % capacity  # A full ring is drawn from place 0 on.
         for draw in range(drawn, drawn + rows[number]):
-            rank = min(np.int64(uniform[draw] * length), length - 1)  # a product may be rounded to the length itself
+            rank = min(np.int64(uniform[draw] * length), length - 1)  # The product may be rounded to the length.
             place = first + rank
             table[draw] = number
             slots[draw] = entries[offset[number] + (place if place < capacity else place - capacity)]

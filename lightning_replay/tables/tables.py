@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Named first-in-first-out tables of slots over one storage, whose slots are held by counted references."""
+"""Named first-in-first-out tables of slots over one storage; counted references keep the slots."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from lightning_replay.tables.counts import StateActionCounts
 from lightning_replay.tables.kernels import FREED, TAKEN, WRITTEN, TableArrays
 
 _SAVED = ("entries", "appended", "first", "written_at")
-_MOST = 2**62  # as many rows are never written
+_MOST = 2**62  # No program writes so many rows.
 
 
 class Tables(Occupancy):
-    """Ordered lists of slots, first in first out, each with a name and a capacity of its own.
+    """Ordered lists of slots, first in first out, each with a name and a capacity.
 
-    A slot holds its row while a table or a running episode (:class:`~lightning_replay.tables.histories.Histories`)
-    refers to it, and is free after that. Free slots are a ring: slots that were freed in order are taken in order, so
-    that a write stays contiguous in memory. A slot is at most once in a table.
+    A slot keeps its row while a table or a running episode (:class:`~lightning_replay.tables.histories.Histories`)
+    refers to it. After that, the slot is free. Free slots form a ring: slots that were freed in order are taken in
+    order, so that a write stays contiguous in memory. A slot is at most once in a table.
 
     Args:
-        capacities: most entries by table name; the order of the names numbers the tables.
-        extra_slots: slots beyond those of the tables, for running episodes.
+        capacities: Most entries by table name; the order of the names numbers the tables.
+        extra_slots: Further slots for the steps of running episodes.
 
     Raises:
-        TypeError, ValueError: a capacity that is no whole number from 1 on.
-        MemoryError: more slots than fit the free memory.
+        TypeError, ValueError: A capacity that is no whole number from 1 on.
+        MemoryError: More slots than fit the free memory.
 
     Example:
         >>> tables = Tables({"default": 2, "goal": 1}, extra_slots=0)
@@ -50,7 +50,7 @@ class Tables(Occupancy):
         checked_count("extra_slots", extra_slots, 0)
         num_entries = sum(capacities.values())
         self.num_slots: int = num_entries + extra_slots
-        # Entries, and for each slot its positions, its age, its references and its place among the free ones.
+        # Each slot has a position in each table, an age, its references, and a place among the free slots.
         num_bytes = 8 * num_entries + (4 * len(capacities) + 20) * self.num_slots
         check_free(num_bytes, f"tables over {self.num_slots:,} slots")
         self.names: list[str] = list(capacities)
@@ -60,7 +60,7 @@ class Tables(Occupancy):
             capacity=self.capacity,
             offset=np.concatenate(([0], np.cumsum(self.capacity)[:-1])),
             appended=self.appended,
-            first=np.zeros(len(capacities), dtype=np.int64),  # see leave_early
+            first=np.zeros(len(capacities), dtype=np.int64),
             entries=np.zeros(num_entries, dtype=np.int64),
             # int32: a ring of more than two thousand million rows fits no memory.
             position=np.full((len(capacities), self.num_slots), -1, dtype=np.int32),
@@ -73,64 +73,73 @@ class Tables(Occupancy):
         self.offset: np.ndarray = self.arrays.offset
         self.position: np.ndarray = self.arrays.position
         self.references: np.ndarray = self.arrays.references
-        #: Called with slots, int64 ``[n]``, that are free now.
+        #: Function to call with slots, int64 ``[n]``, that became free.
         self.on_free: Callable[[np.ndarray], None] | None = None
         self._free_all()
-        self.state_action_counts: StateActionCounts | None = None  # where the writer has count_state_actions
+        self.state_action_counts: StateActionCounts | None = None  # The writer sets it with count_state_actions.
 
     def __len__(self) -> int:
         return len(self.names)
 
     @property
     def length(self) -> np.ndarray:
+        """Entries in each table, int64 ``[L]``."""
         return np.minimum(self.appended - self.arrays.first, self.capacity)
 
-    #: As many entries as each entry is one of in a draw from its table, ``[L]``: the length.
+    #: Number of entries among which a draw from each table chooses, ``[L]``: the length.
     drawn_among = length
 
     @property
     def first(self) -> np.ndarray:
-        """The oldest entry of each table, of all that were ever appended to it, int64 ``[L]``."""
+        """Number of the oldest entry of each table among all entries ever appended to it, int64 ``[L]``."""
         return np.maximum(self.arrays.first, self.appended - self.capacity)
 
     @property
     def count(self) -> int:  # type: ignore[override]
-        """Slots that a table or the history of a running episode refers to."""
+        """Number of slots to which a table or the history of a running episode refers."""
         return self.num_slots - self.num_free
 
     @property
     def num_free(self) -> int:
+        """Number of slots to which nothing refers."""
         return int(self.arrays.counters[FREED] - self.arrays.counters[TAKEN])
 
     @property
     def num_freed(self) -> int:
+        """Number of times that a slot became free, including all slots at first."""
         return int(self.arrays.counters[FREED])
 
     @property
     def rows_written(self) -> int:
+        """Number of rows ever written."""
         return int(self.arrays.counters[WRITTEN])
 
     def slots(self) -> Tensor:
+        """Returns the slots that hold a row, int64 ascending."""
         return torch.from_numpy(np.flatnonzero(self.references))
 
     def held(self, index: Tensor) -> Tensor:
+        """Returns whether each slot holds a row, bool of the shape of ``index``."""
         return torch.from_numpy(self.references[index.numpy()] > 0)
 
     def drawable(self, index: Tensor) -> Tensor:
-        # Rows of running histories alone are stored and not drawn.
+        """Returns whether each slot is in a table; rows that are only in the history of an episode are not drawn."""
         return torch.from_numpy((self.position[:, index.numpy()] >= 0).any(0))
 
     def sample(self, count: int, generator: torch.Generator) -> Tensor:
+        """Draws slots that hold a row, int64 ``[count]``, each equally likely, with replacement."""
         held = self.slots()
         return held[torch.randint(len(held), (count,), generator=generator, device=generator.device).cpu()]
 
     @property
     def nbytes(self) -> int:
+        """Bytes of the large arrays."""
         arrays = self.arrays
         kept = (arrays.entries, arrays.position, arrays.written_at, arrays.references, arrays.free)
         return sum(array.nbytes for array in kept)
 
     def number(self, name: str) -> int:
+        """Returns the number of a table; raises ``KeyError`` for a name that no table has."""
         if name not in self.names:
             raise KeyError(f"there is no table {name!r}; there are {', '.join(map(repr, self.names))}")
         return self.names.index(name)
@@ -143,11 +152,13 @@ class Tables(Occupancy):
         return np.arange(self.first[table], self.appended[table]) % self.capacity[table]
 
     def draw(self, rows: np.ndarray, uniform: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Draws ``rows[t]`` entries of each table t, which is not empty then, all equally likely, with replacement.
+        """Draws ``rows[t]`` entries of each table t, all equally likely, with replacement.
 
-        Returns tables and slots, int64 ``[B]``, table after table, by one number of [0, 1) for each.
+        A table from which entries are drawn must not be empty. Each draw uses a number of ``uniform``, from [0, 1).
+        Returns tables and slots, int64 ``[B]``, table after table.
         """
-        table, slots = np.empty(len(uniform), dtype=np.int64), np.empty(len(uniform), dtype=np.int64)
+        table = np.empty(len(uniform), dtype=np.int64)
+        slots = np.empty_like(table)
         kernels.draw(*self.arrays[:5], rows, uniform, table, slots)
         return table, slots
 
@@ -161,7 +172,7 @@ class Tables(Occupancy):
         return places
 
     def release(self, slots: np.ndarray) -> None:
-        """Removes a reference to each of these slots, all different; those without any become free."""
+        """Removes a reference to each of these different slots; slots without a reference become free."""
         before = self.num_freed
         left = self.references[slots] - 1
         self.references[slots] = left
@@ -193,8 +204,12 @@ class Tables(Occupancy):
         return slots
 
     def try_append_new(self, table: np.ndarray) -> np.ndarray | None:
-        """:meth:`append_new_to_each`; ``None``, nothing changed, for no table or more rows than the capacity of one."""
-        slots, before = np.empty(len(table), dtype=np.int64), self.num_freed
+        """Appends rows like :meth:`append_new_to_each`, or changes nothing and returns ``None`` if they do not fit.
+
+        Rows do not fit a table that does not exist, or a table with a smaller capacity.
+        """
+        slots = np.empty(len(table), dtype=np.int64)
+        before = self.num_freed
         fits = kernels.append_new(tuple(self.arrays), table, slots)
         if fits < 0:
             raise RuntimeError(
@@ -206,15 +221,17 @@ class Tables(Occupancy):
         return slots
 
     def append(self, table: np.ndarray, slots: np.ndarray) -> None:
-        """Appends slots with references to tables that do not have them, of more than a capacity the last ones."""
+        """Appends stored slots to tables that do not have them; of more slots than a capacity, the last ones."""
         before = self.num_freed
         kernels.append(tuple(self.arrays), table, slots)
         self.announce(before)
 
     def age_of(self, slots: np.ndarray) -> np.ndarray:
+        """Returns how many rows were written after the rows in the slots, int64."""
         return self.rows_written - 1 - self.arrays.written_at[slots]
 
     def clear(self) -> None:
+        """Empties all tables and frees all slots."""
         self._free_all()
         self.position.fill(-1)
         self.appended.fill(0)
@@ -222,19 +239,20 @@ class Tables(Occupancy):
         self.arrays.counters[WRITTEN] = 0
 
     def state_dict(self) -> dict[str, Any]:
-        arrays, counts = self.arrays, self.state_action_counts
-        free = self._freed(int(arrays.counters[TAKEN]))
+        """Returns the entries of the tables, the free slots in their order, and the references."""
+        counts = self.state_action_counts
+        free = self._freed(int(self.arrays.counters[TAKEN]))
         return {
-            **{name: torch.from_numpy(getattr(arrays, name).copy()) for name in _SAVED},
+            **{name: torch.from_numpy(getattr(self.arrays, name).copy()) for name in _SAVED},
             "rows_written": self.rows_written,
             "slots": {"free": torch.from_numpy(free), "references": torch.from_numpy(self.references.copy())},
-            "counts": None if counts is None else counts.state_dict(),
+            "counts": counts and counts.state_dict(),
         }
 
     def check_state(self, state_dict: Mapping[str, Any], held: np.ndarray) -> None:
-        """Raises ``ValueError`` for a state that the compiled loops, which check no bounds, cannot follow.
+        """Raises ``ValueError`` for a state that the compiled loops cannot follow, because they check no bounds.
 
-        ``held``: the slots of the running episodes that are saved with it, int64 ``[n]``.
+        ``held`` are the slots of the running episodes that are saved with it, int64 ``[n]``.
         """
         entries = state_dict["entries"].numpy()
         if entries.shape != self.entries.shape or len(state_dict["written_at"]) != self.num_slots:
@@ -259,17 +277,16 @@ class Tables(Occupancy):
     def _are_counted(
         self, saved: Mapping[str, np.ndarray], references: np.ndarray, free: np.ndarray, held: np.ndarray
     ) -> bool:
-        """Returns whether ``references`` count the slots of each table and episode, and the others are ``free``."""
+        """Returns whether ``references`` count the slots of tables and episodes, and all other slots are ``free``."""
         oldest = np.maximum(saved["first"], saved["appended"] - self.capacity)
-        parts = [held]
-        for offset, capacity, first, last in zip(self.offset, self.capacity, oldest, saved["appended"], strict=True):
-            parts.append(saved["entries"][offset + np.arange(first, last) % capacity])
+        tables = zip(self.offset, self.capacity, oldest, saved["appended"], strict=True)
+        lists = [saved["entries"][start + np.arange(first, last) % capacity] for start, capacity, first, last in tables]
         counts = np.zeros(self.num_slots, dtype=np.int64)
-        for slots in parts:
-            of_part = np.bincount(slots, minlength=self.num_slots)
-            if of_part.max() > 1:
+        for slots in (held, *lists):
+            references_here = np.bincount(slots, minlength=self.num_slots)
+            if references_here.max() > 1:
                 return False
-            counts += of_part
+            counts += references_here
         is_free = np.array_equal(np.sort(free), np.flatnonzero(counts == 0))
         return is_free and are_within(free, self.num_slots) and np.array_equal(counts, references)
 
@@ -283,6 +300,6 @@ class Tables(Occupancy):
         self.references[:] = state_dict["slots"]["references"].numpy()
         if self.state_action_counts is not None:
             self.state_action_counts.load_state_dict(state_dict["counts"])
-        self.position.fill(-1)  # not saved: it follows from the entries
+        self.position.fill(-1)  # Positions are not saved, because they follow from the entries.
         for table in range(len(self)):
             self.position[table, self.slots_of(table)] = self._places(table)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Eviction by surprise times on-policyness and by the rules it is compared with, and how what stays differs."""
+"""A writer that evicts by surprise times on-policyness or another rule, and figures of the rows that stay."""
 
 from __future__ import annotations
 
@@ -28,21 +28,22 @@ from lightning_replay.schedules import Schedule
 from lightning_replay.state import Stateful
 from lightning_replay.storage.columns import Column, as_array, as_rows
 from lightning_replay.storage.frames import FrameStorage
+from lightning_replay.torchrl_compat import attached_buffers
 from lightning_replay.writers.rows import announce, chosen, packed_storage, write_slots
 
-HOARDING_AGE = 3.0  # mean age over the capacity
-HOARDING_RATIO = 2.0  # of the share of episode ends, or of the TD error, to that of the newest rows
-MIN_ROWS = 100  # shares of fewer rows are chance
+HOARDING_AGE = 3.0  # A buffer hoards rows from this mean age on, divided by the capacity,
+HOARDING_RATIO = 2.0  # if their share of episode ends or their TD error is so many times that of the newest rows.
+MIN_ROWS = 100  # Shares of fewer rows are chance.
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
 TERMINATED = ("next", "terminated")
 _LARGEST = torch.finfo(torch.float32).max
-_UNKNOWN = -1  # whether a row ends an episode
+_UNKNOWN = -1  # It is not known whether a row ends an episode.
 logger: logging.Logger = logging.getLogger(__name__)
 InitialSurprise = Callable[[TensorDictBase], Tensor]
 
 
 class NewestRows(Stateful):
-    """Ends of episodes and surprise of the newest ``capacity`` rows that were offered; row k is at ``k % capacity``."""
+    """Ends of episodes and surprise of the newest ``capacity`` offered rows; row k is at ``k % capacity``."""
 
     saved_attributes: tuple[str, ...] = ("_is_terminal", "_surprise", "_next")
 
@@ -53,34 +54,46 @@ class NewestRows(Stateful):
 
     @property
     def nbytes(self) -> int:
+        """Bytes of both arrays."""
         return self._is_terminal.nbytes + self._surprise.nbytes
 
     def clear(self) -> None:
+        """Forgets all rows; the next row has the number 0."""
         self._is_terminal.fill(_UNKNOWN)
         self._surprise.fill(np.nan)
-        self._next = 0  # number of the next row
+        self._next = 0
 
     def add(self, first: int, is_terminal: np.ndarray | int, surprise: np.ndarray) -> None:
-        """Adds rows ``[M]``, numbered from ``first`` on; unknown are -1 and NaN."""
-        count, capacity = len(surprise), len(self._surprise)
-        self._next, start = first + count, first % capacity
-        # Of several rows in one place the last stays; a slice is written faster.
-        at = slice(start, start + count) if start + count <= capacity else np.arange(first, first + count) % capacity
-        self._is_terminal[at], self._surprise[at] = is_terminal, surprise
+        """Adds rows ``[M]``, numbered from ``first`` on; an unknown end is -1, and an unknown surprise NaN."""
+        capacity = len(self._surprise)
+        start = first % capacity
+        self._next = first + len(surprise)
+        places: slice | np.ndarray = slice(start, start + len(surprise))
+        if start + len(surprise) > capacity:  # Of several rows in one place, the last stays.
+            places = np.arange(first, self._next) % capacity
+        self._is_terminal[places] = is_terminal
+        self._surprise[places] = surprise
 
     def update(self, number: np.ndarray, surprise: np.ndarray) -> None:
+        """Sets the surprise of rows by their numbers; rows that are no longer among the newest are ignored."""
         recent = number >= self._next - len(self._surprise)
         self._surprise[number[recent] % len(self._surprise)] = surprise[recent]
 
     def compared(self, is_terminal: np.ndarray | None, surprise: np.ndarray) -> tuple[dict[str, float], float]:
-        """Returns the figures of kept rows beside these, NaN where unknown, and the share of ends among these."""
+        """Compares stored rows with the newest rows.
+
+        Returns:
+            The figures of :meth:`RetentionWriter.stats`, NaN if they are unknown, and the share of ends among the
+            newest rows.
+        """
         share = math.nan if is_terminal is None else _mean(is_terminal)
         newest_share = _mean(self._is_terminal[self._is_terminal != _UNKNOWN])
-        error, newest_error = (_mean(np.sqrt(one[~np.isnan(one)])) for one in (surprise, self._surprise))
+        error, newest_error = (_mean(np.sqrt(rows[~np.isnan(rows)])) for rows in (surprise, self._surprise))
         figures = {
             "terminal_share": share,
-            "terminal_over_newest": share / max(newest_share, 1 / len(self._surprise)),  # no end counts as one
-            "td_error_over_newest": error / newest_error if newest_error else math.nan,
+            # If no newest row is an end, one end is assumed.
+            "terminal_over_newest": share / max(newest_share, 1 / len(self._surprise)),
+            "td_error_over_newest": error / (newest_error or math.nan),
         }
         return figures, newest_share
 
@@ -89,7 +102,7 @@ def _mean(values: np.ndarray) -> float:
     return float(values.mean(dtype=np.float64)) if len(values) else math.nan
 
 
-def checked_surprise(what: str, given: Any, count: int, outcome: str) -> Tensor:
+def checked_surprise(what: str, given: object, count: int, outcome: str) -> Tensor:
     """Returns the surprise of ``count`` rows, finite and not negative, as float32 ``[count]`` on the CPU."""
     numbers = real_numbers(what, given, outcome)
     if numbers.shape not in ((count,), (count, 1)):
@@ -98,7 +111,7 @@ def checked_surprise(what: str, given: Any, count: int, outcome: str) -> Tensor:
         )
     numbers = numbers.detach().reshape(-1).to("cpu", torch.float32)
     array = numbers.numpy()
-    if count and not (array.min() >= 0 and array.max() < np.inf):  # of NaN neither is true
+    if count and not (array.min() >= 0 and array.max() < np.inf):  # Neither comparison is true for NaN.
         rows = np.flatnonzero(~((array >= 0) & (array < np.inf))).tolist()
         raise ValueError(
             f"{what} is {array[rows[0]]} in rows {rows[:10]}; surprise is finite and not negative. {outcome}"
@@ -107,10 +120,11 @@ def checked_surprise(what: str, given: Any, count: int, outcome: str) -> Tensor:
 
 
 def _on_policyness(rule: RetentionRule, count: int, signals: Mapping[str, Any]) -> Tensor:
-    action_values, action = signals.get("action_values"), signals.get("action")
+    action_values = signals.get("action_values")
+    action = signals.get("action")
     if rule.needs_actions and action_values is None:
         raise ValueError(
-            f"{type(rule).__name__} learns from action_values [B, A] and action [B] alone, and update_priority got "
+            f"{type(rule).__name__} learns only from action_values [B, A] and action [B], and update_priority got "
             "none; pass both. No priority was changed"
         )
     if not rule.weighs_actions or action_values is None:
@@ -147,7 +161,7 @@ def _warn_of_hoard(stats: Mapping[str, float], newest_share: float, rule: Retent
     else:
         advice = "Give draw_discount=0.9, and compare"
     warnings.warn(
-        f"the buffer hoards rows that training does not explain: {'; '.join(shown)}. Where chance decides rewards or "
+        f"the buffer hoards rows that training does not explain: {'; '.join(shown)}. If chance decides rewards or "
         "successors, as with sticky actions or returns over several steps, it counts as surprise that stays. "
         f"{advice} with first in, first out, rule=OldestLeaves(), of this and of a larger capacity; see "
         "docs/retention.md",
@@ -159,29 +173,28 @@ def _warn_of_hoard(stats: Mapping[str, float], newest_share: float, rule: Retent
 class RetentionWriter(ReplayWriter):
     """Evicts the row of the lowest retention priority from a full storage; a candidate that is lowest is refused.
 
-    The priority is ``on_policyness * surprise``; of equal ones the oldest leaves. It is apart from the priority by
-    which a sampler draws, and any sampler may be used: a candidate takes the slot of the row that leaves.
-    A new row has on-policyness 1 and the surprise that ``initial_surprise`` computes; it enters a full buffer when some
-    stored priority is lower than its own. Without ``initial_surprise`` it gets the largest priority seen (1 before any)
-    and is never refused. ``Replay.update_priority(index, td_error, generation=..., action_values=..., action=...,
-    surprise=...)`` sets both priorities. Priorities are float32 and kept by the CPU. Algorithm 1 of "Memory-efficient
-    reinforcement learning with priority based on surprise and on-policyness" (2022),
-    https://openreview.net/forum?id=SPRHpBKzJE.
+    The priority is ``on_policyness * surprise``; the oldest of equal rows leaves. A sampler draws by another priority,
+    and any sampler may be used. A candidate takes the slot of the row that leaves. A new row has on-policyness 1 and
+    the surprise that ``initial_surprise`` computes. It enters a full buffer if a stored priority is lower. Without
+    ``initial_surprise``, it gets the largest priority seen (1 before any) and is never refused.
+    ``Replay.update_priority(index, td_error, generation=..., action_values=..., action=..., surprise=...)`` sets both
+    priorities. Priorities are float32, and the CPU keeps them. Algorithm 1 of "Memory-efficient reinforcement learning
+    with priority based on surprise and on-policyness" (2022), https://openreview.net/forum?id=SPRHpBKzJE.
 
-    Rows are final once stored: form n-step transitions before, with ``NStepTransitions``, as
+    Rows are final once they are stored. Form n-step transitions before, with ``NStepTransitions``, as
     :func:`~lightning_replay.recipes.surprise_retention` does.
 
     Args:
-        rule: of the priority, and of the row that it evicts.
-        initial_surprise: from the new rows ``TensorDict [M]`` to their surprise ``[M]``, not negative; called once for
-            each ``extend``, unless the rule has priorities without surprise. May be set later, as an attribute. A
-            function that cannot be imported by name, such as a lambda or an agent's method, is not saved: a buffer
-            that ``load_replay`` builds has none until it is set again, and logs so.
-        always_admit: candidates always enter, as the paper's prose has it and its listing not.
-        seed: of stochastic rules; ``None`` seeds from torch's global generator.
+        rule: Rule that gives priorities and chooses the row to evict.
+        initial_surprise: Function from the new rows, ``TensorDict [M]``, to their surprise ``[M]``, not negative. It is
+            called once for each ``extend``, unless the rule has priorities without surprise. You may set the attribute
+            later. A function that cannot be imported by name, such as a lambda or an agent's method, is not saved.
+            A buffer that ``load_replay`` builds then has none until you set it again, and logs so.
+        always_admit: Whether candidates always enter, as in the prose of the paper, but not in its listing.
+        seed: Seed for stochastic rules; ``None`` seeds from torch's global generator.
 
     Raises:
-        ValueError: in ``extend``, surprise that is not one number per row, NaN or negative; nothing is stored.
+        ValueError: In ``extend``, surprise that is not one number per row, NaN, or negative; nothing is stored.
 
     Example:
         >>> from tensordict import TensorDict
@@ -210,7 +223,7 @@ class RetentionWriter(ReplayWriter):
             check_kind("rule", rule, RetentionRule, accepted)
         if initial_surprise is not None:
             check_kind("initial_surprise", initial_surprise, Callable, "a function TensorDict [M] -> [M]")
-        # A copy, which may follow a schedule.
+        # The writer has a copy, because a rule may follow a schedule.
         self.rule: SurpriseOnPolicyness | RetentionRule = SurpriseOnPolicyness() if rule is None else copy.copy(rule)
         self.initial_surprise = initial_surprise
         self.always_admit: bool = checked_flag("always_admit", always_admit)
@@ -218,20 +231,23 @@ class RetentionWriter(ReplayWriter):
         self._seed_generator(seed)
         self._offered = self._write_count = self._refused = self._evicted = 0
         self._has_warned = self._has_warned_of_hoard = False
-        self._columns: Mapping[Any, Any] | None = None  # those in which the flag is at the place _flag_place
+        # The flag is at the place _flag_place in these columns.
+        self._columns: Mapping[Any, Any] | None = None
         self._flag_place: int | None = None
 
     @property
     def nbytes(self) -> int:
+        """Bytes of priorities, arrivals, and figures."""
         return 0 if self._storage is None else self._rows.nbytes + self._newest.nbytes
 
     def register_storage(self, storage: Storage) -> None:
-        """Attaches a ``PackedStorage``; a ``TypeError`` if the storage is another one.
+        """Attaches a ``PackedStorage``.
 
-        TorchRL's own buffer of TensorDicts is refused, and all of TorchRL's own buffers if the rule learns.
+        Raises:
+            TypeError: Another storage; TorchRL's buffer of TensorDicts, or any of TorchRL's buffers if the rule learns.
         """
         storage = packed_storage(storage, self, storage.max_size)
-        for buffer in storage._attached_entities:
+        for buffer in attached_buffers(storage):
             if isinstance(buffer, TensorDictReplayBuffer) and not isinstance(buffer, BufferHooks):
                 raise TypeError(
                     f"RetentionWriter refuses rows, and a {type(buffer).__name__} writes the slot of every row into "
@@ -242,8 +258,9 @@ class RetentionWriter(ReplayWriter):
         self._newest = NewestRows(storage.capacity)
 
     def _insert_columns(self, columns: Sequence[Column], rows: Any) -> Insertion:
-        # Offers transitions [M], oldest first, as if one at a time; all that may refuse them comes first.
-        count, first = len(columns[0]), self._offered
+        # Transitions [M] are offered as if one at a time, oldest first. Refusals come before any change.
+        count = len(columns[0])
+        first = self._offered
         if self.initial_surprise is None and type(self.rule).first_priority is RetentionRule.first_priority:
             factors = Factors.unknown(count)
         else:
@@ -251,8 +268,8 @@ class RetentionWriter(ReplayWriter):
             factors = self._first_factors(rows)
         if first + count >= 1 << ARRIVAL_BITS:
             first = self._rows.renumber()
-            self._newest.clear()  # whose numbers those of the stored rows are no more
-        self._rows.generator = self._generator  # which set_rng may have replaced
+            self._newest.clear()  # Its rows are numbered as before.
+        self._rows.generator = self._generator  # set_rng may have replaced it.
         were_stored = self._rows.occupancy()
         admits_all = self.always_admit or self.rule.always_admits
         if isinstance(self._storage, FrameStorage) and self._storage.frames_missing(columns):
@@ -276,16 +293,18 @@ class RetentionWriter(ReplayWriter):
     def _terminal_place(self) -> int | None:
         columns = self._storage.row_columns
         if columns is not self._columns:
-            has_flag = TERMINATED in columns and columns[TERMINATED][1].numel() == 1
-            self._columns, self._flag_place = columns, list(columns).index(TERMINATED) if has_flag else None
+            self._columns = columns
+            self._flag_place = None
+            if TERMINATED in columns and columns[TERMINATED][1].numel() == 1:
+                self._flag_place = list(columns).index(TERMINATED)
         return self._flag_place
 
     def _store_one_by_one(
         self, values: Sequence[Column], factors: Factors, first: int, admits_all: bool
     ) -> tuple[Decisions, np.ndarray]:
-        """Stores rows where frames do not fit; returns the decisions, and the slots of rows that left, ascending."""
+        """Stores rows whose frames do not fit; returns the decisions, and the slots of rows that left, ascending."""
         storage: Any = self._storage
-        owner = np.full(len(values[0]), -1)  # the slot of each row, -1 where it was refused or has left again
+        owner = np.full(len(values[0]), -1)  # The slot of each row is -1 if it was refused or has left again.
         left = [np.zeros(0, dtype=np.int64)]
         for row in range(len(owner)):
             part = [value[row : row + 1] for value in values]
@@ -306,16 +325,17 @@ class RetentionWriter(ReplayWriter):
 
     @property
     def needs_initial_surprise(self) -> bool:
-        """Whether the rule uses surprise and there is no function for that of new rows."""
+        """Whether the rule uses surprise and no function computes the surprise of new rows."""
         return self.rule.takes_surprise and self.initial_surprise is None
 
     def _first_factors(self, rows: TensorDictBase) -> Factors:
-        count, priority = rows.shape[0], self.rule.first_priority(rows)
+        count = rows.shape[0]
+        unknown = Factors.unknown(count)
+        priority = self.rule.first_priority(rows)
         if priority is not None:
-            nothing = Factors.unknown(count)
-            return nothing._replace(priority=priority.detach().cpu().numpy(), is_known=not self.rule.learns)
+            return unknown._replace(priority=priority.detach().cpu().numpy(), is_known=not self.rule.learns)
         if self.initial_surprise is None:
-            return Factors.unknown(count)
+            return unknown
         surprise = self.initial_surprise(rows)
         surprise = checked_surprise("what initial_surprise returned", surprise, count, "Nothing was stored")
         return Factors.by(self.rule, surprise, torch.ones(count, dtype=torch.float32, device="cpu"))
@@ -323,8 +343,14 @@ class RetentionWriter(ReplayWriter):
     def read_feedback(self, count: int, td_error: Tensor | None, signals: Mapping[str, Any]) -> Factors:
         """Returns the surprise and on-policyness that feedback gives for a batch; changes nothing.
 
-        Signals are those of :meth:`~lightning_replay.Replay.update_priority`; feedback of another shape, or none that
-        the rule needs, is a ``ValueError``, and an action that does not exist an ``IndexError``.
+        Args:
+            count: Rows of the batch.
+            td_error: TD errors ``[B]``; ``None`` if there are none.
+            signals: Signals of :meth:`~lightning_replay.Replay.update_priority`.
+
+        Raises:
+            ValueError: Feedback of another shape, or no feedback although the rule needs it.
+            IndexError: An action that does not exist.
         """
         rule = self.rule
         if signals.get("surprise") is not None:
@@ -337,9 +363,9 @@ class RetentionWriter(ReplayWriter):
                 "surprise; pass one of them. No priority was changed"
             )
         else:
-            measured = torch.full((count,), torch.nan, dtype=torch.float32, device="cpu")  # unknown, and not used
+            measured = torch.full((count,), torch.nan, dtype=torch.float32, device="cpu")  # The rule does not read it.
         weight = _on_policyness(rule, count, signals)
-        if len(measured) != count:  # TD errors, which the caller refuses with a message of its own
+        if len(measured) != count:  # The caller refuses these TD errors with another message.
             return Factors.unknown(count)
         if self.rule.weighs_actions and signals.get("action_values") is None and not self._has_warned:
             self._has_warned = True
@@ -350,20 +376,23 @@ class RetentionWriter(ReplayWriter):
         return Factors.by(rule, measured, weight)
 
     def update_priority(self, index: Tensor, factors: Factors, *, both: bool = False) -> None:
+        """Sets the factors of stored rows, as :meth:`read_feedback` returned them."""
         slots = index.cpu().numpy()
-        if slots.ndim == 2:
-            # The last of duplicates counts: partners before firsts.
-            rows = np.tile(np.arange(len(slots)), 2) if both else np.arange(len(slots))
-            slots, factors = (slots.T[::-1].reshape(-1) if both else slots[:, 0]), factors.rows(rows)
+        if slots.ndim == 2 and both:
+            # The last of several factors for one slot counts, so that partners come before first rows.
+            factors = factors.rows(np.tile(np.arange(len(slots)), 2))
+            slots = slots.T[::-1].reshape(-1)
+        elif slots.ndim == 2:
+            slots = slots[:, 0]
         if slots.size and slots.min() < 0:
-            kept = slots >= 0
-            slots, factors = slots[kept], factors.rows(kept)
+            factors = factors.rows(slots >= 0)
+            slots = slots[slots >= 0]
         if slots.size:
             self._newest.update(self._rows.order.arrival(slots), factors.surprise)
             self._rows.update(slots, factors)
 
     def advance(self, *, env_steps: int | None = None, updates: int | None = None) -> None:
-        """Sets the clock of the rule's schedule; where that changes priorities, all are recomputed."""
+        """Sets the clock of the rule's schedule; if this changes priorities, all priorities are computed again."""
         schedule = self.rule.schedule
         if schedule is None:
             return
@@ -372,6 +401,7 @@ class RetentionWriter(ReplayWriter):
             self._rows.recompute()
 
     def age_of(self, index: Tensor) -> Tensor:
+        """Returns how many rows were offered after the rows in the slots, int64."""
         return torch.from_numpy(self._offered - 1 - self._rows.order.arrival(index.cpu().numpy()))
 
     def retention_priority(self, index: Tensor) -> Tensor:
@@ -381,19 +411,22 @@ class RetentionWriter(ReplayWriter):
     def stats(self) -> dict[str, Any]:
         """Returns rows admitted, refused and evicted, ages of the stored ones, and quantiles of their priorities.
 
-        Also the stored rows beside those that a first-in-first-out buffer would hold, the newest ``capacity`` rows that
-        were offered and for which both ratios are 1:
+        Further figures compare the stored rows with the newest ``capacity`` offered rows, which a first-in-first-out
+        buffer would hold. For the newest rows, both ratios are 1.
 
-        * ``age_over_capacity``: their mean age, 0.5 of the newest rows;
-        * ``terminal_share``, ``terminal_over_newest``: the share that ends an episode, and that share over the newest
-          rows' (no end among these counts as one);
-        * ``td_error_over_newest``: the mean magnitude of the TD error over the newest rows', each row's by its latest
-          feedback or, before any, ``initial_surprise``; the root of the surprise where that is no squared TD error.
+        * ``age_over_capacity``: mean age over the capacity; 0.5 for the newest rows.
+        * ``terminal_share``, ``terminal_over_newest``: share that ends an episode, and this share over the share of the
+          newest rows. If no newest row is an end, one end is assumed.
+        * ``td_error_over_newest``: mean magnitude of the TD error over the mean of the newest rows. A row has the error
+          of its latest feedback, or of ``initial_surprise`` before any. If the surprise is no squared TD error, its
+          root is taken.
 
-        What is unknown is left out. Warns once where the figures show hoarding: a mean age of at least three times the
-        capacity, and ends of episodes at least twice as often as among the newest rows, or errors twice as large.
+        Unknown figures are left out. The method warns once if the figures show hoarding: a mean age of at least three
+        times the capacity, and ends of episodes at least twice as often as among the newest rows, or errors twice as
+        large.
         """
-        stored, order = self._rows.stored(), self._rows.order
+        stored = self._rows.stored()
+        order = self._rows.order
         stats: dict[str, Any] = {"admitted": self._write_count, "refused": self._refused, "evicted": self._evicted}
         if not len(stored):
             return stats | {"age_mean": 0.0, "age_max": 0}
@@ -404,7 +437,7 @@ class RetentionWriter(ReplayWriter):
             is_terminal = as_array(self._storage.column(TERMINATED, torch.from_numpy(stored)) != 0).reshape(-1)
         figures, newest_share = self._newest.compared(is_terminal, self._rows.surprise[stored])
         figures = {"age_over_capacity": stats["age_mean"] / self._rows.capacity} | figures
-        ratios = figures["terminal_over_newest"], figures["td_error_over_newest"]  # NaN if unknown
+        ratios = figures["terminal_over_newest"], figures["td_error_over_newest"]  # Unknown ratios are NaN.
         hoards = figures["age_over_capacity"] >= HOARDING_AGE and any(ratio >= HOARDING_RATIO for ratio in ratios)
         if hoards and len(stored) >= MIN_ROWS and not self._has_warned_of_hoard:
             self._has_warned_of_hoard = True
@@ -421,6 +454,7 @@ class RetentionWriter(ReplayWriter):
             self._write_count = self._refused = self._evicted = 0
 
     def state_dict(self) -> dict[str, Any]:
+        """Returns priorities, figures, the generator, and a description of the rule."""
         return super().state_dict() | {
             "diagnostics": {"newest": self._newest.state_dict()},
             "rule": self._described_rule(),
@@ -430,37 +464,38 @@ class RetentionWriter(ReplayWriter):
         }
 
     def _described_rule(self) -> str:
-        schedule = " with a schedule" if self.rule.schedule is not None else ""
-        discount = f" and draw_discount {self.rule.draw_discount:g}" if self.rule.draw_discount < 1.0 else ""
-        return type(self.rule).__name__ + schedule + discount
+        description = type(self.rule).__name__
+        if self.rule.schedule is not None:
+            description += " with a schedule"
+        if self.rule.draw_discount < 1.0:
+            description += f" and draw_discount {self.rule.draw_discount:g}"
+        return description
 
     def _rule_options(self) -> dict[str, Any]:
-        # By these the priorities of stored rows were computed. With a schedule, they are computed again.
+        # The priorities of stored rows were computed with these options. With a schedule, they are computed again.
         given: dict[str, Any] = vars(self.rule).get("init_arguments", {})
-        return {name: comparable(describe(one)) for name, one in given.items() if not isinstance(one, Schedule)}
+        return {name: comparable(describe(value)) for name, value in given.items() if not isinstance(value, Schedule)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned; refused are another rule, and a writer that is in no buffer."""
+        """Restores what :meth:`state_dict` returned.
+
+        Raises:
+            RuntimeError: The writer is in no buffer yet.
+            ValueError: The state was saved with another rule.
+        """
         if self._storage is None:
             raise RuntimeError(
                 "a RetentionWriter keeps a priority for each slot of a storage and has no storage yet; build the "
                 "buffer with it, and load then. Nothing was loaded"
             )
         rule: Any = self.rule
-        here = self._described_rule()
-        if state_dict["rule"] != here:
-            raise ValueError(
-                f"the saved buffer has rule {state_dict['rule']}, here {here}. Nothing was loaded; build the buffer "
-                "with the options of the saved one, or let load_replay build it"
-            )
-        saved = state_dict["rule_options"]
-        options = self._rule_options()
-        if saved != options:
-            raise ValueError(
-                f"the saved buffer has a rule with the options {saved}, here {options}. Nothing was loaded; build the "
-                "buffer with the options of the saved one, or let load_replay build it"
-            )
-        if rule.schedule is not None:  # exactly that of the priorities, however little it differs
+        for name, given in (("rule", self._described_rule()), ("rule_options", self._rule_options())):
+            if state_dict[name] != given:
+                raise ValueError(
+                    f"the saved buffer has the {name.replace('_', ' ')} {state_dict[name]}, here {given}. Nothing was "
+                    "loaded; build the buffer with the options of the saved one, or let load_replay build it"
+                )
+        if rule.schedule is not None:  # The exponent of the stored priorities goes on, however little it differs.
             rule.surprise_exponent = state_dict["surprise_exponent"]
         elif rule.surprise_exponent != state_dict["surprise_exponent"]:
             logger.warning(

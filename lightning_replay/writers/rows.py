@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions of writers that choose rows: their storage, the chosen rows, and calls of the buffers."""
+"""Functions of writers that choose rows: they check the storage, write chosen rows, and call the buffers back."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ from lightning_replay.parts import BufferHooks, Insertion
 from lightning_replay.storage.columns import Column, as_rows
 from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.tables.kernels import is_run
+from lightning_replay.torchrl_compat import attached_buffers
 
 
 def packed_storage(storage: Storage, writer: Writer, capacity: int) -> PackedStorage:
+    """Returns the storage; raises ``TypeError`` for anything but a :class:`PackedStorage`."""
     if not isinstance(storage, PackedStorage):
         raise TypeError(
             f"{type(writer).__name__} got a {type(storage).__name__}; it writes into a PackedStorage, which counts how "
@@ -30,53 +32,52 @@ def packed_storage(storage: Storage, writer: Writer, capacity: int) -> PackedSto
 
 def chosen(values: Sequence[Column], rows: np.ndarray) -> Sequence[Column]:
     """Returns the values ``[n, ...]`` of the chosen rows, int64 ``[n]``, of columns ``[N, ...]``."""
-    if len(rows) == len(values[0]):  # usually all, which are not copied
+    if len(rows) == len(values[0]):  # Usually, all rows are chosen. They are not copied.
         return values
     index = torch.from_numpy(rows)
     return [value[index.to(value.device) if isinstance(value, Tensor) else rows] for value in values]
 
 
 def write_slots(storage: PackedStorage, slots: np.ndarray, values: Sequence[Column]) -> Tensor:
-    """Writes columns ``[n, ...]`` into different slots, int64 ``[n]``; returns these."""
+    """Writes columns ``[n, ...]`` into different slots, int64 ``[n]``; returns the slots."""
     index = torch.from_numpy(slots)
     if len(slots):
-        # Slots mostly lie side by side, and a slice of them is written at half the cost.
+        # Slots mostly lie side by side, and a slice is written at half the cost.
         first = int(slots[0])
         storage.write(slice(first, first + len(slots)) if is_run(slots) else index, values)
     return index
 
 
 def announce(storage: Storage, index: Tensor, entered: np.ndarray, rows: Any, count: int) -> None:
-    """Informs the buffers of rows just written, and of missing steps, over which no return may go.
+    """Informs the buffers of new rows, and ends the episodes in which a row was left out.
 
-    The rows in the slots ``index`` are those at the places ``entered``, ascending, of ``count`` rows that were given.
+    Of ``count`` given rows, the rows at the places ``entered``, ascending, were written to the slots ``index``.
     """
     missing = missing_steps(trajectory_of(as_rows(rows)), entered, count) if len(entered) < count else None
-    for buffer in storage._attached_entities:
-        hooks = buffer if isinstance(buffer, BufferHooks) else None  # TorchRL's buffers follow no episodes
-        # Before the new rows are linked, so that none follows a row across a missing step.
-        if missing is not None and hooks is not None:
-            hooks.on_episode_end(index[:0], missing.trajectories)
+    for buffer in attached_buffers(storage):
+        # TorchRL's buffers follow no episodes. No new row may be linked to a stored row across a missing step.
+        if missing is not None and isinstance(buffer, BufferHooks):
+            buffer.on_episode_end(index[:0], missing.trajectories)
         if len(index):
             buffer.mark_update(index)
-        if missing is not None and hooks is not None and len(missing.last_before):
-            hooks.on_episode_end(index[missing.last_before])
+        if missing is not None and isinstance(buffer, BufferHooks) and len(missing.last_before):
+            buffer.on_episode_end(index[missing.last_before])
 
 
 def write_rows(storage: Storage, data: TensorDictBase, slots: Tensor, rows: Tensor) -> Insertion:
-    """Writes some of the given rows into slots of a storage of tensors, and calls its buffers with the new rows.
+    """Writes some of the given rows into slots of a storage of tensors, and informs its buffers.
 
     Args:
-        storage: of the writer.
-        data: the rows that were given, TensorDict ``[N]``, oldest first.
-        slots: int64 ``[n]``, each at most once.
-        rows: int64 ``[n]`` ascending, the places of the rows to write in ``data``.
+        storage: Storage of the writer.
+        data: Given rows, TensorDict ``[N]``, oldest first.
+        slots: Slots to write, int64 ``[n]``, each at most once.
+        rows: Places of the written rows in ``data``, int64 ``[n]`` ascending.
 
     Returns:
-        What a writer's ``insert`` returns.
+        The insertion that a writer's ``insert`` returns.
 
     Raises:
-        ValueError: slots or rows that are not int64 ``[n]``, that do not exist, or that are given twice.
+        ValueError: Slots or rows that are not int64 ``[n]``, that do not exist, or that are given twice.
     """
     for name, given, limit in (("slots", slots, storage.max_size), ("rows", rows, data.shape[0])):
         if given.dtype != torch.int64 or given.shape != (slots.numel(),):

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writers of tables: each step into the table of its task, or into the default table and those of its events."""
+"""Writers of tables: a step goes into the table of its task, or into the default table and the tables of its events."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torchrl.data.replay_buffers import Storage
 
 from lightning_replay.episodes.groups import EpisodeGroups, groups_of
 from lightning_replay.episodes.links import MOST_NUMBERS, comparable, trajectory_name, trajectory_of
-from lightning_replay.episodes.running import Discontinuities, LastObservations
+from lightning_replay.episodes.running import Discontinuities, LastObservations, ObservationPair
 from lightning_replay.events.compiled import ConditionBlock
 from lightning_replay.events.conditions import Condition, ConditionError, holds, load_state_of, state_of, warn_of_unmet
 from lightning_replay.events.event_table import EventTable
@@ -28,6 +28,7 @@ from lightning_replay.tables.counts import StateActionCounts, state_action_keys
 from lightning_replay.tables.histories import Histories
 from lightning_replay.tables.kernels import EventArrays
 from lightning_replay.tables.tables import Tables
+from lightning_replay.torchrl_compat import attached_buffers
 from lightning_replay.writers.rows import announce, chosen, packed_storage, write_slots
 
 DEFAULT_TABLE = "default"
@@ -37,7 +38,7 @@ _SUSPICIOUS_SHARE = 0.95
 
 
 class TableWriter(ReplayWriter):
-    """Writes rows into slots that ``tables`` hand out, which are the ``occupancy`` of its ``PackedStorage``."""
+    """Writes rows into the slots of ``tables``, which are the ``occupancy`` of its ``PackedStorage``."""
 
     saved_attributes: tuple[str, ...] = ("_write_count",)
     saved_parts: tuple[str, ...] = ("tables",)
@@ -50,6 +51,7 @@ class TableWriter(ReplayWriter):
 
     @property
     def num_slots(self) -> int:
+        """Slots of the tables and of running episodes, which the storage must have."""
         return self.tables.num_slots
 
     def register_storage(self, storage: Storage) -> None:
@@ -60,10 +62,10 @@ class TableWriter(ReplayWriter):
                 f"the storage has {storage.capacity} rows and {type(self).__name__} needs {self.num_slots}: the "
                 f"capacities of its tables, and the histories of running episodes. Use PackedStorage({self.num_slots})"
             )
-        for buffer in storage._attached_entities:
-            if not as_replay_sampler(buffer._sampler)._draws_from_tables:
+        for buffer in attached_buffers(storage):
+            if not as_replay_sampler(buffer.sampler)._draws_from_tables:
                 raise TypeError(
-                    f"the sampler is a {type(buffer._sampler).__name__}, which would draw slots that no table of "
+                    f"the sampler is a {type(buffer.sampler).__name__}, which would draw slots that no table of "
                     f"{type(self).__name__} holds any more; use TableShares or ScheduledSampler, alone or as "
                     "base_sampler= of a sampler of pairs or sequences"
                 )
@@ -71,7 +73,7 @@ class TableWriter(ReplayWriter):
         storage.occupancy_owner = self.tables
         self._frames = storage if isinstance(storage, FrameStorage) else None
         if self._frames is not None:
-            # Slots become free in the compiled loops over tables, which have no frames.
+            # The compiled loops over tables free slots, and the storage frees their frames.
             self.tables.on_free = self._frames.release
 
     def write(self, slots: np.ndarray, values: Sequence[Column]) -> Tensor:
@@ -90,27 +92,28 @@ class TableWriter(ReplayWriter):
                 # A row has at most this many frames, so that fewer entries would never do.
                 leaving = -(-lacking // (2 * storage.frame_stack)) if len(new) == 1 else 1
                 places = self.tables.leave_early(fullest, min(leaving, int(old[fullest])))
-                for buffer in self._storage._attached_entities:
-                    as_replay_sampler(buffer._sampler).on_leave(fullest, places)
-            elif not self.forget_oldest():
+                for buffer in attached_buffers(self._storage):
+                    as_replay_sampler(buffer.sampler).on_leave(fullest, places)
+            elif not self.evict_oldest_history():
                 raise RuntimeError(
                     f"{lacking} frames are lacking although nothing else is stored; raise frame_capacity"
                 )
 
     def _mark_update(self, index: Tensor) -> None:
-        for buffer in self._storage._attached_entities:
+        for buffer in attached_buffers(self._storage):
             buffer.mark_update(index)
 
     def _push(self, numbers: Collection[int], slots: np.ndarray, are_new: bool) -> None:
         """Informs the samplers of rows that were appended to the tables of these numbers."""
-        for buffer in self._storage._attached_entities:
-            as_replay_sampler(buffer._sampler).on_append(self.tables, numbers, slots, are_new)
+        for buffer in attached_buffers(self._storage):
+            as_replay_sampler(buffer.sampler).on_append(self.tables, numbers, slots, are_new)
 
-    def forget_oldest(self) -> bool:
+    def evict_oldest_history(self) -> bool:
+        """Evicts the oldest history of a running episode; returns ``False``, because this writer keeps none."""
         return False
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned; a state whose slots disagree is refused, and nothing changes."""
+        """Restores what :meth:`state_dict` returned; refuses a state whose slots disagree, and changes nothing then."""
         self.tables.check_state(state_dict["tables"], self._held_by(state_dict))
         super().load_state_dict(dict(state_dict))
 
@@ -118,6 +121,7 @@ class TableWriter(ReplayWriter):
         return np.zeros(0, dtype=np.int64)
 
     def age_of(self, index: Tensor) -> Tensor:
+        """Returns how many rows were written after the rows in the slots, int64."""
         return torch.from_numpy(self.tables.age_of(index.cpu().numpy()))
 
     def _empty(self, empty_write_count: bool = True) -> None:
@@ -126,35 +130,45 @@ class TableWriter(ReplayWriter):
         self.tables.clear()
 
 
+class _NewRows(NamedTuple):
+    """New rows ``[N]`` by episode."""
+
+    trajectory: np.ndarray | None  #: Running episode of each row, int64 ``[N]``; ``None`` if rows name none.
+    observations: Sequence[ObservationPair]  #: Columns that must continue the row before.
+    episodes: EpisodeGroups
+    breaks: Discontinuities | None  #: Rows that do not continue the row before; ``None`` if all do.
+
+
 @rebuildable
 class EventTableWriter(TableWriter):
     """Stratified Sampling from Event Tables: an event's table gets the last ``history_length`` steps up to the event.
 
-    An event is tested on the step that led to it, a row with its ``next`` state, never a reset state. This step counts
-    as one of the history. A step goes to a table once, however many events follow it, even if it has left that table
-    since. Histories never cross episodes: ``trajectory`` (int64 ``[N]``) is the episode of a row, without it the rows
-    are one environment in order; ``("next", "done")`` ends an episode, and so does a row that starts with another
-    observation than the row before ended with. All tables are first in, first out. Needs no
-    feedback. Kompella et al. 2022, https://arxiv.org/abs/2211.00576, section 4.
+    An event is tested on the step that led to it, a row with its ``next`` state, never on a reset state. This step is
+    part of the history. A step goes to a table once, however many events follow, even if it has left the table since.
+    Histories never cross episodes. ``trajectory`` (int64 ``[N]``) is the episode of a row; without it, the rows belong
+    to one environment, in order. ``("next", "done")`` ends an episode. So does a row that does not start with the
+    observation with which the row before ended. All tables are first in, first out. The writer needs no feedback.
+    Kompella et al. 2022, https://arxiv.org/abs/2211.00576, section 4.
 
     Args:
-        capacity: most entries of the default table.
-        event_tables: the others.
-        max_trajectories: episodes whose histories are held at once.
-        forget_stale: where more run, forget those continued longest ago; otherwise such rows are refused.
-        check_continuity: whether observations are compared, see :class:`~lightning_replay.episodes.links.Continuity`.
-        count_state_actions: keep the counts that the corrections of Lemma 2 need; for discrete states and actions.
-            Tables with a share of 0 are not counted as events.
+        capacity: Most entries of the default table.
+        event_tables: Tables of events.
+        max_trajectories: Most episodes whose histories are kept at once.
+        forget_stale: Whether the episodes continued longest ago lose their histories if more episodes run. Otherwise,
+            such rows are refused.
+        check_continuity: Whether observations are compared, see :class:`~lightning_replay.episodes.links.Continuity`.
+        count_state_actions: Whether states and actions are counted for the correction of Lemma 2. They must be
+            discrete. Tables with a share of 0 do not count as events.
 
     Raises:
-        ValueError: names that are taken twice, or no event table. In ``extend``, rows that do not fit the first ones or
+        ValueError: Names that are taken twice, or no event table. In ``extend``, rows that do not fit the first rows or
             lack ``("next", "done")``, a condition that raises or does not return one bool per row, or too many running
             episodes; nothing is stored then.
     """
 
     exact: bool = True
     saved_attributes: tuple[str, ...] = ("_write_count", "_fired", "_rows_tested")
-    saved_parts: tuple[str, ...] = ("tables", "_histories")
+    saved_parts: tuple[str, ...] = ("tables", "_histories", "_running")
     stored_options: tuple[str, ...] = ("_given_events", "check_continuity")
 
     def __init__(
@@ -180,14 +194,14 @@ class EventTableWriter(TableWriter):
         self._counts_state_actions = checked_flag("count_state_actions", count_state_actions)
         self.check_continuity: bool = checked_flag("check_continuity", check_continuity)
         conditions = [event.condition for table in event_tables for event in table.events]
-        # Nothing follows a row if no history has two steps and no condition has a memory, without which it is fresh.
+        # Rows are compared only if a history has two steps or a condition has a memory. Others are fresh themselves.
         self.compares_rows: bool = self.check_continuity and (
             longest > 1 or any(isinstance(one, Condition) and one.fresh() is not one for one in conditions)
         )
         self._start()
 
     def _start(self) -> None:
-        # Conditions remember episodes, and each buffer has its own.
+        # Conditions remember episodes, so that each buffer needs fresh ones.
         self._event_tables = [table.fresh() for table in self._given_tables]
         self._events = [event for table in self._event_tables for event in table.events]
         self._event_arrays = EventArrays(
@@ -197,64 +211,82 @@ class EventTableWriter(TableWriter):
         )
         self._fired = np.zeros(len(self._events), dtype=np.int64)
         self._histories = Histories(self.tables, self._longest - 1, self._max_trajectories, self.forget_stale)
-        self._columns: Mapping[Key, tuple[torch.dtype, torch.Size]] | None = None  # see _read_columns
+        self._columns: Mapping[Key, tuple[torch.dtype, torch.Size]] | None = None
         self._running = LastObservations()
         self._rows_tested = 0
-        self._judged_at = _ROWS_BEFORE_WARNING  # rows tested when _judge_conditions is called next
-        self._warned_of: set[int] = set()  # events
+        self._judged_at = _ROWS_BEFORE_WARNING  # When so many rows are tested, _judge_conditions is called.
+        self._warned_of: set[int] = set()  # Numbers of events.
         if self._counts_state_actions:
             self.tables.state_action_counts = StateActionCounts(self.num_slots)
 
     def _insert_columns(self, columns: Sequence[Column], rows: Any) -> Insertion:
-        # Once for the columns that the first rows fixed, and again where others do.
+        # The first rows fixed the columns. They are read again if a load fixed others.
         if self._columns is not self._storage.row_columns:
             self._read_columns(self._storage.row_columns)
-        done, trajectory = np.ascontiguousarray(as_array(columns[self._done_at]).reshape(-1)), None
+        new = self._group(columns)
+        parts = self._in_turn(new)
+        fired, keys = self._check_and_test(columns, rows, new.breaks, [episodes for _, episodes in parts])
+        if new.breaks is not None:  # Nothing can refuse the rows any more.
+            self._histories.end_episodes(new.breaks.starts)
+        count = len(new.episodes.done)
+        if len(parts) == 1:
+            index = self._write(columns, fired, new.episodes, keys)
+        else:
+            for part, episodes in parts:
+                happened = np.ascontiguousarray(fired[:, part])
+                self._write([column[part] for column in columns], happened, episodes, keys and keys[part])
+            index = torch.from_numpy(self.tables.slots_of(0)[-count:])
+        self._running.follow(new.observations, new.episodes, 0 if new.breaks is None else len(new.breaks.begins))
+        self._count(fired)  # It may warn, and a warning may be made an error.
+        return Insertion(index, slice(count - len(index), count))
+
+    def _group(self, columns: Sequence[Column]) -> _NewRows:
+        """Groups new rows by episode; a row that does not start where the row before ended begins another episode."""
+        done = np.ascontiguousarray(as_array(columns[self._done_at]).reshape(-1))
+        trajectory = None
         if self._trajectory_at is not None:
-            named = as_array(columns[self._trajectory_at]).reshape(-1)
-            trajectory = np.ascontiguousarray(named, dtype=np.int64)
+            trajectory = np.ascontiguousarray(as_array(columns[self._trajectory_at]).reshape(-1), dtype=np.int64)
         observations = [(columns[own], columns[following]) for own, following in self._observed_at]
         if not self._are_vectors or type(observations[0][0]) is not np.ndarray:
             observations = [(comparable(own, "cpu"), comparable(following, "cpu")) for own, following in observations]
-        whole = groups_of(trajectory, done)
-        # Rows that do not start where the last row of their episode ended begin another episode: a step of the one
-        # before must not count as leading to an event.
-        breaks = self._running.breaks(observations, whole)
+        episodes = groups_of(trajectory, done)
+        # No step of the episode before may count as leading to an event of the new one.
+        breaks = self._running.breaks(observations, episodes)
         if breaks is not None:
-            done, whole = breaks.done, groups_of(trajectory, breaks.done)
-        count, most = len(done), min(self._most_at_once, self._storage.rows_at_once)
-        # More rows than the default table holds are written in turn, because their histories are needed although they
-        # leave.
-        parts = [slice(start, start + most) for start in range(0, count, most)] if count > most else []
-        episodes = [groups_of(None if trajectory is None else trajectory[part], done[part]) for part in parts] or [
-            whole
-        ]
-        called = self._block.others
-        # Compiled conditions have no memory; the others have followed some rows by the time at which one refuses.
-        states = [state_of(self._events[number].condition) for number in called] if called else ()
-        try:  # all that may refuse the rows, before any is stored
-            self._histories.check_room(episodes)
+            episodes = groups_of(trajectory, breaks.done)
+        return _NewRows(trajectory, observations, episodes, breaks)
+
+    def _in_turn(self, new: _NewRows) -> list[tuple[slice, EpisodeGroups]]:
+        """Divides the rows into parts to be written in turn; each part fits the default table.
+
+        The histories of events need the rows of a part although the next part makes them leave.
+        """
+        done = new.episodes.done
+        most = min(self._most_at_once, self._storage.rows_at_once)
+        if len(done) <= most:
+            return [(slice(0, len(done)), new.episodes)]
+        parts = [slice(start, start + most) for start in range(0, len(done), most)]
+        names = [None if new.trajectory is None else new.trajectory[part] for part in parts]
+        return [(part, groups_of(named, done[part])) for part, named in zip(parts, names, strict=True)]
+
+    def _check_and_test(
+        self, columns: Sequence[Column], rows: Any, breaks: Discontinuities | None, parts: Sequence[EpisodeGroups]
+    ) -> tuple[np.ndarray, list[bytes] | None]:
+        """Returns the events, bool ``[V, N]``, and the keys of states and actions, if they are counted.
+
+        Whatever may refuse the rows comes here, before any row is stored. If the rows are refused, conditions that have
+        followed some of them get their states back; compiled conditions have no memory.
+        """
+        called = [self._events[number].condition for number in self._block.others]
+        states = [state_of(condition) for condition in called]
+        try:
+            self._histories.check_room(parts)
             fired = self._test(columns, rows, breaks)
-            keys = None if self.tables.state_action_counts is None else state_action_keys(as_rows(rows))
+            return fired, None if self.tables.state_action_counts is None else state_action_keys(as_rows(rows))
         except BaseException:
-            for number, state in zip(called, states, strict=True):
-                load_state_of(self._events[number].condition, state)
+            for condition, state in zip(called, states, strict=True):
+                load_state_of(condition, state)
             raise
-        if breaks is not None:  # nothing can refuse the rows any more
-            for name in breaks.starts:
-                self._histories.forget(name)
-        if not parts:
-            index = self._write(columns, fired, whole, keys)
-            kept = slice(0, count)
-        else:
-            for part, groups in zip(parts, episodes, strict=True):
-                now = np.ascontiguousarray(fired[:, part])
-                self._write([column[part] for column in columns], now, groups, keys and keys[part])
-            index = torch.from_numpy(self.tables.slots_of(0)[-count:])
-            kept = slice(count - len(index), count)
-        self._running.follow(observations, whole, 0 if breaks is None else len(breaks.begins))
-        self._count(fired)  # may warn, and a warning may be made an error
-        return Insertion(index, kept)
 
     def _read_columns(self, columns: Mapping[Key, tuple[torch.dtype, torch.Size]]) -> None:
         places = {key: place for place, key in enumerate(columns)}
@@ -281,7 +313,8 @@ class EventTableWriter(TableWriter):
         """Returns which events happened in each row, bool ``[V, N]``; called conditions get ``given``."""
         happened = self._block(columns)
         for number in self._block.others:
-            rows, condition = as_rows(given), self._events[number].condition
+            rows = as_rows(given)
+            condition = self._events[number].condition
             try:
                 if breaks is None or not isinstance(condition, Condition):
                     happened[number] = holds(condition, rows).cpu().numpy()
@@ -299,10 +332,9 @@ class EventTableWriter(TableWriter):
         self, values: Sequence[Column], fired: np.ndarray, episodes: EpisodeGroups, keys: list[bytes] | None
     ) -> Tensor:
         if self.forget_stale:
-            stale = self._histories.make_room(episodes)
+            stale = self._histories.evict_stale(episodes)
             self._end_conditions(stale)
-            for name in stale:
-                self._running.forget(name)
+            self._running.end_episodes(stale)
         # Order: slots are taken from the default table, rows are written there, and only then the steps before an event
         # are referred to by its table, which may free slots of others.
         slots = self.tables.append_new_to_each(np.zeros(len(episodes.done), dtype=np.int64))
@@ -331,11 +363,11 @@ class EventTableWriter(TableWriter):
         if np.count_nonzero(fired):
             self._fired += fired.sum(1)
         if self._rows_tested >= self._judged_at:
-            self._judge_later()  # before a warning that may be made an error
+            self._judge_later()  # A warning after it may be made an error.
             self._judge_conditions()
 
     def _judge_later(self) -> None:
-        # At a table's worth of rows, and whenever there are twice as many.
+        # Conditions are judged at as many rows as a table holds, and whenever there are twice as many.
         later = [table.capacity for table in self._event_tables if table.capacity > self._rows_tested]
         self._judged_at = min([2 * self._rows_tested, *later])
 
@@ -343,11 +375,13 @@ class EventTableWriter(TableWriter):
         return self._event_tables[self._event_arrays.table[event]]
 
     def _judge_conditions(self) -> None:
-        # Once for each event: its condition is true almost always, or was never true of a table's worth of rows.
-        stored, slots = self._storage.readable_rows, torch.from_numpy(self.tables.slots_of(0))
+        # There is one warning for each event: its condition is nearly always true, or was never true.
+        stored = self._storage.readable_rows
+        slots = torch.from_numpy(self.tables.slots_of(0))
         for number, fired in enumerate(self._fired.tolist()):
             table = self._table_of(number)
-            share, what = fired / self._rows_tested, f"the condition of event table {table.name!r}"
+            share = fired / self._rows_tested
+            what = f"the condition of event table {table.name!r}"
             if number not in self._warned_of and share >= _SUSPICIOUS_SHARE:
                 self._warned_of.add(number)
                 warnings.warn(
@@ -358,22 +392,22 @@ class EventTableWriter(TableWriter):
             elif number not in self._warned_of and fired == 0 and self._rows_tested >= table.capacity:
                 self._warned_of.add(number)
                 if not warn_of_unmet(f"{what},", self._events[number].condition, self._rows_tested, stored, slots):
-                    self._warned_of.remove(number)  # no episode has ended yet
+                    self._warned_of.remove(number)  # No episode has ended yet.
 
     def stats(self) -> dict[str, Any]:
         """Returns ``histories_forgotten``, and ``event_shares``: the share of tested steps that were events, by table.
 
-        Of several events into one table it is their sum.
+        The shares of several events of one table are summed.
         """
         counts = np.bincount(self._event_arrays.table, weights=self._fired) / max(self._rows_tested, 1)
         shares = {table.name: float(count) for table, count in zip(self._event_tables, counts, strict=True)}
         return {"histories_forgotten": self._histories.forgotten, "event_shares": shares}
 
-    def forget_oldest(self) -> bool:
-        name = self._histories.forget_oldest()
-        if name is not None:
-            self._running.forget(name)
-        return name is not None
+    def evict_oldest_history(self) -> bool:
+        """Evicts the history of the episode continued longest ago; returns whether there was one."""
+        evicted = self._histories.evict_oldest()
+        self._running.end_episodes(evicted)
+        return bool(evicted)
 
     def _held_by(self, state_dict: Mapping[str, Any]) -> np.ndarray:
         return self._histories.slots_in(state_dict["histories"])
@@ -384,25 +418,25 @@ class EventTableWriter(TableWriter):
             return
         trajectory = trajectory_of(self._storage.readable_rows)
         names = [None] if trajectory is None else trajectory[slots].flatten().tolist()
-        for name in names:
-            self._histories.forget(name or 0)
-            self._running.forget(name or 0)
+        numbers = [name or 0 for name in names]  # The rows of unnamed episodes have the number 0.
+        self._histories.end_episodes(numbers)
+        self._running.end_episodes(numbers)
         self._end_conditions(names)
 
-    def _end_conditions(self, names: Sequence[int | None]) -> None:
-        # Conditions remember running episodes, also those of lost workers, which nothing continues.
-        if names:
+    def _end_conditions(self, trajectories: Sequence[int | None]) -> None:
+        # Conditions also remember the episodes of lost workers, which nothing continues.
+        if trajectories:
             for event in self._events:
                 if isinstance(event.condition, Condition):
-                    event.condition.end_episodes(names)
+                    event.condition.end_episodes(trajectories)
 
     def _empty(self, empty_write_count: bool = True) -> None:
         super()._empty(empty_write_count=empty_write_count)
         self._start()
 
     def state_dict(self) -> dict[str, Any]:
+        """Returns tables, histories, last observations, counts of events, and the states of the conditions."""
         return super().state_dict() | {
-            "running": self._running.state_dict(),
             "sent": torch.from_numpy(self._event_arrays.sent.T.copy()),
             "conditions": [state_of(event.condition) for event in self._events],
             "warned_of": sorted(self._warned_of),
@@ -416,7 +450,6 @@ class EventTableWriter(TableWriter):
                 "them with the saved events"
             )
         super().load_state_dict(state_dict)
-        self._running.load_state_dict(state_dict["running"])
         self._event_arrays.sent[:] = state_dict["sent"].numpy().T
         self._warned_of = set(state_dict["warned_of"])
         if self._rows_tested >= _ROWS_BEFORE_WARNING:
@@ -426,6 +459,7 @@ class EventTableWriter(TableWriter):
 
 
 def check_tables(event_tables: Sequence[EventTable], name: str = "tables") -> None:
+    """Raises for anything but a list of event tables with different names."""
     check_kind(name, event_tables, Sequence, f"a list of EventTable objects, as {name}=[EventTable(...)]")
     for place, table in enumerate(event_tables):
         check_kind(f"{name}[{place}]", table, EventTable, "an EventTable")
@@ -442,20 +476,20 @@ def check_tables(event_tables: Sequence[EventTable], name: str = "tables") -> No
 
 @rebuildable
 class TaskTableWriter(TableWriter):
-    """Writes each row into the table of its task; in each the oldest leave. Needs no feedback.
+    """Writes each row into the table of its task, from which the oldest rows leave. The writer needs no feedback.
 
-    Rows carry ``task``, int64 ``[N]``, an index into ``tasks``. One replay buffer for each task is the memory of
-    Distributed Parallel Curriculum Experience Replay (DPCER; Li and Ji 2021,
-    https://openreview.net/forum?id=EiW3FLYBiP).
+    Rows have a column ``task``, int64 ``[N]``, an index into ``tasks``. Distributed Parallel Curriculum Experience
+    Replay keeps one replay buffer for each task (DPCER; Li and Ji 2021, https://openreview.net/forum?id=EiW3FLYBiP).
 
     Args:
-        tasks: their names.
-        capacity_per_task: most rows kept of each.
-        shares_one_table: keep all tasks in one table of ``len(tasks) * capacity_per_task`` rows, as the baselines do.
+        tasks: Names of the tasks.
+        capacity_per_task: Most rows kept of each task.
+        shares_one_table: Whether one table of ``len(tasks) * capacity_per_task`` rows keeps all tasks, as in the
+            baselines.
 
     Raises:
-        ValueError: no tasks, or a name that is taken twice. In ``extend``, rows without ``task``, or of a task that
-            does not exist; nothing is stored then.
+        ValueError: No tasks, or a name that is taken twice. In ``extend``, rows without ``task``, or rows of a task
+            that does not exist; nothing is stored then.
     """
 
     exact: bool = True
@@ -464,7 +498,7 @@ class TaskTableWriter(TableWriter):
         self.tasks: list[str] = checked_names("tasks", tasks, "task")
         capacity_per_task = checked_count("capacity_per_task", capacity_per_task, of="transitions")
         self._shares_one_table = checked_flag("shares_one_table", shares_one_table)
-        self._columns: Mapping[Any, Any] | None = None  # those in which the task is at the place _task_at
+        self._columns: Mapping[Any, Any] | None = None  # The task is at the place _task_at in these columns.
         self._task_at = -1
         everything = {SHARED_TABLE: capacity_per_task * len(tasks)}
         super().__init__(Tables(everything if shares_one_table else dict.fromkeys(tasks, capacity_per_task)))
@@ -510,7 +544,8 @@ class TaskTableWriter(TableWriter):
                     f"the transitions need a column 'task', int64 [N], an index into {self.tasks}; got {given}. "
                     "Nothing was stored"
                 )
-            self._columns, self._task_at = stored, list(stored).index(("task",))
+            self._columns = stored
+            self._task_at = list(stored).index(("task",))
         task = np.ascontiguousarray(as_array(columns[self._task_at]).reshape(-1))
         if task.min() < 0 or task.max() >= len(self.tasks):
             unknown = np.unique(task[(task < 0) | (task >= len(self.tasks))])

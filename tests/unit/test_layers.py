@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LIGHTNING = {"lightning", "lightning_fabric", "pytorch_lightning", "lightning_utilities", "jsonargparse"}
 # Lowest first: what stands here may import from what stands before it, at any place in a file.
 ORDER = (
+    "torchrl_compat",
     *("lazy", "fast_path", "hooks", "forking", "options", "envs", "free_memory", "saving", "state", "jit", "parts"),
     *("storage", "levels"),
     *("divided_draws", "episodes", "tables", "feedback", "events", "neighbors", "priority_tree", "schedulers"),
@@ -28,6 +29,7 @@ ORDER = (
 )
 #: The files that a prioritized replay loads, apart from those that only import others: no method is among them.
 CORE = (
+    "torchrl_compat",
     *("divided_draws", "fast_path", "feedback", "forking", "free_memory", "jit", "lazy", "options", "parts"),
     *("episode_ends", "hooks", "prefetch", "replay_parts"),
     *("replay", "saves", "schedules", "start_method", "state", "training_replay", "priority_tree.numba_kernels"),

@@ -52,9 +52,9 @@ def test_the_newest_row_has_no_successor_though_the_next_slot_is_occupied() -> N
 def test_cut_ends_an_episode_for_good() -> None:
     links = EpisodeLinks(4)
     write(links, [0, 1], trajectory=[3, 3])
-    links.cut(torch.tensor([1]))
+    links.end_episodes(torch.tensor([1]))
     write(links, [2], trajectory=[3])
-    links.cut(torch.tensor([0]))
+    links.end_episodes(torch.tensor([0]))
     assert successors(links) == [-1, -1, -1, -1]
 
 

@@ -318,7 +318,7 @@ def test_bad_feedback_changes_nothing(signals, error, message) -> None:
 def test_rules_that_know_nothing_else_ask_for_action_values() -> None:
     replay = small(rule=OnPolicynessOnly())
     replay.extend(rewarded([1.0]))
-    with pytest.raises(ValueError, match=r"OnPolicynessOnly learns from action_values \[B, A\]"):
+    with pytest.raises(ValueError, match=r"OnPolicynessOnly learns only from action_values \[B, A\]"):
         replay.update_priority(torch.tensor([0]), torch.tensor([1.0]))
 
 
