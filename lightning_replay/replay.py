@@ -344,7 +344,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         with self._changing():
             for transform in self.parts.delaying:
                 with self.parts.undone_if_refused():
-                    formed = transform.flush(trajectories)
+                    formed = transform.form_pending(trajectories)
                     if formed is not None:
                         slots.append(self._check_and_store(formed, takes_priorities=True))
         return torch.cat(slots)

@@ -15,12 +15,12 @@ from lightning_replay.episodes.links import comparable
 from lightning_replay.storage.columns import TRAJECTORIES, Column
 from lightning_replay.storage.rows import Key, observation_keys
 
-_MOST_READ = 16_384  # rows of a call
-_MOST_COMPARED = 64  # rows, of which none continues another, before rows are refused
-_MOST_RUNNING = 4_096  # episodes, or twice the rows of a call, before rows are no longer compared
+_MOST_READ = 16_384  # So many rows of a call are read.
+_MOST_COMPARED = 64  # Rows are refused if none of so many continues another.
+_MOST_RUNNING = 4_096  # If more episodes run, and twice as many as a call has rows, rows are no longer compared.
 _MOST_ENDS = 64
 _LEAST_REPEATED = 8
-_MOST_CALLS = 16  # in which an end waits for the next episode
+_MOST_CALLS = 16  # An end waits so many calls for the next episode.
 _MOST_STATES = 4_096
 _DONE = ("next", "done")
 
@@ -39,21 +39,21 @@ class Beginnings:
     and returns another object, which is kept once the rows are stored.
 
     Args:
-        compares: whether a part joins rows only if they continue each other.
-        is_silent: whether ends are not reported, because they have been or because the buffer does not compare rows.
+        compares: Whether a part joins rows only if they continue each other.
+        is_silent: Whether ends are not reported, because they have been, or because the buffer does not compare rows.
     """
 
     def __init__(self, compares: bool, is_silent: bool) -> None:
-        self._compares = compares  # until a row continues another
-        self._num_compared = 0  # rows, none of which continues another
-        self._last: dict[int, int] = {}  # what running episodes ended with so far
+        self._compares = compares  # Rows are compared until a row continues another.
+        self._num_compared = 0
+        self._last: dict[int, int] = {}  # The last observation of each running episode, as a hash.
         self.is_silent: bool = is_silent
         self._num_ends = 0
-        self._waiting: set[int] = set()  # last observations with which no row has begun
-        self._calls_left = 0  # in which they wait
-        self._repeated: set[int] = set()  # last observations with which a row began that continues no other
-        self._states: set[int] = set()  # within episodes: an end among these recurs by itself
-        self._running: set[int] = set()  # trajectories of the rows before
+        self._waiting: set[int] = set()  # No row has begun with these last observations.
+        self._calls_left = 0  # They wait for so many calls.
+        self._repeated: set[int] = set()  # A row that continues no other began with these last observations.
+        self._states: set[int] = set()  # Observations within episodes; an end among them recurs by itself.
+        self._running: set[int] = set()  # Trajectories of the rows before.
 
     def after(self, values: Sequence[Column], columns: Iterable[Key]) -> Beginnings:
         """Returns these beginnings with those in rows with the values ``[N, ...]`` of these columns.
@@ -70,7 +70,7 @@ class Beginnings:
         if type(done) is np.ndarray and not (self._compares or self._waiting or np.count_nonzero(done)):
             return self
         if done is None or done.shape[1:] not in ((), (1,)) or not str(done.dtype).endswith("bool"):
-            return self  # which is refused elsewhere, where it matters
+            return self  # A part that needs the column refuses the rows.
         terminated = given.get(("next", "terminated"))
         cut = done if terminated is None or terminated.shape != done.shape else done > terminated
         if not (self._compares or self._waiting or bool(cut.any())):

@@ -20,8 +20,8 @@ from lightning_replay.storage.columns import contradicts
 from lightning_replay.storage.packed import PackedStorage, readable_rows
 from lightning_replay.storage.rows import observation_pairs
 
-MOST_NUMBERS = 4_096  # of a row and a column that are compared: more would cost an eighth of the insert of an image
-_LEAST_COMPARED = 16  # before rows are reported that do not continue others
+MOST_NUMBERS = 4_096  # If more numbers of a row were compared, the insert of an image would take an eighth longer.
+_LEAST_COMPARED = 16  # Rows that do not continue others are reported after so many comparisons.
 
 TRAJECTORY_KEYS = ("trajectory", ("collector", "traj_ids"))  # the second is written by TorchRL's collectors
 
@@ -33,6 +33,7 @@ def trajectory_of(rows: TensorDictBase) -> Tensor | None:
 
 
 def trajectory_name(rows: TensorDictBase) -> str:
+    """Returns the key of the column that names the episodes, for a message."""
     return repr(next((key for key in TRAJECTORY_KEYS if rows.get(key, None) is not None), TRAJECTORY_KEYS[0]))
 
 
@@ -46,7 +47,7 @@ def comparable(column: Any, device: str | None = None) -> Any:
             return column
     else:
         column = column.detach() if device is None else column.detach().to(device)
-        if column.dtype == torch.bfloat16:  # which NumPy lacks
+        if column.dtype == torch.bfloat16:  # NumPy has no bfloat16.
             column = column.view(torch.int16)
         if column.device.type == "cpu":
             column = column.numpy()
@@ -59,19 +60,20 @@ def equal_rows(one: Any, other: Any) -> Any:
     if isinstance(one, Tensor):
         return (one.contiguous().view(torch.uint8) == other.contiguous().view(torch.uint8)).all(1)
     one, other = np.ascontiguousarray(one), np.ascontiguousarray(other)
-    if one.tobytes() == other.tobytes():  # in a tenth of the time
+    if one.tobytes() == other.tobytes():  # The usual case takes a tenth of the time.
         return np.ones(len(one), dtype=np.bool_)
     return (one.view(np.uint8) == other.view(np.uint8)).all(1)
 
 
 class DiscontinuityCount:
-    """Counts rows that do not continue the row before, for one warning where they are the majority."""
+    """Counts rows that do not continue the row before, for one warning if they are the majority."""
 
     def __init__(self) -> None:
         self._compared = self._broken = 0
         self._has_warned = False
 
     def add(self, compared: int, broken: int) -> None:
+        """Adds the number of compared rows, and of rows among them that do not continue the row before."""
         self._compared += compared
         self._broken += broken
 
@@ -81,6 +83,7 @@ class DiscontinuityCount:
         return not self._has_warned and 2 * self._broken > self._compared >= _LEAST_COMPARED
 
     def warn(self, column: str) -> None:
+        """Warns, and names the column in which each row should have the number of its episode."""
         self._has_warned = True
         warnings.warn(
             f"{self._broken} of {self._compared} rows do not start with the observation that the row before ended "
@@ -121,6 +124,7 @@ class Continuity:
         return equal
 
     def of_one(self, before: int, after: int) -> bool:
+        """Returns whether the row in the slot ``after`` continues the row in ``before``."""
         self._read()
         is_equal = all(
             own[after].tobytes() == following[before].tobytes()
@@ -132,7 +136,7 @@ class Continuity:
         return is_equal
 
     def warn(self) -> None:
-        """Warns once where most rows do not continue the row before; call it when all parts have the new rows."""
+        """Warns once if most rows do not continue the row before; call it when all parts have the new rows."""
         if self._tally.is_suspicious:
             self._tally.warn(trajectory_name(self._rows()))
 
@@ -146,7 +150,7 @@ class Continuity:
         if isinstance(self._source, PackedStorage):
             if self._packed is self._source.all_packed:
                 return
-            self._packed = self._source.all_packed  # which keeps its columns until it is loaded
+            self._packed = self._source.all_packed  # A load replaces this tensor.
         pairs = observation_pairs(self._rows())
         self._pairs = [(comparable(own), comparable(following)) for own, following in pairs]
 
@@ -232,7 +236,7 @@ class EpisodeLinks:
 
     def before(self, index: Tensor) -> np.ndarray:
         """Returns the previous step of each slot, int64 ``[n]``, -1 for none."""
-        return self.predecessor.numpy()[index.numpy()]  # in a third of the time of the tensor
+        return self.predecessor.numpy()[index.numpy()]  # NumPy takes a third of the time.
 
     def ended(self, slots: Iterable[int]) -> list[int]:
         """Returns those of the slots that nothing follows, now or later, each once."""
@@ -265,6 +269,7 @@ class EpisodeLinks:
         self.end_episodes(torch.cat((before[before >= 0], index.reshape(-1))))
 
     def clear(self) -> None:
+        """Removes all links and running episodes."""
         self.successor.fill_(-1)
         self.predecessor.fill_(-1)
         self._newest_slot.clear()
@@ -272,9 +277,11 @@ class EpisodeLinks:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of both directions."""
         return self.successor.nbytes + self.predecessor.nbytes
 
     def state_dict(self) -> dict[str, Any]:
+        """Returns the links ahead, and the newest slot of each running episode."""
         named = [trajectory for trajectory in self._newest_slot if trajectory is not None]
         return {
             "successor": self.successor.clone(),
@@ -284,6 +291,7 @@ class EpisodeLinks:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores what :meth:`state_dict` returned; raises ``ValueError`` for links of other slots or in circles."""
         successor = state["successor"]
         if successor.shape != self.successor.shape:
             raise ValueError(
@@ -304,19 +312,19 @@ class EpisodeLinks:
                 self._remember(name, slot)
 
     def _write_one(self, slot: int, trajectory: int | None, done: bool) -> None:
-        # In plain numbers: an extend of one row takes 59 us, and 124 by _write_many.
+        # With plain numbers, an extend of one row takes 59 us. With _write_many, it takes 124.
         successor, predecessor = self.successor.numpy(), self.predecessor.numpy()
         before, after = predecessor[slot], successor[slot]
-        # The row that was in this slot leaves, and nothing may go through it.
+        # The row that was in this slot leaves. No episode may go through it.
         if before >= 0:
             successor[before] = -1
         if after >= 0:
             predecessor[after] = -1
         successor[slot] = -1
-        # It was the newest of its episode, which no row can continue any more.
+        # If it was the newest row of its episode, no row can continue the episode.
         if slot in self._trajectory_at:
             del self._newest_slot[self._trajectory_at.pop(slot)]
-        # The newest row of the same episode, or of the only one where rows have no ids.
+        # If rows have no ids, they all belong to one episode.
         previous = self._pop_newest(trajectory)
         if previous >= 0 and self.continuity is not None and not self.continuity.of_one(previous, slot):
             previous = -1
@@ -380,7 +388,7 @@ class MissingSteps(NamedTuple):
 
 def missing_steps(trajectory: Tensor | None, stored: np.ndarray, count: int) -> MissingSteps:
     """Compares the rows ``stored``, int64 ``[n]`` ascending, with ``count`` rows that were given, in order of time."""
-    if not len(stored):  # in a third of the time
+    if not len(stored):  # This case takes a third of the time.
         nothing = torch.zeros(0, dtype=torch.int64, device="cpu")
         return MissingSteps([None] if trajectory is None else sorted(set(trajectory.flatten().tolist())), nothing)
     is_stored = np.zeros(count, dtype=np.bool_)

@@ -46,7 +46,7 @@ def n_step_returns(reward: Tensor, steps_used: Tensor, discount: float) -> Tenso
     step = torch.arange(reward.shape[1], device=reward.device)
     powers = [discount**power for power in range(reward.shape[1])]
     factors = torch.tensor(powers, dtype=reward.dtype, device=reward.device)
-    # where, not a product: the ignored rewards may be anything, NaN included.
+    # A product with 0 would keep NaN, which the ignored rewards may be.
     return torch.where(step < steps_used.unsqueeze(1), reward * factors, 0).sum(1)
 
 
@@ -115,6 +115,7 @@ class EpisodeTracker(FollowedEpisodes):
         return n_step_returns(reward.reshape(slots.shape), steps_used.to(reward.device), self.discount)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], storage: Storage) -> None:  # type: ignore[override]
+        """Restores what :meth:`state_dict` returned; raises ``ValueError`` for links of another number of slots."""
         slots = storage.max_size if state_dict["links"] is None else len(state_dict["links"]["successor"])
         if slots != storage.max_size:  # compiled loops check no bounds
             raise ValueError(f"links of {slots} slots are saved, of {storage.max_size} needed; give the saved capacity")
@@ -136,9 +137,9 @@ class NStepTransitions(ReplayTransform):
     not ``add``: one step may form several transitions.
 
     Args:
-        n_steps: n, longest return.
-        discount: γ.
-        check_continuity: whether observations are compared, see :class:`~lightning_replay.episodes.links.Continuity`.
+        n_steps: Number n of rewards in the longest return.
+        discount: Discount γ.
+        check_continuity: Whether observations are compared, see :class:`~lightning_replay.episodes.links.Continuity`.
 
     Stored keys:
         discount: float32 ``[N, 1]``, γ to the power of the steps used, 0 where the last one terminated.
@@ -164,7 +165,7 @@ class NStepTransitions(ReplayTransform):
         self.pending: tuple[TensorDictBase | None, frozenset[_Column] | None] = (None, None)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        # Stored transitions are formed already.
+        """Returns the batch unchanged, because stored transitions are formed already."""
         return tensordict
 
     def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase | None:
@@ -183,7 +184,7 @@ class NStepTransitions(ReplayTransform):
                 f"Different: given {sorted(given - columns)}, before {sorted(columns - given)}"
             )
         most_waiting = self.n_steps * max(_MOST_RUNNING, 2 * len(tensordict))
-        if waiting is not None:  # of a save from files, on the CPU
+        if waiting is not None:  # Steps that were loaded from files are on the CPU.
             tensordict = torch.cat([waiting.to(tensordict.get(("next", "done")).device), tensordict])
         slots, steps_used, ended = self._chain(tensordict)
         complete = (steps_used == self.n_steps) | ended
@@ -194,29 +195,36 @@ class NStepTransitions(ReplayTransform):
         self.pending = waiting if len(waiting) else None, given
         return formed
 
-    def flush(self, trajectories: Iterable[int] | None = None) -> TensorDictBase | None:
-        """Forms the waiting transitions with fewer steps, as when collection stops; ``None`` when none wait.
+    def form_pending(self, trajectories: Iterable[int] | None = None) -> TensorDictBase | None:
+        """Forms the waiting transitions with fewer steps, because no further step comes; ``None`` if none wait.
 
-        They bootstrap from the last observation. ``Replay.flush`` stores them; in other buffers do so with
-        ``buffer.writer.extend``, which does not apply the transform. ``trajectories`` are those that will not continue.
+        They bootstrap from the last observation. :meth:`Replay.end_episodes <lightning_replay.Replay.end_episodes>`
+        stores them. In other buffers, store them with ``buffer.writer.extend``, which does not apply the transform.
+
+        Args:
+            trajectories: Ids of the episodes that do not continue; ``None`` for all.
         """
-        (steps, columns), remaining = self.pending, None
+        steps, columns = self.pending
         if steps is None:
             return None
+        remaining = None
         if trajectories is not None:
             trajectory = trajectory_of(steps)
             if trajectory is None:
-                raise ValueError("steps without trajectory ids are of one environment; flush all of them")
+                raise ValueError("steps without trajectory ids are of one environment; end the episodes of all steps")
             named = torch.tensor(list(trajectories), dtype=torch.int64, device=trajectory.device)
             chosen = torch.isin(trajectory.reshape(-1), named)
-            steps, remaining = steps[chosen], None if bool(chosen.all()) else steps[~chosen]
-            if not len(steps):
+            if not bool(chosen.any()):
                 return None
+            if not bool(chosen.all()):
+                remaining = steps[~chosen]
+            steps = steps[chosen]
         self.pending = remaining, columns
         slots, steps_used, ended = self._chain(steps)
         return self._form(steps, torch.ones_like(ended), slots, steps_used, ended)
 
     def clear(self) -> None:
+        """Forgets the waiting steps and the known columns."""
         self.pending = None, None
 
     def get_extra_state(self) -> dict[str, Any]:
@@ -229,6 +237,7 @@ class NStepTransitions(ReplayTransform):
         }
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Restores what :meth:`get_extra_state` returned."""
         waiting = TensorDict(state["waiting"], [state["length"]]) if state["length"] else None
         given = state["columns"]
         self.pending = waiting, None if given is None else frozenset(tuple(column) for column in given)

@@ -108,7 +108,7 @@ class FollowedEpisodes:
         return index
 
     def warn(self) -> None:
-        """Warns once where most rows do not continue the row before them, once the sampler has the new rows."""
+        """Warns once if most rows do not continue the row before; call it when the sampler has the new rows."""
         if self.links is not None and self.links.continuity is not None:
             self.links.continuity.warn()
 
@@ -118,20 +118,25 @@ class FollowedEpisodes:
             self.links.end_episodes(slots, trajectories)
 
     def on_evict(self, index: Tensor) -> None:
+        """Cuts the links to and from rows that left without being overwritten."""
         if self.links is not None:
             self.links.release(index)
 
     def clear(self) -> None:
+        """Removes all links."""
         self.links = None
 
     @property
     def nbytes(self) -> int:
+        """Bytes of the links; 0 before any row is stored."""
         return 0 if self.links is None else self.links.nbytes
 
     def state_dict(self) -> dict[str, Any]:
+        """Returns the state of the links; ``None`` before any row is stored."""
         return {"links": None if self.links is None else self.links.state_dict()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restores what :meth:`state_dict` returned."""
         self.links = None
         if state_dict["links"] is not None:
             self.links = EpisodeLinks(state_dict["links"]["successor"].numel())
@@ -163,12 +168,12 @@ class LastObservations:
         """Returns where new rows do not continue the rows before them; ``None`` where all do, as without ``pairs``."""
         if not pairs:
             return None
-        if len(episodes.done) == 1:  # in half the time
+        if len(episodes.done) == 1:  # One row takes half the time.
             name, observation = int(episodes.trajectory[0]), b"".join([own.tobytes() for own, _ in pairs])
             continues = self._last.get(name, observation) == observation
             return None if continues else Discontinuities(episodes.done, [name], [(0, name)])
         begins: list[tuple[int, int]] = []
-        # Across batches: the first row of each episode against what the episode ended with.
+        # The first row of each episode in the batch is compared with the last observation of the episode.
         named, heads = episodes.trajectory.tolist(), episodes.order[episodes.start[:-1]]
         is_one = len(named) == 1
         owns = [own for own, _ in pairs]
@@ -198,7 +203,7 @@ class LastObservations:
         if not pairs:
             return
         self.tally.add(len(episodes.done), num_broken)
-        if len(episodes.trajectory) == 1 and not episodes.done[-1]:  # in half the time
+        if len(episodes.trajectory) == 1 and not episodes.done[-1]:  # One episode takes half the time.
             self._last[int(episodes.trajectory[0])] = b"".join([following[-1].tobytes() for _, following in pairs])
             return
         lasts = _bytes_at([following for _, following in pairs], episodes.order[episodes.start[1:] - 1])
@@ -232,17 +237,19 @@ def _bytes_at(columns: Sequence[np.ndarray], places: np.ndarray) -> list[bytes]:
 
 
 def held_slots(storage: Storage) -> Tensor:
+    """Returns the slots that hold a row, int64."""
     return occupancy_of(storage).slots()
 
 
 def slots_by_age(storage: Storage, writer: WriterHooks) -> Tensor | None:
-    """Returns the slots of the stored rows, int64 ``[N]``, oldest first; ``None`` where the writer keeps no order."""
+    """Returns the slots of the stored rows, int64 ``[N]``, oldest first; ``None`` if the writer keeps no order."""
     slots = held_slots(storage)
     age = writer.age_of(slots)
     return None if age is None else slots[age.argsort(descending=True)]
 
 
 def stored_trajectories(storage: Storage) -> list[int | None]:
+    """Returns the trajectories of the stored rows, each once; ``[None]`` if rows name none."""
     slots = held_slots(storage)
     ids = read_trajectory(storage, slots) if len(slots) else None
     return [None] if ids is None else ids.unique_consecutive().unique().tolist()

@@ -50,7 +50,7 @@ def test_formed_transitions_equal_the_worked_tuples(case: dict[str, Any], size: 
     transform = NStepTransitions(inputs["n"], inputs["gamma"])
     formed = form(transform, episode(inputs["rewards"], inputs["episode_end"]), size)
     assert len(formed) == len(case["expected"])
-    assert transform.flush() is None
+    assert transform.form_pending() is None
     for row, expected in zip(formed, case["expected"], strict=True):
         assert row["observation"] == expected["first_step"]
         assert row["steps_to_next_obs"] == expected["steps_used"]
@@ -80,15 +80,15 @@ def test_waiting_steps_are_state_and_can_be_flushed_or_forgotten() -> None:
     assert transform.inv(steps[:2]) is None
     again.load_state_dict(transform.state_dict())
     assert torch.equal(again.inv(steps[2:])["next", "reward"], torch.tensor([[7.0]], dtype=torch.float64))
-    flushed = again.flush()
+    flushed = again.form_pending()
     assert flushed is not None
     assert flushed["next", "reward"].flatten().tolist() == [6.0, 4.0]
     assert flushed["next", "observation"].tolist() == [3, 3] and flushed["discount"].flatten().tolist() == [1.0, 1.0]
-    assert again.flush() is None
+    assert again.form_pending() is None
     transform.clear()
-    assert transform.flush() is None
+    assert transform.form_pending() is None
     again.load_state_dict(transform.state_dict())
-    assert again.flush() is None
+    assert again.form_pending() is None
 
 
 def test_episodes_that_never_end_do_not_wait_for_ever() -> None:
@@ -113,7 +113,7 @@ def test_emptying_our_buffer_forgets_waiting_steps() -> None:
     replay = Replay(storage=PackedStorage(8), transform=transform, batch_size=2)
     replay.extend(episode([1.0], None))
     replay.empty()
-    assert len(replay) == 0 and transform.flush() is None
+    assert len(replay) == 0 and transform.form_pending() is None
 
 
 def test_batches_pass_unchanged() -> None:

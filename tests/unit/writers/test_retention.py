@@ -266,7 +266,9 @@ def test_n_step_transitions_are_formed_before_they_are_offered() -> None:
     assert priorities(replay) == [1.0, 2.75**2, 4.5**2]
     batch = replay.sample()
     assert batch["discount"].shape == batch["steps_to_next_obs"].shape == (2, 1)
-    replay.writer.extend(replay.transform[0].flush())  # the two that wait, with the returns they have: 3 + 4/2 and 4
+    replay.writer.extend(
+        replay.transform[0].form_pending()
+    )  # the two that wait, with the returns they have: 3 + 4/2 and 4
     assert asked[1].tolist() == [5.0, 4.0]
     assert len(replay) == 4 and sorted(rewards(replay)) == [2.75, 4.0, 4.5, 5.0]
 
