@@ -48,8 +48,6 @@ from lightning_replay.schedules import Schedule, checked_schedule
 from lightning_replay.training_replay import TrainingReplay
 from lightning_replay.transforms.augmentation import AUGMENTATIONS
 
-_limit = partial(checked_number, lowest=ABOVE_ZERO, accepted="a finite number above 0, or None for none")
-
 _RANGES: tuple[tuple[Callable[[str, Any], Any], str], ...] = (
     (
         partial(checked_number, lowest=0.0),
@@ -61,7 +59,10 @@ _RANGES: tuple[tuple[Callable[[str, Any], Any], str], ...] = (
         partial(checked_number, lowest=ABOVE_ZERO),
         "adam_epsilon clip_range gradient_clip initial_entropy_coefficient observation_high",
     ),
-    (_limit, "gradient_norm mixup_concentration value_clip"),
+    (
+        partial(checked_number, lowest=ABOVE_ZERO, accepted="a finite number above 0, or None for none"),
+        "gradient_norm mixup_concentration value_clip",
+    ),
     (partial(checked_names, of="augmentation", known=AUGMENTATIONS), "augmentations"),
     (partial(checked_number, lowest=ABOVE_ZERO, highest=BELOW_ONE), "expectile"),
     (checked_number, "target_entropy target_high target_low value_high value_low"),
@@ -442,8 +443,8 @@ class OffPolicyAgent(SizedAgent):
 
         :meta private:
         """
-        encoders = (self.observation_encoder, self.target_observation_encoder)
-        return TargetUpdate([*pairs, encoders], self.hparams["target_update_rate"])
+        pairs = (*pairs, (self.observation_encoder, self.target_observation_encoder))
+        return TargetUpdate(pairs, self.hparams["target_update_rate"])
 
     def avert_conflicts(self, parameters: Iterable[Tensor]) -> None:
         """Lets :meth:`descend_rows` step these parameters by the option ``conflict_aversion``. :meta private:"""

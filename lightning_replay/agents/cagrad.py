@@ -146,8 +146,8 @@ class ConflictAverseStep(Stateful):
             )
             flat.append(torch.cat([gradient.reshape(-1) for gradient in gradients]))
         combined = conflict_averse_gradient(torch.stack(flat), self.c, self._rescale)
-        sizes = [parameter.numel() for parameter in self._parameters]
-        for parameter, gradient in zip(self._parameters, combined.split(sizes), strict=True):
+        gradients = combined.split([parameter.numel() for parameter in self._parameters])
+        for parameter, gradient in zip(self._parameters, gradients, strict=True):
             parameter.grad = gradient.view_as(parameter).to(parameter.dtype)
         self.updates += 1
 

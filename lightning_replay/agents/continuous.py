@@ -51,9 +51,9 @@ class ContinuousAgent(OffPolicyAgent):
         for name, bound in bounds.items():
             self.register_buffer(f"action_{name}", bound, persistent=False)
         self.num_features: int = self.build_encoder()
-        hidden_sizes = options["hidden_sizes"]
-        self.actor: Perceptron = Perceptron(self.num_features, hidden_sizes, self.outputs_per_action * len(low))
-        self.critics: TwoCritics = TwoCritics(self.num_features, len(low), hidden_sizes)
+        outputs = self.outputs_per_action * len(low)
+        self.actor: Perceptron = Perceptron(self.num_features, options["hidden_sizes"], outputs)
+        self.critics: TwoCritics = TwoCritics(self.num_features, len(low), options["hidden_sizes"])
         self.target_critics: TwoCritics = target_of(self.critics)
         self.avert_conflicts(self._critic_parameters())
 
@@ -271,16 +271,15 @@ class TD3(ContinuousAgent):
 
     def distances(self, batch: TensorDictBase) -> Tensor:
         """Returns both critics' values less the value of the target policy's noisy action, ``[2, B]``."""
-        options = self.hparams
         action = batch.get("action")
         with torch.no_grad():
             following = self.features_of(batch.get("next").get("observation"), target=True)
-            clip = options["target_noise_clip"] * self.action_half_range
-            noise = torch.randn_like(action) * (options["target_noise"] * self.action_half_range)
+            clip = self.hparams["target_noise_clip"] * self.action_half_range
+            noise = torch.randn_like(action) * (self.hparams["target_noise"] * self.action_half_range)
             chosen = self.bounded(self.target_actor(following)) + torch.clamp(noise, -clip, clip)
             chosen = torch.clamp(chosen, self.action_low, self.action_high)
             values = self.target_critics.values(following, chosen).amin(0)
-            target = bootstrapped(batch, values, options["discount"])
+            target = bootstrapped(batch, values, self.hparams["discount"])
         return self.critics.values(self.features_of(batch.get("observation")), action) - target
 
     def actor_loss(self, batch: TensorDictBase) -> Tensor:

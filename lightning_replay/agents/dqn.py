@@ -82,9 +82,8 @@ class DQN(ExploringAgent):
 
     def build(self) -> None:
         """Creates the network and its target."""
-        options = self.hparams
-        sizes = self.build_encoder(), options["hidden_sizes"], options["num_actions"]
-        self.network: Perceptron = Perceptron(*sizes)
+        features = self.build_encoder()
+        self.network: Perceptron = Perceptron(features, self.hparams["hidden_sizes"], self.hparams["num_actions"])
         self.target_network: Perceptron = target_of(self.network)
         self.target_update: TargetUpdate = self.target_update_of((self.network, self.target_network))
         self.avert_conflicts(self._learned_parameters())
@@ -298,8 +297,7 @@ class Rainbow(ExploringAgent):
                 discount = self.hparams["discount"] * (~batch["next", "terminated"]).to(reward.dtype)
             bootstrap = _of_action(target_outputs, best)
         current = _of_action(outputs, batch.get("action").reshape(-1))
-        errors = self._compare(current, bootstrap, reward, discount.reshape(-1))
-        return RowErrors(*errors, self.means(outputs.detach()))
+        return RowErrors(*self._compare(current, bootstrap, reward, discount.reshape(-1)), self.means(outputs.detach()))
 
     def _compare(
         self, current: Tensor, following: Tensor, reward: Tensor, discount: Tensor

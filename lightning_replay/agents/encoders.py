@@ -168,8 +168,12 @@ class _ImageEntry(nn.Module):
         super().__init__()
         self._dims, self._is_last, self._scale = len(entry["shape"]), not entry["channels_first"], 1.0 / entry["high"]
         self.size: int = entry["features"]
-        cells = {"num_cells": entry["channels"], "kernel_sizes": entry["kernel_sizes"], "strides": entry["strides"]}
-        convolutions = ConvNet(**cells, activation_class=nn.ReLU)
+        convolutions = ConvNet(
+            num_cells=entry["channels"],
+            kernel_sizes=entry["kernel_sizes"],
+            strides=entry["strides"],
+            activation_class=nn.ReLU,
+        )
         self.body = nn.Sequential(convolutions, nn.LazyLinear(self.size), nn.LayerNorm(self.size), nn.Tanh())
         # This initializes the lazy layers. Torch refuses kernels that are larger than the image.
         self(torch.zeros(1, *entry["shape"]))

@@ -101,9 +101,10 @@ class _UsersData(TrainingData):
         self._module = module
         for name in ("observation_space", "action_space", "replay"):
             setattr(self, name, getattr(module, name, None))
-        score = getattr(getattr(module, "levels", None), "score", None)
-        normalization = getattr(module, "return_normalization", None)
-        self.discounting_parts = {"return_normalization": normalization, "levels.score": score}
+        self.discounting_parts = {
+            "return_normalization": getattr(module, "return_normalization", None),
+            "levels.score": getattr(getattr(module, "levels", None), "score", None),
+        }
         self.takes_td_errors = hasattr(module, "update_priority")
 
     def update_priority(self, batch: TensorDictBase, td_error: Tensor, **signals: Tensor) -> None:

@@ -161,11 +161,10 @@ class MPDQN(ExploringAgent):
         ``Q_k`` is the k-th output of a pass in which the parameters of all other actions are zero, so that it depends
         on its own alone: the K passes are stacked into one.
         """
-        size = len(observation)
         passes = len(self.masks)
         one_at_a_time = parameters.unsqueeze(1) * self.masks
         stacked = torch.cat([observation.unsqueeze(1).expand(-1, passes, -1), one_at_a_time], dim=-1)
-        return network(stacked.flatten(0, 1)).reshape(size, passes, passes).diagonal(dim1=1, dim2=2)
+        return network(stacked.flatten(0, 1)).reshape(len(observation), passes, passes).diagonal(dim1=1, dim2=2)
 
     def act(self, observation: Tensor | TensorDictBase, explore: bool) -> tuple[Tensor, Tensor]:
         """Returns discrete actions int64 ``[N]`` and all actions' parameters ``[N, P]`` in the environment's units.

@@ -111,8 +111,12 @@ class ImageNetwork(nn.Module):
     ) -> None:
         super().__init__()
         self.register_buffer("scale", torch.tensor(1.0 / observation_high), persistent=False)
-        cells = {"num_cells": list(channels), "kernel_sizes": list(kernel_sizes), "strides": list(strides)}
-        convolutions = cells | {"activation_class": nn.ReLU}
+        convolutions = {
+            "num_cells": list(channels),
+            "kernel_sizes": list(kernel_sizes),
+            "strides": list(strides),
+            "activation_class": nn.ReLU,
+        }
         layers = {"depth": 1, "num_cells": hidden_size, "activation_class": nn.ReLU}
         if noise_deviation is not None:
             layers |= {"layer_class": NoisyLinear, "layer_kwargs": [{"std_init": noise_deviation} for _ in range(2)]}

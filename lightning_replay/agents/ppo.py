@@ -19,8 +19,16 @@ from lightning_replay.losses import invariance_loss
 from lightning_replay.storage.rows import assemble_unchecked
 from lightning_replay.transforms.augmentation import MixMinibatch, UCBAugmentation
 
-_LOSSES = ("policy_loss", "value_loss", "entropy_loss")
-_NUMBERS = ("loss", *_LOSSES, "entropy", "clip_fraction", "kl_divergence", "invariance_loss")
+_NUMBERS = (
+    "loss",
+    "policy_loss",
+    "value_loss",
+    "entropy_loss",
+    "entropy",
+    "clip_fraction",
+    "kl_divergence",
+    "invariance_loss",
+)
 _COLUMNS = ("observation", "action", "action_log_prob", "state_value", "advantage", "value_target")
 
 
@@ -225,8 +233,7 @@ class PPO(SizedAgent):
         log_ratio = log_probs.gather(-1, rows["action"].unsqueeze(-1)) - rows["action_log_prob"].unsqueeze(-1)
         ratio = log_ratio.exp()
         clipped = ratio.clamp(1.0 - options["clip_range"], 1.0 + options["clip_range"])
-        advantage = rows["advantage"]
-        policy_loss = -torch.minimum(ratio * advantage, clipped * advantage).mean()
+        policy_loss = -torch.minimum(ratio * rows["advantage"], clipped * rows["advantage"]).mean()
         squares = (value - rows["value_target"]).square()
         if options["value_clip"] is not None:
             change = (value - rows["state_value"]).clamp(-options["value_clip"], options["value_clip"])

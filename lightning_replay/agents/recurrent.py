@@ -71,8 +71,9 @@ class RecurrentDQN(ExploringAgent):
 
     def build(self) -> None:
         """Creates the network and its target."""
-        sizes = [self.hparams[name] for name in ("num_actions", "hidden_sizes", "state_size")]
-        self.network: RecurrentNetwork = RecurrentNetwork(self.build_encoder(), *sizes)
+        self.network: RecurrentNetwork = RecurrentNetwork(
+            self.build_encoder(), *(self.hparams[name] for name in ("num_actions", "hidden_sizes", "state_size"))
+        )
         self.target_network: RecurrentNetwork = target_of(self.network)
         self.target_update: TargetUpdate = self.target_update_of((self.network, self.target_network))
 

@@ -149,8 +149,10 @@ def continuous_sizes(observation_space: Space[Any], action_space: Space[Any], ag
 
 def discrete_sizes(observation_space: Space[Any], action_space: Space[Any], agent: str) -> dict[str, Any]:
     """Reads the sizes of agents with discrete actions and any observations."""
-    num_actions = _num_actions(action_space, agent)
-    return {"observation_size": observation_size(observation_space, agent), "num_actions": num_actions}
+    return {
+        "num_actions": _num_actions(action_space, agent),
+        "observation_size": observation_size(observation_space, agent),
+    }
 
 
 def flat_or_image_sizes(observation_space: Space[Any], action_space: Space[Any], agent: str) -> dict[str, Any]:
