@@ -161,9 +161,9 @@ def test_td_errors_of_sequences_reach_their_side(length: int) -> None:
 
 
 SHARES = [0.01, 0.05, 0.3, Linear(0.05, 0.0, duration=4), Linear(1.0, 0.0, duration=3)]
-# The rule reads the share; of the other recipes one share that is a part of a row, and one that falls.
-CASES = [("uniform", share) for share in SHARES]
-CASES += [(online, share) for online in ("prioritized", "sequences") for share in (SHARES[1], SHARES[4])]
+# Prioritized rows wait as uniform ones do: for them one share that is a part of a row, and one that falls.
+CASES = [(online, share) for online in ("uniform", "sequences") for share in SHARES]
+CASES += [("prioritized", share) for share in (SHARES[1], SHARES[4])]
 
 
 @pytest.mark.slow
