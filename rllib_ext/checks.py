@@ -15,6 +15,7 @@ from ray.rllib.algorithms.dqn import DQN
 from ray.rllib.algorithms.iql import IQL
 from ray.rllib.algorithms.sac import SAC
 
+from lightning_replay.fast_path import overrides
 from lightning_replay.replay import Replay
 from lightning_replay.sharded.options import check_room, split_options
 from lightning_replay.table_replay import CurriculumReplay
@@ -166,7 +167,7 @@ def check_curriculum(config: AlgorithmConfig, replay: CurriculumReplay, first: S
     from lightning_replay.schedulers import Scheduler
 
     # The base class ignores signals.
-    uses_progress = type(replay.sampler.scheduler).progress is not Scheduler.progress
+    uses_progress = overrides(replay.sampler.scheduler, Scheduler, "progress")
     if uses_progress and config.replay_buffer_config.get("progress") is None:
         logger.warning(
             "the curriculum's scheduler gets no progress signals: give replay_config(progress="
