@@ -55,7 +55,7 @@ class Scheduler(Stateful, ABC):
 
     shares_one_table: bool = False
     saved_attributes: tuple[str, ...] = ("tasks",)
-    _required: tuple[str, Sequence[str]] = ("", ())  # an option, and the tasks that it names
+    _required: tuple[str, Sequence[str]] = ("", ())  # The name of an option and the tasks that it names.
 
     def __init__(self) -> None:
         self.tasks: tuple[str, ...] = ()
@@ -89,7 +89,7 @@ class Scheduler(Stateful, ABC):
     def drawn(self, task: int, probability: float) -> None:
         """Notes that a batch of a task was drawn, and with which probability. The default checks and ignores both."""
         self._check_task(task)
-        if type(probability) is not float or not 0.0 < probability <= 1.0:  # the check itself is slower, in each draw
+        if type(probability) is not float or not 0.0 < probability <= 1.0:  # The full check is slower.
             checked_share("probability", probability, ABOVE_ZERO)
 
     def progress(self, task: int, value: float) -> None:
@@ -115,10 +115,11 @@ class Scheduler(Stateful, ABC):
         return self.tasks.index(name)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores a saved state; ``ValueError`` if it was saved with other tasks or another order."""
         fixed: dict[str, Any] = {
             name: getattr(self, name) for name in ("tasks", "order") if name in self.saved_attributes
         }
-        for name, here in fixed.items():  # tuples, which a file has as lists
+        for name, here in fixed.items():  # A file has lists in place of tuples.
             if list(state_dict[name]) != list(here):
                 raise ValueError(
                     f"the state was saved with the {name} {list(state_dict[name])}; this scheduler has {list(here)}. "
@@ -133,7 +134,7 @@ class Scheduler(Stateful, ABC):
     def _check_task(self, task: int) -> None:
         self._check_started()
         last = len(self.tasks) - 1
-        if type(task) is int and 0 <= task <= last:  # without the texts of an error, in every draw
+        if type(task) is int and 0 <= task <= last:  # The error texts are too slow for every draw.
             return
         check_option("task", task, Integral, f"a whole number from 0 to {last}, of {list(self.tasks)}", 0, last)
 
@@ -150,10 +151,11 @@ class UniformTasks(Scheduler):
     """
 
     def probabilities(self, ready: np.ndarray) -> np.ndarray:
+        """Returns the same probability for every ready task, float64 ``[N]``."""
         self._check_started()
         ready = np.asarray(ready, dtype=bool)
         count = np.count_nonzero(ready)
-        if count and ready.shape == (len(self.tasks),):  # as among_ready, in a fraction of the time
+        if count and ready.shape == (len(self.tasks),):  # The result is that of among_ready, in less time.
             return ready / count
         return among_ready(np.ones(len(self.tasks)), ready)
 
@@ -162,7 +164,8 @@ def checked_probabilities(scheduler: Scheduler, ready: np.ndarray) -> np.ndarray
     """Returns the probabilities of a scheduler, or ``ValueError`` if one of a user's own returned something else."""
     given = scheduler.probabilities(ready)
     if isinstance(given, np.ndarray) and given.shape == ready.shape:
-        numbers = given.tolist()  # of few tasks cheaper than two reductions
+        # Two reductions of an array cost more for few tasks.
+        numbers = given.tolist()
         total = sum(numbers)
         if min(numbers) >= 0 and (abs(total - 1.0) < 1e-6 or total == 0):
             return given
@@ -231,13 +234,15 @@ class Exp3(Scheduler):
         self._waiting: list[float | None] = []
 
     def start(self, tasks: Sequence[str]) -> None:
+        """Sets the tasks and gives all of them the same weight."""
         super().start(tasks)
         self.log_weights = np.zeros(len(self.tasks))
         self._drawn_with = [None] * len(self.tasks)
         self._waiting = [None] * len(self.tasks)
 
     def probabilities(self, ready: np.ndarray) -> np.ndarray:
-        # Equation 4a, renormalised over the ready tasks.
+        """Returns the probabilities of equation 4a, renormalized over the ready tasks, float64 ``[N]``."""
+        # This is equation 4a, renormalized over the ready tasks.
         self._check_started()
         weights = np.exp(self.log_weights - self.log_weights.max())
         chosen = (1.0 - self.exploration) * weights / weights.sum()
@@ -246,7 +251,8 @@ class Exp3(Scheduler):
     def drawn(self, task: int, probability: float) -> None:
         """Applies the pending signal of a task; if it has none, stores the probability."""
         super().drawn(task, probability)
-        waiting, self._waiting[task] = self._waiting[task], None
+        waiting = self._waiting[task]
+        self._waiting[task] = None
         if waiting is None:
             self._drawn_with[task] = float(probability)
         else:
@@ -255,7 +261,8 @@ class Exp3(Scheduler):
     def progress(self, task: int, value: float) -> None:
         """Applies the signal if its task was drawn since its last update; otherwise keeps it for the next draw."""
         super().progress(task, value)
-        probability, self._drawn_with[task] = self._drawn_with[task], None
+        probability = self._drawn_with[task]
+        self._drawn_with[task] = None
         if probability is None:
             self._waiting[task] = float(value)
         else:
@@ -269,9 +276,11 @@ class Exp3(Scheduler):
         self.log_weights -= self.log_weights.max()
 
     def state_dict(self) -> dict[str, Any]:
+        """Returns tasks, weights, and pending signals as plain values."""
         return super().state_dict() | {"log_weights": self.log_weights.tolist()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores a saved state; ``ValueError`` if it was saved with other tasks."""
         super().load_state_dict(state_dict)
         self.log_weights = np.array(self.log_weights, dtype=np.float64)
 
@@ -348,7 +357,7 @@ class ReturnProgress(Stateful, ABC):
         self.window: int = checked_count("window", window, self.least_episodes, of="episodes")
         self.every: int = checked_count("every", every, of="episodes")
         self.across_tasks: bool = checked_flag("across_tasks", across_tasks)
-        # By the number of the task as a text, as JSON has it: the newest returns, how many episodes there were, and
+        # The keys are task numbers as texts, as in JSON. The values are the newest returns, the number of episodes, and
         # the stretch of ``every`` episodes of the last signal.
         self._returns: dict[str, list[float]] = {}
         self._episodes: dict[str, int] = {}
@@ -391,6 +400,7 @@ class MeanReturn(ReturnProgress):
     """
 
     def signal(self, returns: list[float]) -> float:
+        """Returns the mean of the returns, as a share of the range from ``low`` to ``high``."""
         return (math.fsum(returns) / len(returns) - self.low) / (self.high - self.low)
 
 
@@ -414,6 +424,7 @@ class ReturnChange(ReturnProgress):
     least_episodes = 2
 
     def signal(self, returns: list[float]) -> float:
+        """Returns the change between the halves of the returns, as a share of the range from ``low`` to ``high``."""
         half = len(returns) // 2
         return abs(math.fsum(returns[-half:]) - math.fsum(returns[:half])) / half / (self.high - self.low)
 
@@ -428,11 +439,14 @@ class _StagedScheduler(Scheduler):
         """Returns the tasks played now, the hardest first."""
 
     def probabilities(self, ready: np.ndarray) -> np.ndarray:
-        shares, played = np.zeros(len(self.tasks)), self._played()
+        """Returns equal probabilities of the tasks played now, float64 ``[N]``; 0 for the others."""
+        shares = np.zeros(len(self.tasks))
+        played = self._played()
         shares[played] = 1.0 / len(played)
         return among_ready(shares, ready)
 
     def actor_tasks(self, num_actors: int) -> list[int]:
+        """Returns the task of each actor, in turn among the tasks played now."""
         return self._in_turn(self._played(), num_actors)
 
 
@@ -496,6 +510,7 @@ class EasyToHard(_StagedScheduler):
         self._signals_in_stage = 0
 
     def progress(self, task: int, value: float) -> None:
+        """Begins the next stage if the signal ends the present one; ignores signals of other tasks."""
         super().progress(task, value)
         if self.stage + 1 == len(self.order) or self.tasks[task] != self.order[self.stage]:
             return

@@ -12,9 +12,11 @@ from torch import Tensor
 from lightning_replay.jit import compiled
 from lightning_replay.neighbors.search import PointTable, blocks_of
 
-_BLOCK = 4096  # lists worked on at once
+# This many lists are updated at once.
+_BLOCK = 4096
 _COLUMNS = ("slot", "distance", "radius", "choices")
-NO_LIST = -1.0  # radius of a slot whose list rows may not enter
+# The radius of a slot whose list rows may not enter.
+NO_LIST = -1.0
 
 
 class NeighborCache:
@@ -26,18 +28,20 @@ class NeighborCache:
     """
 
     def __init__(self, table: PointTable, num_neighbors: int, num_candidates: int) -> None:
-        capacity, device = table.capacity, table.rows.device
+        capacity = table.capacity
+        device = table.rows.device
         self.table = table
         self.num_neighbors = num_neighbors
         self.num_candidates = num_candidates
         self.slot: Tensor = torch.full((capacity, num_candidates), capacity, dtype=torch.int32, device=device)
         self.distance: Tensor = torch.full((capacity, num_candidates), torch.inf, dtype=torch.float32, device=device)
         self.radius: Tensor = torch.full((capacity,), NO_LIST, dtype=torch.float32, device=device)
-        # Rows to draw from; a float because it multiplies the uniform draw.
+        # The number of rows to draw from. It is a float because it multiplies the uniform draw.
         self.choices: Tensor = torch.zeros(capacity, dtype=torch.float32, device=device)
 
     @property
     def nbytes(self) -> int:
+        """Size of the lists in bytes, without the table."""
         return sum(getattr(self, name).nbytes for name in _COLUMNS)
 
     def pick(self, index: Tensor, uniform: Tensor) -> Tensor:
@@ -55,7 +59,7 @@ class NeighborCache:
     def drop(self, leaving: Tensor, limit: int) -> None:
         """Removes the slots marked in ``leaving`` (bool ``[capacity + 1]``) from the lists below ``limit``."""
         hit = leaving.index_select(0, self.slot[:limit].flatten())
-        # Eight marks at a time: of two million bytes all but a thousand are 0.
+        # Eight marks are read at a time, because all but a thousand of two million bytes are 0.
         slots = (hit.view(torch.int64).nonzero().squeeze(1) // (self.num_candidates // 8)).unique_consecutive()
         for block in blocks_of(slots, _BLOCK):
             kept = self.slot[block]
@@ -64,7 +68,9 @@ class NeighborCache:
             self.put(block, distance, kept.gather(1, order))
 
     def enter(self, arriving: Tensor, closest: Tensor) -> None:
-        # The rows arriving [q] are in no list but each other's; closest [limit] are squared distances to the nearest.
+        """Enters the rows ``arriving`` ``[q]`` into all lists whose radius reaches them."""
+        # The rows arriving [q] are in each other's lists only; closest [limit] are squared distances to the nearest
+        # row.
         reached = closest.clamp_(min=0) < self.radius[: len(closest)]
         for block in blocks_of(reached.nonzero().squeeze(1), _BLOCK):
             radius = self.radius[block]
@@ -81,12 +87,13 @@ class NeighborCache:
     def rerank(self, slots: Tensor) -> None:
         """Recomputes the distances in lists after a restandardisation and scales each radius by its own list."""
         for block in blocks_of(slots, _BLOCK):
-            slot, old = self.slot[block].long(), self.distance[block]
+            slot = self.slot[block].long()
+            old = self.distance[block]
             new = self.table.distances(block, slot)
             growth = new.nan_to_num(posinf=0.0).sum(1) / old.nan_to_num(posinf=0.0).sum(1)
             new, order = new.sort(dim=1)
             self.put(block, new, slot.gather(1, order))
-            # Bounded, and 1 where a list is empty: an infinite radius, of a list that holds all rows, stays infinite.
+            # The growth is bounded, and 1 for an empty list. The infinite radius of a list of all rows stays infinite.
             self.radius[block] *= growth.nan_to_num(nan=1.0).clamp_(1e-6, 1e6)
 
     def short(self, limit: int, required: int) -> Tensor:
@@ -94,11 +101,14 @@ class NeighborCache:
         return ((self.choices[:limit] < required) & (self.radius[:limit] >= 0)).nonzero().squeeze(1)
 
     def state_dict(self, limit: int) -> dict[str, Tensor]:
+        """Returns the lists of the slots below ``limit``."""
         return {name: getattr(self, name)[:limit].clone() for name in _COLUMNS}
 
     def load_state_dict(self, state: dict[str, Tensor], limit: int) -> None:
+        """Restores the lists of the slots below ``limit``; ``ValueError`` if they name other slots."""
         places = {name: getattr(self, name)[:limit] for name in _COLUMNS}
-        slot, choices = state["slot"], state["choices"]
+        slot = state["slot"]
+        choices = state["choices"]
         # The compiled loops check no bounds, and the file may be damaged.
         within = (slot >= 0) & (slot <= self.table.capacity), (choices >= 0) & (choices <= self.num_neighbors)
         same_shapes = all(state[name].shape == place.shape for name, place in places.items())
@@ -192,17 +202,20 @@ class CompiledNeighborCache(NeighborCache):
     """A :class:`~lightning_replay.neighbors.cache.NeighborCache` updated in one loop each."""
 
     def pick(self, index: Tensor, uniform: Tensor) -> Tensor:
+        """Returns a nearest row of each of ``index`` ``[B]``, in one compiled loop."""
         picked = torch.empty_like(index)
         pick(index.numpy(), uniform.numpy(), self.choices.numpy(), self.slot.numpy(), picked.numpy())
         return picked
 
     def drop(self, leaving: Tensor, limit: int) -> None:
+        """Removes the slots marked in ``leaving`` from the lists below ``limit``, in one compiled loop."""
         slots = leaving.numpy().nonzero()[0].astype(np.int32)
         lists = (self.slot.numpy()[:limit], self.distance.numpy()[:limit], self.choices.numpy()[:limit])
         if slots.size:
             drop(*lists, leaving.numpy(), slots[0], slots[-1], self.num_neighbors)
 
     def enter(self, arriving: Tensor, closest: Tensor) -> None:
+        """Enters the rows ``arriving`` into all lists whose radius reaches them, in one compiled loop."""
         limit = len(closest)
         columns = (self.slot, self.distance, self.choices, self.radius, self.table.rows)
         enter(

@@ -88,7 +88,8 @@ class NeighborLists:
         self._rows = FeatureRows(self.capacity)
         self._cache: NeighborCache | None = None
         self._waiting_count = 0
-        self._left: list[Tensor] = []  # features overwritten since the last pass, of rows that may be in lists
+        # The overwritten features since the last pass, of rows that may be in lists.
+        self._left: list[Tensor] = []
         self._renewals_left = self._renewal_cursor = 0
 
     def __len__(self) -> int:
@@ -102,6 +103,7 @@ class NeighborLists:
 
     @property
     def standardization(self) -> Standardization:
+        """Means and standard deviations that the features are divided by."""
         return self._rows.standardization
 
     def write(self, index: Tensor, features: Tensor) -> None:
@@ -122,7 +124,7 @@ class NeighborLists:
         if self._cache is None:
             return
         if len(held):
-            # Rows that waited are in no list yet, and need not be taken out of any.
+            # Rows that waited are in no list, so they are not removed from any.
             was_waiting = self._waiting.index_select(0, held)
             again = int(was_waiting.sum())
             self._left.append(old[~was_waiting] if again else old)
@@ -137,7 +139,7 @@ class NeighborLists:
             table = PointTable(self.capacity, self._rows.width, features.device)
             kind = CompiledNeighborCache if features.device.type == "cpu" else NeighborCache
             self._cache = kind(table, self.num_neighbors, -(-(self.num_neighbors + self.num_spare) // 8) * 8)
-            # One more than slots: short lists refer to the slot after the last.
+            # Short lists refer to the slot after the last one.
             self._waiting = torch.zeros(self.capacity + 1, dtype=torch.bool, device=features.device)
 
     def draw(self, index: Tensor, generator: torch.Generator) -> Tensor:
@@ -158,7 +160,8 @@ class NeighborLists:
             return _choose(index, self.neighbors(index), uniform)
         self._catch_up(cache, index)
         partner = cache.pick(index, uniform)
-        # An empty place was drawn, which the list of a stored row has only behind the rows to draw from.
+        # A list of a stored row has empty places only behind the rows to draw from, so an empty one means a row that is
+        # not stored.
         if int(partner.amax()) == self.capacity:
             self._rows.check_stored(index)
         if self._waiting_count:
@@ -189,7 +192,7 @@ class NeighborLists:
             self._run_pass(cache)
 
     def _run_pass(self, cache: NeighborCache) -> None:
-        # All waiting rows enter the lists together, in one pass over the table.
+        # All waiting rows enter the lists in one pass over the table.
         if 2 * self._waiting_count >= len(self):
             slots = self._refit(cache)
             cache.put(slots, *self._search(cache.table, slots, cache.num_candidates, self._rows.limit))
@@ -207,7 +210,8 @@ class NeighborLists:
         return slots
 
     def _admit(self, cache: NeighborCache, arriving: Tensor) -> None:
-        limit, left = self._rows.limit, self._features_left()
+        limit = self._rows.limit
+        left = self._features_left()
         if len(left):
             cache.drop(self._waiting, limit)
         cache.radius[arriving] = NO_LIST
@@ -225,7 +229,7 @@ class NeighborLists:
             cache.enter(block, closest)
         for block in blocks_of(due, _BLOCK):
             cache.put(block, *cache.table.nearest(block, cache.num_candidates, limit)[:2])
-        # Only now: a list just computed has all arriving rows, those of later blocks too.
+        # The radius is set last, because a new list already contains the arriving rows of later blocks.
         searched = torch.cat([arriving, due])
         cache.radius[searched] = cache.distance[searched, -1]
 
@@ -233,7 +237,7 @@ class NeighborLists:
         return torch.cat([self._rows.features[:0], *self._left])
 
     def _due(self, cache: NeighborCache, arriving_count: int) -> Tensor:
-        # Slots whose lists are searched again: too short ones, and the next of a renewal.
+        # The slots are those with too short lists, and the next slots of a renewal.
         limit = self._rows.limit
         short = cache.short(limit, min(self.num_neighbors, len(self) - 1))
         if not self._renewals_left:
@@ -308,7 +312,8 @@ class NeighborLists:
             self._allocate(state["rows"]["features"].to(device))
             self._rows.load_state_dict(state["rows"])
         if self._cache is not None:
-            upkeep, slots = state["upkeep"], self._rows.slots()
+            upkeep = state["upkeep"]
+            slots = self._rows.slots()
             self._cache.table.place(slots, self._rows.standardized(slots))
             self._cache.load_state_dict(upkeep["cache"], self._rows.limit)
             self._waiting[: self._rows.limit] = upkeep["waiting"].to(self._waiting.device)
@@ -350,27 +355,34 @@ class SameActionLists(Stateful):
     saved_attributes: tuple[str, ...] = ("_group", "_number", "_free", "_used")
 
     def __init__(self, capacity: int, num_neighbors: int, **options: Any) -> None:
-        lists = NeighborLists(capacity, num_neighbors, **options)  # refuses bad options before the first action
+        # Bad options raise their errors before the first action.
+        lists = NeighborLists(capacity, num_neighbors, **options)
         self.capacity: int = lists.capacity
         self.num_neighbors: int = lists.num_neighbors
         self._options = options
         self.clear()
 
     def clear(self) -> None:
+        """Removes every row and every action."""
         self._lists: list[NeighborLists] = []
-        self._actions: dict[tuple[int, ...], int] = {}  # the action's values -> its position in the list of lists
+        # The position in the list of lists, by the action's values.
+        self._actions: dict[tuple[int, ...], int] = {}
         self._group = torch.full((self.capacity,), -1, dtype=torch.int64, device="cpu")
         self._number = torch.full((self.capacity,), -1, dtype=torch.int64, device="cpu")
-        self._slot_of: list[Tensor] = []  # per action: number -> slot, -1 where the number is free
-        self._free: list[list[int]] = []  # per action: freed numbers, then the next new one
+        # For each action, the slot of each number; -1 if the number is free.
+        self._slot_of: list[Tensor] = []
+        # For each action, the freed numbers, and the next number that was never used.
+        self._free: list[list[int]] = []
         self._used: list[int] = []
 
     @property
     def nbytes(self) -> int:
+        """Size of the lists of all actions and of the numbering in bytes."""
         own = self._group.nbytes + self._number.nbytes + sum(slots.nbytes for slots in self._slot_of)
         return own + sum(lists.nbytes for lists in self._lists)
 
     def write(self, index: Tensor, features: Tensor, action: Tensor) -> None:
+        """Stores rows with ``features`` ``[n, d]`` and integer actions ``[n, ...]`` at the slots ``index`` ``[n]``."""
         slots = index.cpu()
         held = slots[self._group[slots] >= 0]
         for group, number in zip(self._group[held].tolist(), self._number[held].tolist(), strict=True):
@@ -381,9 +393,11 @@ class SameActionLists(Stateful):
         for position, value in enumerate(values.tolist()):
             group = self._group_of(tuple(value))
             rows = row_group == position
-            count, free = int(rows.sum()), self._free[group]
+            count = int(rows.sum())
+            free = self._free[group]
             freed = [free.pop() for _ in range(min(count, len(free)))]
-            used, self._used[group] = self._used[group], self._used[group] + count - len(freed)
+            used = self._used[group]
+            self._used[group] = self._used[group] + count - len(freed)
             numbers = torch.tensor([*freed, *range(used, self._used[group])], dtype=torch.int64, device="cpu")
             self._group[slots[rows]] = group
             self._number[slots[rows]] = numbers
@@ -391,8 +405,10 @@ class SameActionLists(Stateful):
             self._lists[group].write(numbers.to(features.device), features[rows.to(features.device)])
 
     def draw(self, index: Tensor, generator: torch.Generator) -> Tensor:
+        """Draws a partner of the same action for each of the stored rows ``index``, int64 ``[B]``."""
         slots = index.cpu()
-        partner, groups = slots.clone(), self._group[slots]
+        partner = slots.clone()
+        groups = self._group[slots]
         for group in groups.unique().tolist():
             rows = groups == group
             numbers = self._lists[group].draw(self._number[slots[rows]].to(index.device), generator)
@@ -401,6 +417,7 @@ class SameActionLists(Stateful):
         return partner.to(index.device)
 
     def to(self, device: torch.device) -> None:
+        """Moves features and lists of all actions to a device."""
         for lists in self._lists:
             lists.to(device)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lightning_replay.state import Stateful
 
-# A variance below this share of the mean square about the shift is the rounding error of a constant feature.
+# A smaller share of the mean square about the shift is the rounding error of a constant feature.
 _ROUNDING = 1e-10
 
 
@@ -33,7 +33,8 @@ class Standardization(Stateful):
 
     def replace(self, old: Tensor, new: Tensor) -> None:
         """Removes the rows ``old`` ``[n, d]`` from the sums and adds ``new`` ``[m, d]``."""
-        entering, leaving = new.double() - self.mean, old.double() - self.mean
+        entering = new.double() - self.mean
+        leaving = old.double() - self.mean
         self.count += len(new) - len(old)
         self._total += entering.sum(0) - leaving.sum(0)
         self._square += entering.square().sum(0) - leaving.square().sum(0)
@@ -41,7 +42,7 @@ class Standardization(Stateful):
     def refit(self, rows: Tensor) -> None:
         """Computes all statistics again from the stored rows ``[N, d]``, in two passes for the last digit."""
         first = rows[0].double()
-        # About the first row, a constant feature has exactly the mean 0 and the variance 0.
+        # Relative to the first row, a constant feature has exactly the mean 0 and the variance 0.
         shifted = rows.double() - first
         mean = shifted.mean(0)
         shifted -= mean
@@ -64,6 +65,7 @@ class Standardization(Stateful):
         return float(change.max())
 
     def apply(self, rows: Tensor) -> Tensor:
+        """Returns standardized rows, float32 ``[n, d]``; a feature with ``std`` 0 becomes 0."""
         scale = torch.where(self.std > 0, 1 / self.std, 0.0)
         return ((rows.double() - self.mean) * scale).float()
 
@@ -79,10 +81,11 @@ class FeatureRows:
         self.capacity = capacity
         self.width: int = 0
         self.count: int = 0
-        self.limit: int = 0  # one more than the highest slot ever written
+        self.limit: int = 0  #: One more than the highest slot ever written.
 
     @property
     def nbytes(self) -> int:
+        """Size of features and flags in bytes, 0 before the first write."""
         return self.features.nbytes + self.stored.nbytes if self.width else 0
 
     def write(self, index: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
@@ -97,6 +100,7 @@ class FeatureRows:
         return held, old
 
     def slots(self) -> Tensor:
+        """Returns the slots that hold rows, int64 ``[n]``, in ascending order."""
         return self.stored[: self.limit].nonzero().squeeze(1)
 
     def refit(self) -> Tensor:
@@ -106,16 +110,21 @@ class FeatureRows:
         return slots
 
     def standardized(self, slots: Tensor) -> Tensor:
+        """Returns the standardized features of stored rows, float32 ``[n, d]``."""
         return self.standardization.apply(self.features[slots])
 
     def allocate(self, features: Tensor) -> None:
-        self.width, device = features.shape[1], features.device
-        dtype = features.dtype if features.is_floating_point() else torch.float32  # of integers
+        """Reserves memory for features of the width, dtype, and device of ``features``."""
+        self.width = features.shape[1]
+        device = features.device
+        # Integer features are kept as float32.
+        dtype = features.dtype if features.is_floating_point() else torch.float32
         self.features = torch.zeros(self.capacity, self.width, dtype=dtype, device=device)
         self.stored = torch.zeros(self.capacity, dtype=torch.bool, device=device)
         self.standardization = Standardization(self.width, device)
 
     def check_write(self, index: Tensor, features: Tensor) -> None:
+        """Refuses a write of NaN, of another width, or of one slot twice; nothing is changed."""
         if features.ndim != 2 or index.shape != features.shape[:1]:
             raise ValueError(
                 f"index has shape {list(index.shape)} and features {list(features.shape)}; accepted are [n] and [n, d]"
@@ -137,6 +146,7 @@ class FeatureRows:
             raise ValueError("index names a slot twice in one write; give each slot once, with the row it holds now")
 
     def check_range(self, index: Tensor) -> None:
+        """Refuses slots outside of the capacity; ``IndexError``."""
         if not index.numel():
             return
         lowest, highest = index.aminmax()
@@ -145,12 +155,14 @@ class FeatureRows:
             raise IndexError(f"slots {wrong} do not exist; accepted are 0 to {self.capacity - 1}")
 
     def check_stored(self, index: Tensor) -> None:
+        """Refuses slots without a row; ``IndexError``."""
         self.check_range(index)
         known = self.stored[index] if self.width else torch.zeros_like(index, dtype=torch.bool)
         if not bool(known.all()):
             raise IndexError(f"slots {index[~known].tolist()} hold no row; write them before drawing their partners")
 
     def state_dict(self) -> dict[str, Any]:
+        """Returns copies of the features and flags below the highest written slot."""
         if not self.count:
             return {"limit": 0}
         return {
@@ -161,6 +173,7 @@ class FeatureRows:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores saved rows; memory must be allocated."""
         self.limit = int(state["limit"])
         self.features[: self.limit] = state["features"]
         self.stored[: self.limit] = state["stored"]

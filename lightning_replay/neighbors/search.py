@@ -14,9 +14,12 @@ from torch import Tensor
 
 from lightning_replay.options import checked_choice, missing_extra
 
-_GROUP = 16  # rows that are ranked by their smallest distance first
-_BLOCK = 256  # queries of one product
-_DIRECT_ELEMENTS = 2**22  # float64 distances held at once by the direct search
+# Rows of a group are ranked by their smallest distance first.
+_GROUP = 16
+# One product has this many queries.
+_BLOCK = 256
+# The direct search holds this many float64 distances at once.
+_DIRECT_ELEMENTS = 2**22
 _EXACT = "or use backend='exact'"
 
 
@@ -39,6 +42,7 @@ class PointTable:
 
     @property
     def nbytes(self) -> int:
+        """Size of the table in bytes."""
         return self.rows.nbytes
 
     def place(self, slots: Tensor, points: Tensor) -> None:
@@ -47,6 +51,7 @@ class PointTable:
         self.rows[slots] = torch.cat([points, square, torch.ones_like(square)], 1)
 
     def points(self, slots: Tensor) -> Tensor:
+        """Returns the standardized features of ``slots``, float32 ``[n, d]``."""
         return self.rows.index_select(0, slots)[:, : self.width]
 
     def nearest(self, slots: Tensor, count: int, limit: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -62,7 +67,8 @@ class PointTable:
         tile = min(max(1, self._tile_elements // len(slots) // _GROUP) * _GROUP, len(table))
         # One buffer for all tiles: memory fresh from the system costs more than the product.
         buffer = torch.empty(len(slots) * tile, dtype=torch.float32, device=table.device)
-        closest, minimum = [], []
+        closest = []
+        minimum = []
         for rows in table.split(tile):
             distance = torch.mm(factors, rows.T, out=buffer[: len(slots) * len(rows)].view(len(slots), len(rows)))
             closest.append(distance.amin(0))
@@ -88,7 +94,7 @@ class PointTable:
         return (first.unsqueeze(2) + stride.unsqueeze(2) * self._steps).flatten(1)
 
     def _direct(self, point: Tensor, member: Tensor) -> Tensor:
-        # By differences: matrix products lose the digits in which very close rows differ.
+        # Differences keep the digits in which very close rows differ; matrix products lose them.
         rows = self.rows.index_select(0, member.flatten()).view(*member.shape, -1)
         distance = (rows[..., : self.width] - point.unsqueeze(1)).square_().sum(-1)
         return distance.masked_fill_(rows[..., self.width].isinf(), torch.inf)
@@ -98,7 +104,8 @@ class PointTable:
         return self._direct(self.points(slots), others)
 
 
-#: From table, slots of all N stored rows, count and limit to squared distances and slots of neighbours ``[N, count]``.
+#: A function of a table, the slots of all N stored rows, a count, and a limit. It returns squared distances and slots
+#: of neighbors, ``[N, count]``.
 Search = Callable[[PointTable, Tensor, int, int], tuple[Tensor, Tensor]]
 
 
@@ -123,7 +130,8 @@ def faiss_search(
 
 
 def _faiss_index(points: Tensor, inverted_file: bool) -> Any:
-    faiss, (number, width) = _import_faiss(), points.shape
+    faiss = _import_faiss()
+    number, width = points.shape
     index = faiss.IndexFlatL2(width)
     # A tenth of the cells of similar rows is searched: faster above about 100,000 rows, and no longer exact. Faiss
     # needs 39 rows a cell to train on; with fewer cells than 8 the flat index is as fast.
@@ -143,10 +151,12 @@ def _faiss_index(points: Tensor, inverted_file: bool) -> Any:
 
 
 def search_by_name(backend: str) -> Search:
+    """Returns the search of a backend; ``ModuleNotFoundError`` if Faiss is needed and missing."""
     checked_choice("backend", backend, ("exact", "faiss_flat", "faiss_ivf"))
     if backend == "exact":
         return exact_search
-    _import_faiss()  # where it is missing, the error comes here and not at the first search
+    # A missing Faiss raises its error here and not at the first search.
+    _import_faiss()
     return partial(faiss_search, inverted_file=backend == "faiss_ivf")
 
 

@@ -172,7 +172,8 @@ def _choose_in_order(values, first, remaining):  # type: ignore[no-untyped-def]
         below = cumulative <= remaining
         before = cumulative if below else before
         child += below
-    if child == FAN_OUT:  # at or past the end: the last child that still adds to the sum
+    # At or past the end, the last child that still adds to the sum is chosen.
+    if child == FAN_OUT:
         total, cumulative, before, child = cumulative, ZERO, ZERO, 0
         for offset in range(FAN_OUT):
             cumulative += values[first + offset]
@@ -199,7 +200,8 @@ def _choose_child(values, first, remaining):  # type: ignore[no-untyped-def]
         below = cumulative <= remaining
         before = cumulative if below else before
         child += below
-    if child == end:  # at or past the end of the block, or rounding in another order
+    # The point may lie past the end of the block, or rounding may differ by its order.
+    if child == end:
         child, before = _choose_in_order(values, first, remaining)
     return child, before
 

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import threshold
 
-# Measured over 16, 32, 64 and 128 with 256 draws and updates on the CPU: leaves of a block, and nodes of one.
-LEAF_SHIFT, SHIFT = 5, 6
+# Leaves of a block and nodes of a block, as powers of 2. Of 16, 32, 64, and 128 the fastest on the CPU.
+LEAF_SHIFT = 5
+SHIFT = 6
 # The highest level is searched as one row, however wide up to this. Measured on the CPU with 256 draws and updates of
 # 1,000,000 slots: as one row its 31,250 nodes take 50 us less than as blocks under one more level.
 WIDEST_TOP = 40_000
@@ -35,7 +36,7 @@ class TorchTree:
         self._on_cpu = device.type == "cpu"
         # A parallel cumulative sum need not be monotone; on the CPU it is sequential.
         self._is_monotone = self._on_cpu
-        # One slot more than the capacity, into which CUDA writes entries to be skipped.
+        # CUDA writes skipped entries to one extra slot.
         self._leaves = torch.zeros(_rounded_up(capacity + 1, LEAF_SHIFT), dtype=torch.float32, device=device)
         self._sums: list[Tensor] = []
         self._minima: list[Tensor] = []
@@ -51,6 +52,7 @@ class TorchTree:
         self._zero = torch.zeros((), dtype=torch.float64, device=device)
 
     def set(self, index: Tensor, value: Tensor | float) -> None:
+        """Writes values ``[n]`` to slots ``[n]``; the last of duplicates stays."""
         if not isinstance(value, Tensor) or self._on_cpu:
             self._leaves.numpy()[index.numpy()] = np.asarray(value)  # numpy writes in order: the last duplicate stays
         else:
@@ -62,8 +64,9 @@ class TorchTree:
     def set_checked(
         self, index: Tensor, priority: Tensor, offset: float, exponent: float, limit: int
     ) -> float | Tensor | None:
+        """Writes checked priorities and returns the largest; ``None`` if one is invalid."""
         value = priority.add(offset).pow_(exponent)
-        if self._on_cpu:  # by bounds, which are cheaper there than masks
+        if self._on_cpu:  # Bounds are cheaper than masks there.
             low, high = (bound.item() for bound in torch.aminmax(index))
             least, largest = (bound.item() for bound in torch.aminmax(priority))
             if low < -1 or high >= limit or not (least >= 0 and value.amax().item() < torch.inf > largest):
@@ -81,10 +84,13 @@ class TorchTree:
         return written.item() if self._on_cpu else written
 
     def fill_checked(self, index: Tensor | int, value: float, limit: int) -> bool:
+        """Writes one value to slots; ``False`` if a slot is invalid."""
+        is_run = self._on_cpu
         if isinstance(index, int):
             first, count, is_run = index, 1, True
-        elif is_run := self._on_cpu:
-            first, count = int(index[0]), index.numel()
+        elif is_run:
+            first = int(index[0])
+            count = index.numel()
             is_run = torch.equal(index, torch.arange(first, first + count, device="cpu"))
         if is_run and 0 <= first <= limit - count:
             self._leaves[first : first + count] = value
@@ -94,28 +100,35 @@ class TorchTree:
         return self.set_checked(index, torch.full_like(index, value, dtype=torch.float32), 0.0, 1.0, limit) is not None
 
     def get(self, index: Tensor) -> Tensor:
+        """Returns the values of slots, float32 ``[n]``."""
         return self._leaves[index]
 
     def total(self) -> Tensor:
+        """Returns the sum of all values, a float64 scalar on the device."""
         return self._sums[-1].sum()
 
     def min(self) -> Tensor:
+        """Returns the smallest positive value, a float32 scalar on the device."""
         return self._minima[-1].amin()
 
     def bounds(self) -> tuple[float, float]:
+        """Returns the sum and the smallest positive value; waits for the device."""
         return float(self.total()), float(self.min())
 
     def draw(self, uniform: Tensor, over_batch: bool, exponent: float) -> tuple[Tensor, Tensor]:
+        """Returns slots ``[n]`` at ``uniform`` ``[n]`` and their powered ratios to the minimum."""
         index = self._descend(uniform * self.total())
         value = self._leaves.index_select(0, index)
         return index, value.div_(value.amin() if over_batch else self.min()).pow_(exponent)
 
     def draw_at(self, points: np.ndarray) -> tuple[Tensor, np.ndarray]:
+        """Returns slots ``[n]`` at points in [0, 1) and their probabilities, float64 ``[n]``."""
         total = float(self.total())
         index = self.find(torch.from_numpy(points * total).to(self.device))
         return index, self.get(index).cpu().numpy().astype(np.float64) / total
 
     def find(self, prefix_sum: Tensor) -> Tensor:
+        """Returns the first slots whose cumulative sums exceed ``prefix_sum``, int64 ``[n]``."""
         return self._descend(prefix_sum.clamp_min(0.0))
 
     def _descend(self, remaining: Tensor) -> Tensor:
@@ -149,7 +162,7 @@ class TorchTree:
             chosen = torch.searchsorted(cumulative, remaining, right=True).sub_(1)
             if int(chosen.amax()) < width:
                 return chosen
-        # In a row of zeros it is 0, which has children.
+        # Only a row of zeros gives 0, which has children.
         below = torch.minimum(remaining, torch.nextafter(cumulative[..., -1:], self._zero)).clamp_min_(0)
         return torch.searchsorted(cumulative, below, right=True).sub_(1).remainder_(width)
 
@@ -162,11 +175,12 @@ class TorchTree:
     def _refresh_range(self, start: int, stop: int) -> None:
         for level in range(len(self._nodes)):
             shift = SHIFT if level else LEAF_SHIFT
-            start, stop = start >> shift, ((stop - 1) >> shift) + 1
+            start = start >> shift
+            stop = ((stop - 1) >> shift) + 1
             self._recompute(level, slice(start, stop))
 
     def _recompute(self, level: int, nodes: Tensor | slice) -> None:
-        # From the sums and minima of the children of each node, [nodes, children]; of leaves from the values alone.
+        # The children of a node have sums and minima, [nodes, children]. Leaves have values only.
         children = self._sums[level - 1].view(-1, 1 << SHIFT) if level else self._leaves.view(-1, 1 << LEAF_SHIFT)
         sums = children[nodes]
         minima = self._minima[level - 1].view(-1, 1 << SHIFT)[nodes] if level else threshold(sums, 0.0, torch.inf)
@@ -174,12 +188,15 @@ class TorchTree:
         self._minima[level][nodes] = minima.amin(-1)
 
     def leaves(self) -> Tensor:
+        """Returns a copy of all values, float32 ``[capacity]``."""
         return self._leaves[: self._capacity].clone()
 
     def load_leaves(self, leaves: Tensor) -> None:
+        """Replaces all values, float32 ``[capacity]``, and recomputes every level."""
         self._leaves[: self._capacity] = leaves.to(self.device)
         self._refresh_range(0, self._leaves.numel())
 
     @property
     def nbytes(self) -> int:
+        """Size of leaves, sums, and minima in bytes."""
         return sum(level.nbytes for level in (self._leaves, *self._sums, *self._minima))

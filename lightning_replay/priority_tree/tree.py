@@ -38,7 +38,8 @@ class NumbaTree:
     device: torch.device = torch.device("cpu")
 
     def __init__(self, capacity: int, device: torch.device) -> None:
-        counts = [capacity]  # of the nodes of each level, up to a single root
+        # The number of nodes of each level, up to a single root.
+        counts = [capacity]
         while counts[-1] > 1 or len(counts) == 1:
             counts.append(-(-counts[-1] // FAN_OUT))
         padded = [-(-count // FAN_OUT) * FAN_OUT for count in counts]
@@ -50,15 +51,18 @@ class NumbaTree:
         self._starts = np.array(starts, np.int64)
         self._counts = np.array(counts, np.int64)
         self._arrays = (self._leaves, self._sums, self._minima, self._starts, self._counts)
-        self._one_slot = np.zeros(1, np.int64)  # for rows that come one by one
+        # This array is reused for single rows.
+        self._one_slot = np.zeros(1, np.int64)
         self._root = int(self._starts[-1])
         self._capacity = capacity
 
     def set(self, index: Tensor, value: Tensor | float) -> None:
+        """Writes values ``[n]`` to slots ``[n]``; the last of duplicates stays."""
         self._leaves[index.numpy()] = np.asarray(value)  # numpy writes in order: the last duplicate stays
         kernels.refresh(index.numpy(), *self._arrays)
 
     def set_checked(self, index: Tensor, priority: Tensor, offset: float, exponent: float, limit: int) -> float | None:
+        """Writes checked priorities and returns the largest; ``None`` if one is invalid."""
         given = index.numpy(), priority.numpy(), False, _NO_GENERATIONS, _NO_GENERATIONS
         # The kernel answers -2 where it refuses.
         largest, _ = kernels.update(*given, np.float32(offset), np.float32(exponent), limit, *self._arrays)
@@ -74,6 +78,7 @@ class NumbaTree:
         exponent: float,
         limit: int,
     ) -> tuple[float, int] | None:
+        """Writes the priorities of signed errors and returns the largest with the number of stale rows."""
         options = np.float32(offset), np.float32(exponent), limit
         largest, stale = kernels.update(index, error, True, generation, stored, *options, *self._arrays)
         return None if largest == -2.0 else (largest, stale)
@@ -81,9 +86,11 @@ class NumbaTree:
     def set_rows(
         self, rows: np.ndarray, slot_of: np.ndarray, priority: np.ndarray, offset: float, exponent: float
     ) -> None:
+        """Writes the powered priorities of rows to their slots, without checks."""
         kernels.set_rows(rows, slot_of, priority, np.float32(offset), np.float32(exponent), *self._arrays)
 
     def fill_checked(self, index: Tensor | int, value: float, limit: int) -> bool:
+        """Writes one value to slots; ``False`` if a slot is invalid."""
         if isinstance(index, int):
             slots = self._one_slot
             slots[0] = index
@@ -92,45 +99,56 @@ class NumbaTree:
         return kernels.fill_checked(slots, value, limit, *self._arrays)
 
     def get(self, index: Tensor) -> Tensor:
+        """Returns the values of slots, float32 ``[n]``."""
         return torch.from_numpy(self._leaves[index.numpy()])
 
     def find(self, prefix_sum: Tensor) -> Tensor:
+        """Returns the first slots whose cumulative sums exceed ``prefix_sum``, int64 ``[n]``."""
         index = np.empty(prefix_sum.numel(), np.int64)
         kernels.find(np.maximum(prefix_sum.numpy(), 0.0), index, self._leaves, self._sums, self._starts, self._counts)
         return torch.from_numpy(index)
 
     def draw(self, uniform: Tensor, over_batch: bool, exponent: float) -> tuple[Tensor, Tensor]:
+        """Returns slots ``[n]`` at ``uniform`` ``[n]`` and their powered ratios to the minimum."""
         index = np.empty(uniform.numel(), np.int64)
         weight = np.empty(uniform.numel(), np.float32)
         kernels.draw(uniform.numpy(), np.float32(exponent), over_batch, index, weight, *self._arrays)
         return torch.from_numpy(index), torch.from_numpy(weight)
 
     def draw_at(self, points: np.ndarray) -> tuple[Tensor, np.ndarray]:
-        index, total = np.empty(len(points), np.int64), self._sums[self._root]
+        """Returns slots ``[n]`` at points in [0, 1) and their probabilities, float64 ``[n]``."""
+        index = np.empty(len(points), np.int64)
+        total = self._sums[self._root]
         kernels.find(points * total, index, self._leaves, self._sums, self._starts, self._counts)
         return torch.from_numpy(index), self._leaves[index] / total
 
     def total(self) -> Tensor:
+        """Returns the sum of all values, a float64 scalar."""
         return torch.tensor(self._sums[self._root], dtype=torch.float64, device="cpu")
 
     def min(self) -> Tensor:
+        """Returns the smallest positive value, a float32 scalar."""
         return torch.tensor(self._minima[self._root], dtype=torch.float32, device="cpu")
 
     def bounds(self) -> tuple[float, float]:
+        """Returns the sum and the smallest positive value as numbers."""
         return float(self._sums[self._root]), float(self._minima[self._root])
 
     def leaves(self) -> Tensor:
+        """Returns a copy of all values, float32 ``[capacity]``."""
         return torch.from_numpy(self._leaves[: self._capacity].copy())
 
     def load_leaves(self, leaves: Tensor) -> None:
+        """Replaces all values, float32 ``[capacity]``, and recomputes every level."""
         self._leaves[: self._capacity] = leaves.numpy()
-        # As many entries as nodes above the leaves, over all slots, so that every level is recomputed whole.
+        # The index has as many entries as nodes above the leaves, so that every level is recomputed whole.
         span = np.zeros(int(self._counts[1]) + 1, np.int64)
         span[-1] = self._capacity - 1
         kernels.refresh(span, *self._arrays)
 
     @property
     def nbytes(self) -> int:
+        """Size of leaves, sums, and minima in bytes."""
         return sum(array.nbytes for array in self._arrays)
 
 
@@ -180,7 +198,7 @@ class PriorityTree:
         index = self._as(index, torch.int64)
         if isinstance(value, Tensor):
             value = self._as(value, torch.float32).expand(index.shape).contiguous()
-        elif self.device.type != "cpu":  # on CUDA without a copy from the host
+        elif self.device.type != "cpu":  # This avoids a copy from the host.
             value = torch.full(index.shape, value, dtype=torch.float32, device=self.device)
         if index.numel():
             self._backend.set(index, value)

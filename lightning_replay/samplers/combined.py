@@ -53,13 +53,16 @@ class CombinedSampler(SamplerWrapper):
         check_kind("base_sampler", self.base_sampler, UniformSampler | PrioritizedSampler, accepted)
         if self._draws_from_tables:
             raise TypeError(f"base_sampler is {self.base_sampler!r}; it must be {accepted}")
-        self._newest = -1  # its slot
+        # The slot of the newest row, or -1.
+        self._newest = -1
 
     def on_insert(self, index: Tensor, storage: Storage) -> None:
+        """Notes the slot of the newest row."""
         if len(index):
             self._newest = int(index[-1])
 
     def on_evict(self, index: Tensor) -> None:
+        """Forgets the newest row if it is evicted."""
         super().on_evict(index)
         if bool((index == self._newest).any()):
             self._newest = -1
@@ -70,7 +73,8 @@ class CombinedSampler(SamplerWrapper):
             raise ValueError(f"the newest row of the state is in slot {self._newest}, which there is not; load another")
         if self._newest < 0:
             return self.base_sampler.sample(storage, batch_size)
-        index, info = self.base_sampler.sample(storage, max(batch_size - 1, 1))  # a tree draws no empty batch
+        # A priority tree cannot draw an empty batch.
+        index, info = self.base_sampler.sample(storage, max(batch_size - 1, 1))
         index = torch.cat((index[: batch_size - 1], index.new_full((1,), self._newest)))
         if isinstance(self.base_sampler, PrioritizedSampler):
             info["priority_weight"] = self.base_sampler.weights_of(index)

@@ -57,7 +57,8 @@ class ContinuousCorrectionSampler(UniformSampler):
     """
 
     _draws_from_tables = True
-    _counted: tuple[bytes, _RowsByTable] | None  # the state of the tables that were counted last, and their rows
+    # The state of the tables at the last count, and the counted rows.
+    _counted: tuple[bytes, _RowsByTable] | None
 
     def __init__(
         self,
@@ -88,7 +89,8 @@ class ContinuousCorrectionSampler(UniformSampler):
         if self.return_probabilities:
             priority = self._priorities(len(tables))
             mass = priority * self._by_table(tables).counts
-            share, raw = (mass / mass.sum())[table], (mass.sum() / priority)[table]
+            share = (mass / mass.sum())[table]
+            raw = (mass.sum() / priority)[table]
         return as_tensors(slots, {"table": table} | self._columns(weight, share, raw))
 
     def _columns(self, weight: np.ndarray, share: np.ndarray, raw: np.ndarray) -> dict[str, np.ndarray]:
@@ -99,8 +101,11 @@ class ContinuousCorrectionSampler(UniformSampler):
         return {name: column.astype(np.float32) for name, column in columns.items()}
 
     def _draw(self, tables: Tables, limit: int, count: int) -> np.ndarray:
-        # By rejection, which needs no index of priorities: a draw of a part counts all rows wherever tables changed.
-        generator, kept, missing, candidates = self._generator, [], count, 2 * count
+        # Rejection needs no index of priorities. A divided draw counts all rows if the tables changed.
+        generator = self._generator
+        kept = []
+        missing = count
+        candidates = 2 * count
         while missing > 0:
             uniform = torch.rand(2, candidates, dtype=torch.float64, generator=generator, device=generator.device)
             where, chance = uniform.cpu().numpy()
@@ -122,6 +127,7 @@ class ContinuousCorrectionSampler(UniformSampler):
         return np.where(np.arange(num_tables) > 0, 1.0 + self.event_share, 1.0 - self.event_share)
 
     def group_totals(self, storage: Storage) -> GroupTotals:
+        """Returns the priority mass of the rows by their first event table."""
         tables = tables_of(storage, self)
         mass = self._priorities(len(tables)) * self._by_table(tables).counts
         smallest = np.where(mass > 0, self._priorities(len(tables)), np.inf)
@@ -130,7 +136,8 @@ class ContinuousCorrectionSampler(UniformSampler):
     def rows_of_groups(self, batch_size: int, totals: GroupTotals) -> tuple[np.ndarray, np.ndarray]:
         """Draws the first event table of each row, from the sums over all replays."""
         self._check_held(totals.names[0], int(totals.rows[0]))
-        ends, device = np.cumsum(totals.mass), self._generator.device
+        ends = np.cumsum(totals.mass)
+        device = self._generator.device
         uniform = torch.rand(batch_size, dtype=torch.float64, generator=self._generator, device=device)
         chosen = np.searchsorted(ends, uniform.cpu().numpy() * ends[-1], side="right")
         # A product may be rounded to the sum itself.
@@ -138,6 +145,7 @@ class ContinuousCorrectionSampler(UniformSampler):
         return np.bincount(np.minimum(chosen, last), minlength=len(ends)), totals.mass / ends[-1]
 
     def sample_shard(self, storage: Storage, part: ShardRequest) -> tuple[Tensor, dict[str, Any], ShardDraw]:
+        """Draws rows of the requested event tables, each equally likely; ``RuntimeError`` if one holds no rows."""
         tables = tables_of(storage, self)
         rows = self._by_table(tables)
         count = rows.counts[part.groups]
@@ -151,15 +159,17 @@ class ContinuousCorrectionSampler(UniformSampler):
         return *drawn_of, ShardDraw(1.0 / count, self.group_totals(storage))
 
     def weigh(self, part: ShardRequest, drawn: ShardDraw) -> dict[str, np.ndarray]:
+        """Returns ``priority_weight`` and the columns of ``return_probabilities``, float32 ``[B]``."""
         share = part.shares[part.groups]
-        probability, priority = share * drawn.probability, self._priorities(len(part.shares))
-        # Of a row in no event table, were it drawn as often for its priority as the one that is drawn least.
-        with np.errstate(invalid="ignore"):  # of tables without a share
+        probability = share * drawn.probability
+        priority = self._priorities(len(part.shares))
+        # The probability of a row in no event table, at the lowest ratio of probability to priority.
+        with np.errstate(invalid="ignore"):
             outside = np.nanmin(part.shares * drawn.totals.smallest / priority) * priority[0]
         return self._columns(outside / probability, share, 1.0 / probability)
 
     def _by_table(self, tables: Tables) -> _RowsByTable:
-        # Counted anew only where the tables have changed.
+        # Rows are counted again only if the tables have changed.
         state = tables.appended.tobytes() + tables.first.tobytes()
         if self._counted is None or self._counted[0] != state:
             held = np.flatnonzero((tables.position >= 0).any(0))
@@ -171,6 +181,7 @@ class ContinuousCorrectionSampler(UniformSampler):
 
     @property
     def nbytes(self) -> int:
+        """Size of the cached rows by table in bytes; the tables belong to the storage."""
         return 0 if self._counted is None else sum(array.nbytes for array in self._counted[1])
 
     def _empty(self) -> None:
@@ -178,9 +189,11 @@ class ContinuousCorrectionSampler(UniformSampler):
         self._counted = None
 
     def state_dict(self) -> dict[str, Any]:
+        """Returns the generator's state and the number of rows drawn from each table."""
         return super().state_dict() | {"rows_drawn": self.rows_drawn.tolist()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restores a saved state; rows are counted again at the next draw."""
         super().load_state_dict(dict(state_dict))
         self.rows_drawn = np.array(state_dict["rows_drawn"], dtype=np.int64)
         self._counted = None

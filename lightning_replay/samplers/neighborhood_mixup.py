@@ -72,9 +72,11 @@ class NeighborhoodMixupSampler(PairSampler):
         self._options: dict[str, Any] = {"refresh_interval": refresh_interval, "backend": backend}
         self._feature_keys: list[NestedKey] = [unravel_key(key) for key in checked_keys("feature_keys", feature_keys)]
         self._lists: NeighborLists | SameActionLists | None = None
-        self._new_lists(capacity=1)  # refuses bad options here and not at the first row
+        # Bad options raise their errors here and not at the first row.
+        self._new_lists(capacity=1)
 
     def check_rows(self, rows: TensorDictBase) -> None:
+        """Refuses rows ``[N]`` whose features are missing, NaN, infinite, or of an integer type."""
         super().check_rows(rows)
         columns: list[Tensor | TensorDictBase] = []
         for key in self._feature_keys:
@@ -87,7 +89,7 @@ class NeighborhoodMixupSampler(PairSampler):
                 )
             columns.append(column)
         features, _ = self._features(columns, rows.batch_size[0])
-        # One NaN in the lists would be the distance of its row to every other.
+        # A row with NaN would be at distance NaN from every row.
         finite = features.isfinite().all(1)
         if not bool(finite.all()):
             raise ValueError(
@@ -96,6 +98,7 @@ class NeighborhoodMixupSampler(PairSampler):
             )
 
     def on_insert(self, index: Tensor, storage: Storage) -> None:
+        """Enters new rows into the neighbor lists; they wait there until a search includes them."""
         columns: list[Tensor | TensorDictBase] = [*read_columns(storage, index, self._feature_keys)]
         features, action = self._features(columns, len(index))
         if self._lists is None:
@@ -122,16 +125,20 @@ class NeighborhoodMixupSampler(PairSampler):
 
     @property
     def nbytes(self) -> int:
+        """Size of ``base_sampler`` and of the neighbor lists in bytes."""
         return super().nbytes + (0 if self._lists is None else self._lists.nbytes)
 
     def state_dict(self) -> dict[str, Any]:
+        """Returns the state of ``base_sampler`` and of the neighbor lists."""
         lists = self._lists
         capacity, state = (0, {}) if lists is None else (lists.capacity, lists.state_dict())
         return super().state_dict() | {"learned": {"capacity": capacity, "lists": state}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores a saved state, with lists of the saved capacity."""
         super().load_state_dict(state_dict)
-        self._lists, learned = None, state_dict["learned"]
+        self._lists = None
+        learned = state_dict["learned"]
         if learned["capacity"]:
             self._lists = self._new_lists(learned["capacity"])
             self._lists.load_state_dict(learned["lists"])
@@ -160,7 +167,7 @@ class NeighborhoodMixupSampler(PairSampler):
 
 
 def _leaves(key: NestedKey, column: Tensor | TensorDictBase) -> list[tuple[NestedKey, Tensor]]:
-    # In the order of their names: the same features whichever order the columns were stored in.
+    # Columns are sorted by name, so that the features do not depend on the order in which they were stored.
     if isinstance(column, Tensor):
         return [(key, column)]
     return sorted((unravel_key((key, name)), leaf) for name, leaf in column.items(True, True))

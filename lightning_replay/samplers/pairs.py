@@ -47,9 +47,9 @@ class SamplerWrapper(ReplaySampler, TorchRLPrioritizedSampler):
     """
 
     base_sampler: Sampler
-    _shown: tuple[str, ...] = ()  # attributes that repr names beside base_sampler
+    _shown: tuple[str, ...] = ()  # Attributes that repr shows beside base_sampler.
 
-    # What depends on the priorities and the rows of base_sampler only.
+    # The base_sampler answers everything that depends only on its priorities and rows.
     num_slots: Any = Delegated()
     uses_priorities: Any = Delegated()
     check_rows: Any = Delegated()
@@ -66,7 +66,8 @@ class SamplerWrapper(ReplaySampler, TorchRLPrioritizedSampler):
     advance: Any = Delegated()
     stats: Any = Delegated()
     _draws_from_tables: Any = Delegated()
-    _reads_columns: Any = True  # as most on_insert do
+    # Most on_insert methods read columns of the new rows.
+    _reads_columns: Any = True
 
     def __init__(self, base_sampler: Sampler | None, default: Callable[[int], Sampler], seed: int | None) -> None:
         if base_sampler is not None:
@@ -90,7 +91,7 @@ class SamplerWrapper(ReplaySampler, TorchRLPrioritizedSampler):
         self.on_insert(slots, storage)
 
     def _attach_storage(self, storage: Storage, new: Tensor) -> None:
-        # Rows that were stored before this sampler came, in slot order.
+        # A sampler that is added to a filled buffer reads the stored rows in slot order.
         if self._is_attached:
             return
         self._is_attached = True
@@ -99,13 +100,16 @@ class SamplerWrapper(ReplaySampler, TorchRLPrioritizedSampler):
             self.on_insert(earlier, storage)
 
     def extend(self, index: Any) -> None:
+        """Passes new slots to ``base_sampler``, by TorchRL's name."""
         self.base_sampler.extend(index)
 
     def add(self, index: Any) -> None:
+        """Passes one new slot to ``base_sampler``, by TorchRL's name."""
         self.base_sampler.add(index)
 
     @property
     def default_priority(self) -> float:
+        """Priority of new rows before any exponent, from ``base_sampler``."""
         return self.base_sampler.default_priority
 
     def set_priorities(self, slots: Tensor, magnitudes: Tensor, storage: Storage | None) -> None:
@@ -113,24 +117,29 @@ class SamplerWrapper(ReplaySampler, TorchRLPrioritizedSampler):
         self.base_sampler.update_priority(slots, magnitudes, storage=storage)
 
     def reseed(self, seed: int) -> None:
+        """Seeds this sampler and, unless both share one generator, ``base_sampler`` with a derived seed."""
         super().reseed(seed)
         if self.base_sampler._rng is not self._rng:
             as_replay_sampler(self.base_sampler).reseed(self._derived_seed())
 
     @property
     def nbytes(self) -> int:
+        """Size of ``base_sampler`` in bytes."""
         return as_replay_sampler(self.base_sampler).nbytes
 
     def state_dict(self) -> dict[str, Any]:
+        """Returns the state of both samplers, and whether they share one generator."""
         return {
             **self._read_attributes(),
             "shares_generator": self.base_sampler._rng is self._rng,
             "base_sampler": self.base_sampler.state_dict(),
             "met_storage": self._is_attached,
-            "learned": {},  # last what a subclass keeps of rows
+            # State that a subclass keeps of rows is restored last.
+            "learned": {},
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores the state of both samplers; a shared generator stays shared."""
         self._restore_attributes(state_dict)
         self.base_sampler.load_state_dict(state_dict["base_sampler"])
         self._is_attached = state_dict["met_storage"]
@@ -208,7 +217,7 @@ class PairSampler(SamplerWrapper):
         partners = self.partners(first, storage)
         is_held = occupancy_of(storage).held(partners)
         if is_held is not None:
-            # A partner may have left without being overwritten: its pair stays unmixed.
+            # A partner may have left without being overwritten. Its pair then stays unmixed.
             partners = torch.where(is_held, partners, first)
         return torch.stack((first, partners), dim=1)
 
@@ -224,10 +233,12 @@ class PairSampler(SamplerWrapper):
 
     def set_priorities(self, slots: Tensor, magnitudes: Tensor, storage: Storage | None) -> None:
         """Passes priorities ``[B]`` of pairs ``[B, 2]`` or rows ``[B]`` on; only the first of a pair gets one."""
-        slots, magnitudes = as_tensor(slots), as_tensor(magnitudes)
+        slots = as_tensor(slots)
+        magnitudes = as_tensor(magnitudes)
         if slots.ndim == 2 and self.update_partners:
-            # The last of duplicates wins: partners before firsts.
-            slots, magnitudes = slots.t().flip(0).reshape(-1), magnitudes.reshape(-1).repeat(2)
+            # The last of duplicates counts, so partners come before first rows.
+            slots = slots.t().flip(0).reshape(-1)
+            magnitudes = magnitudes.reshape(-1).repeat(2)
         elif slots.ndim == 2:
             slots = slots[:, 0].contiguous()
         super().set_priorities(slots, magnitudes, storage)
@@ -257,7 +268,9 @@ class RandomPairSampler(PairSampler):
 
 
 def check_capacities(*slots: int) -> None:
-    if len(set(slots)) > 1:  # compiled loops read all of them unchecked
+    """Refuses a saved state whose parts differ in their number of slots; ``ValueError``."""
+    # Compiled loops index all parts without checks.
+    if len(set(slots)) > 1:
         raise ValueError(f"the parts of the state have {sorted(set(slots))} slots, not all the same; load another save")
 
 
@@ -265,34 +278,40 @@ class FollowsEpisodes(ReplaySampler):
     """A sampler that keeps the links between stored rows; stands before the class that draws in the list of bases."""
 
     followed: FollowedEpisodes
-    _purpose: str  # what needs the ends of episodes, for the message where rows have none
+    _purpose: str  # The feature that needs episode ends, named in the error about missing ones.
     _reads_columns = True
     stored_options: tuple[str, ...] = ("done_key", "check_continuity")
     done_key: Any = property(attrgetter("followed.done_key"))
     check_continuity: Any = property(attrgetter("followed.check_continuity"))
 
     def check_rows(self, rows: TensorDictBase) -> None:
+        """Refuses rows ``[N]`` without the column ``done_key``."""
         super().check_rows(rows)
         self.followed.check_ends(rows, type(self).__name__, self._purpose)
 
     def on_evict(self, index: Tensor) -> None:
+        """Removes evicted rows from the sampler and from the links of their episodes."""
         super().on_evict(index)
         self.followed.on_evict(index)
 
     def end_episodes(self, slots: Tensor, trajectories: Iterable[int | None] = ()) -> None:
+        """Ends the episodes of the rows in ``slots``, and those of the running ``trajectories``."""
         super().end_episodes(slots, trajectories)
         self.followed.end_episodes(slots, trajectories)
 
     @property
     def nbytes(self) -> int:
+        """Size of the sampler and of the episode links in bytes."""
         return super().nbytes + self.followed.nbytes
 
     def state_dict(self) -> dict[str, Any]:
+        """Returns the sampler's state and the episode links."""
         state = super().state_dict()
         state.get("learned", state).update(self.followed.state_dict())
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restores the sampler's state and the episode links."""
         super().load_state_dict(dict(state_dict))
         self.followed.load_state_dict(state_dict.get("learned", state_dict))
 
@@ -352,5 +371,6 @@ class ContinuousTransitionSampler(FollowsEpisodes, PairSampler):
         return torch.where(following < 0, index, following)
 
     def on_insert(self, index: Tensor, storage: Storage) -> None:
+        """Links new rows to the previous rows of their episodes, and warns if most rows continue none."""
         self.followed.mark_update(index, storage)
         self.followed.warn()

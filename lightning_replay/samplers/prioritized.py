@@ -33,11 +33,12 @@ class PrioritizedBase(ReplaySampler, TorchRLPrioritizedSampler):
     """
 
     uses_priorities = True
-    reduction = "max"  # how TorchRL's buffers make one priority of several per row
+    # TorchRL's buffers reduce several priorities of a row to one by this function.
+    reduction = "max"
 
     priority_exponent: float
     _tree: PriorityTree
-    _largest: float  # of all priorities so far, before any exponent; negative until one is given
+    _largest: float  # Largest priority so far, before any exponent; negative before the first one.
 
     def __init__(
         self,
@@ -49,7 +50,7 @@ class PrioritizedBase(ReplaySampler, TorchRLPrioritizedSampler):
         self._priority_exponent = checked_number("priority_exponent", priority_exponent, 0.0)
         self.priority_offset: float = checked_number("priority_offset", priority_offset, 0.0)
         self.importance_exponent = importance_exponent
-        # With what this sampler was built, which may be set to other values later.
+        # The constructor's options, because attributes may be set to other values later.
         self._built_with: dict[str, Any] = {
             "priority_exponent": self._priority_exponent,
             "importance_exponent": describe(self._importance_exponent),
@@ -60,10 +61,12 @@ class PrioritizedBase(ReplaySampler, TorchRLPrioritizedSampler):
 
     @property
     def max_size(self) -> int:
+        """Number of slots that may have a priority."""
         return self._tree.capacity
 
     @property
     def device(self) -> torch.device:
+        """Device of the priorities, always the CPU."""
         return self._tree.device
 
     @property
@@ -76,6 +79,7 @@ class PrioritizedBase(ReplaySampler, TorchRLPrioritizedSampler):
         self._importance_exponent = checked_schedule("importance_exponent", value, highest=1.0)
 
     def advance(self, *, env_steps: int | None = None, updates: int | None = None) -> None:
+        """Sets the clocks of environment steps and updates, which schedules read."""
         if env_steps is not None:
             self._clocks["env_steps"] = env_steps
         if updates is not None:
@@ -97,10 +101,11 @@ class PrioritizedBase(ReplaySampler, TorchRLPrioritizedSampler):
 
     @beta.setter
     def beta(self, value: float) -> None:
-        # Without a bound, as in TorchRL: its schedulers step to 1.0000000015.
+        # TorchRL sets no bound, and its schedulers step to 1.0000000015.
         self._importance_exponent = checked_schedule("importance_exponent", value)
 
-    add: Any = Sampler.add  # which do nothing: mark_update was called before
+    # TorchRL calls both after mark_update, so they do nothing.
+    add: Any = Sampler.add
     extend: Any = Sampler.extend
 
     @torch.no_grad()
@@ -120,6 +125,7 @@ class PrioritizedBase(ReplaySampler, TorchRLPrioritizedSampler):
             raise refusal(torch.zeros(len(priority), dtype=torch.int64, device="cpu"), priority, len(priority), None)
 
     def raise_max_priority(self, priority: float) -> None:
+        """Raises the priority that new rows get, if ``priority`` is larger."""
         if priority > self._largest:
             self._largest = priority
 
@@ -142,12 +148,13 @@ class PrioritizedBase(ReplaySampler, TorchRLPrioritizedSampler):
         }
 
     def _load_shared_state(self, state_dict: Mapping[str, Any]) -> None:
-        # Where options differ from those of the saved sampler, the constructor's count; a schedule always is its own.
+        # The constructor's options count if they differ from the saved ones. A schedule is never replaced.
         if state_dict["importance_exponent"] is not None and not self._differs("importance_exponent", state_dict):
             self.beta = state_dict["importance_exponent"]
         different = [name for name in self._built_with if self._differs(name, state_dict)]
         if different:
-            built, saved = self._built_with, {"min_priority": 0.0} | state_dict["built_with"]
+            built = self._built_with
+            saved = {"min_priority": 0.0} | state_dict["built_with"]
             values = ", ".join(f"{name} {_shown(built[name])} (saved: {_shown(saved[name])})" for name in different)
             logger.warning("the options with which the buffer is built count, not those of the save: %s", values)
         self._clocks = {clock: int(reading) for clock, reading in state_dict["clocks"].items()}
@@ -167,7 +174,7 @@ def written_slots(index: int | Tensor, storage: Storage | None, sampler: str) ->
     if index.ndim > 1:
         remedy = "build the storage with ndim=1, and flatten environments and time before extend"
         raise ValueError(f"{sampler} got an index of shape {list(index.shape)}, not of one dimension; {remedy}")
-    # A batch longer than the ring names slots twice; the rows that came last are there.
+    # A batch longer than the ring names slots twice, and only its last rows are stored.
     return index.reshape(-1)[-storage.max_size :].cpu()
 
 
@@ -232,24 +239,30 @@ class PrioritizedSampler(PrioritizedBase):
         self._has_rows = False
 
     def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
+        """Gives new rows at ``index``, an int or int64 ``[n]``, the largest priority so far."""
         self._attach_storage(storage)
         if isinstance(index, Tensor) and index.dtype == torch.int64 and index.numel() == 1:
-            index = int(index)  # a third of the time
+            # An int is written in a third of the time.
+            index = int(index)
         if not isinstance(index, int):
             index = flat_index(index, storage)
             if not index.numel():
                 return
-        # New rows get the largest priority so far, so that each is drawn soon and then gets one of its own.
-        priority, offset, exponent = self.default_priority, self.priority_offset, self._priority_exponent
+        # New rows get the largest priority so far, so that each is drawn soon.
+        priority = self.default_priority
+        offset = self.priority_offset
+        exponent = self._priority_exponent
         if not self._tree.fill_checked(index, (priority + offset) ** exponent, self._tree.capacity):
             raise refusal(as_tensor(index), None, self.max_size, None)
         self._has_rows = True
 
     @property
     def num_slots(self) -> int:  # type: ignore[override]
+        """Capacity of the priority tree, which must equal the storage's."""
         return self.max_size
 
     def on_evict(self, index: Tensor) -> None:
+        """Sets the priorities of evicted rows to 0, so that they are never drawn."""
         self._tree.set(index, 0.0)
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[str, Any]]:
@@ -263,8 +276,8 @@ class PrioritizedSampler(PrioritizedBase):
             raise self._without_mass(stored)
         generator = self._generator
         uniform = torch.rand(batch_size, dtype=torch.float64, generator=generator, device=generator.device)
-        # The tree gives the importance weights, (p / smallest p) ** -beta, too: in one loop, 256 rows and weights in 27
-        # microseconds; by group_totals, sample_shard and weigh in 73.
+        # The tree also returns the importance weights (p / smallest p) ** -beta. One loop over 256 rows takes 27
+        # microseconds, and the steps of a divided draw take 73.
         index, weight = tree.draw(uniform.cpu(), over_batch=self.normalize_over_batch, exponent=-self.beta)
         self._clocks["draws"] += 1
         if storage.ndim > 1:
@@ -274,7 +287,8 @@ class PrioritizedSampler(PrioritizedBase):
     def weights_of(self, index: Tensor) -> Tensor:
         """Returns the ``priority_weight`` of a batch of these rows, slots ``[B]``; float32 ``[B]``."""
         least = self._tree.min()
-        value = torch.maximum(self._tree.get(index), least)  # a row of priority 0 is never drawn
+        # The minimum replaces a priority of 0, at which a row is never drawn.
+        value = torch.maximum(self._tree.get(index), least)
         return (value / (value.amin() if self.normalize_over_batch else least)) ** -self.beta
 
     def _without_mass(self, stored: int) -> RuntimeError:
@@ -284,13 +298,16 @@ class PrioritizedSampler(PrioritizedBase):
         )
 
     def group_totals(self, storage: Storage) -> GroupTotals:
+        """Returns the sum and the minimum of the priorities, after the exponent."""
         self._attach_storage(storage)
         total, least = self._tree.bounds()
         rows = np.array([occupancy_of(storage).count])
         return GroupTotals(["rows"], np.array([total]), rows, np.array([least]), self._largest)
 
     def sample_shard(self, storage: Storage, part: ShardRequest) -> tuple[Tensor, dict[str, Any], ShardDraw]:
-        totals, stored = self.group_totals(storage), len(storage)
+        """Draws one row at each point of the request; ``RuntimeError`` if all priorities are 0."""
+        totals = self.group_totals(storage)
+        stored = len(storage)
         if stored == 0:
             raise empty_storage()
         if not totals.mass[0] > 0:
@@ -300,6 +317,7 @@ class PrioritizedSampler(PrioritizedBase):
         return index, {}, ShardDraw(probability, totals)
 
     def weigh(self, part: ShardRequest, drawn: ShardDraw) -> dict[str, np.ndarray]:
+        """Returns ``priority_weight``, float32 ``[B]``, from the totals of all replays."""
         smallest = drawn.probability.min() if self.normalize_over_batch else drawn.totals.smallest[0]
         weight = (drawn.probability / smallest) ** -self.beta
         self._clocks["draws"] += 1
@@ -314,7 +332,7 @@ class PrioritizedSampler(PrioritizedBase):
             return
         limit = self.max_size if storage is None else min(self.max_size, len(storage))
         if self.min_priority > 0:
-            # Not of negative ones and NaN, which are refused.
+            # Negative priorities and NaN stay, so that they are refused.
             magnitudes = magnitudes.clamp(min=self.min_priority).where(magnitudes >= 0, magnitudes)
         largest = self._tree.set_checked(
             slots, magnitudes, limit, offset=self.priority_offset, exponent=self._priority_exponent
@@ -364,6 +382,7 @@ class PrioritizedSampler(PrioritizedBase):
 
     @property
     def nbytes(self) -> int:
+        """Size of the priority tree in bytes."""
         return self._tree.nbytes
 
     @property
@@ -399,6 +418,7 @@ class PrioritizedSampler(PrioritizedBase):
         self._has_rows = False
 
     def state_dict(self) -> dict[str, Any]:
+        """Returns the priorities, options, clocks, and the generator's state."""
         return {"tree": self._tree.state_dict(), "has_rows": self._has_rows} | self._shared_state()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -407,13 +427,14 @@ class PrioritizedSampler(PrioritizedBase):
         Where this sampler was built with another exponent, offset or schedule than the saved one, its own counts, for
         the stored priorities too; the log names them. A schedule continues at the saved clocks.
         """
-        exponent, offset = self._built_with["priority_exponent"], self._built_with["priority_offset"]
+        exponent = self._built_with["priority_exponent"]
+        offset = self._built_with["priority_offset"]
         self._tree.load_state_dict(state_dict["tree"])
         self._largest = float(state_dict["max_priority"])
         self._has_rows = bool(state_dict["has_rows"])
         self._priority_exponent = float(state_dict["priority_exponent"])
         self.priority_offset: float = float(state_dict["priority_offset"])
-        # The offset first: it was added before the saved exponent was applied.
+        # The offset comes first, because it was added before the saved exponent was applied.
         if self._differs("priority_offset", state_dict):
             self._set_offset(offset)
         if self._differs("priority_exponent", state_dict):
@@ -427,12 +448,13 @@ class PrioritizedSampler(PrioritizedBase):
         if self._priority_exponent > 0:
             powered = self._tree.leaves().double()
             priority = (powered ** (1 / self._priority_exponent) - self.priority_offset).clamp(min=0.0)
-            # From p ** α back to p, and forward with the other offset.
+            # Priorities go from p ** α back to p, and forward with the new offset.
             self._replace_leaves(((priority + offset) ** self._priority_exponent).float())
         self.priority_offset = offset
 
     def _replace_leaves(self, values: Tensor) -> None:
-        leaves = self._tree.leaves()  # rows of priority 0 keep it
+        # Rows of priority 0 keep it.
+        leaves = self._tree.leaves()
         self._tree.load_state_dict({"leaves": torch.where(leaves > 0, values, leaves)})
 
     def __repr__(self) -> str:

@@ -87,10 +87,11 @@ class ReliabilityAdjustedSampler(FollowsEpisodes, PrioritizedSampler):
         self._forget()
 
     def _forget(self) -> None:
-        # Errors and reliabilities by slot, and the sum of each episode in the slot of its last row.
+        # The rows are the errors, the reliabilities, and the sum of each episode in the slot of its last row.
         self._of_rows = np.ones((3, self.max_size), dtype=np.float32)
         self._of_rows[2] = 0.0
-        self._largest_sum = np.zeros(2)  # where it is, and what it was at the last update
+        # The slot of the largest sum, and its value at the last update.
+        self._largest_sum = np.zeros(2)
 
     def reliability_of(self, index: Tensor) -> Tensor:
         """Returns R of rows as last renewed, float32 ``[n]`` on the CPU."""
@@ -101,8 +102,10 @@ class ReliabilityAdjustedSampler(FollowsEpisodes, PrioritizedSampler):
         return torch.from_numpy(self._of_rows[0, index.cpu().numpy()])
 
     def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
+        """Gives new rows the largest TD error so far and reliability 1, and links them to their episodes."""
         super().mark_update(index, storage=storage)
-        if storage is not None:  # else of rows that were stored before this sampler came, in the call above
+        # Without a storage, the call above came here with rows that were stored earlier.
+        if storage is not None:
             self._link(written_slots(index, storage, type(self).__name__), storage)
             self.followed.warn()
 
@@ -111,6 +114,7 @@ class ReliabilityAdjustedSampler(FollowsEpisodes, PrioritizedSampler):
         self._of_rows[:, linked] = np.array([[float(self.default_priority)], [1.0], [0.0]])
 
     def on_evict(self, index: Tensor) -> None:
+        """Sets the priorities of evicted rows to 0 and removes the sums of their episodes."""
         super().on_evict(index)
         self._of_rows[2, index.numpy()] = 0.0
 
@@ -118,7 +122,8 @@ class ReliabilityAdjustedSampler(FollowsEpisodes, PrioritizedSampler):
         """Sets TD errors as :class:`PrioritizedSampler` does, and renews the reliabilities of their episodes."""
         if storage is not None and self.followed.links is None:
             self._link(slots[:0], storage)
-        super().set_priorities(slots, magnitudes, storage)  # which refuses before anything is changed
+        # A refused batch raises before anything is changed.
+        super().set_priorities(slots, magnitudes, storage)
         index = slots.numpy()
         written = index[index >= 0]
         if self.followed.links is None or not len(written):
@@ -150,15 +155,21 @@ class ReliabilityAdjustedSampler(FollowsEpisodes, PrioritizedSampler):
 
     @property
     def nbytes(self) -> int:
+        """Size of the tree, the episode links, and the reliabilities in bytes."""
         return super().nbytes + self._of_rows.nbytes
 
     def state_dict(self) -> dict[str, Any]:
+        """Returns the prioritized sampler's state with errors and reliabilities by slot."""
         return super().state_dict() | {"of_rows": torch.from_numpy(self._of_rows.copy())}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        of_rows, links = state_dict["of_rows"].cpu().numpy(), state_dict["links"] or {"successor": self._of_rows[0]}
+        """Restores a saved state; another offset or exponent of the constructor is applied to the stored rows."""
+        of_rows = state_dict["of_rows"].cpu().numpy()
+        links = state_dict["links"] or {"successor": self._of_rows[0]}
         check_capacities(self.max_size, of_rows.shape[1], len(state_dict["tree"]["leaves"]), len(links["successor"]))
-        self._of_rows, self._largest_sum = of_rows.copy(), np.array([0.0, np.inf])  # found again at the next update
+        # The next update finds the largest sum again.
+        self._of_rows = of_rows.copy()
+        self._largest_sum = np.array([0.0, np.inf])
         super().load_state_dict(state_dict)
         differs = self._differs("priority_offset", state_dict)
         if differs and self.followed.links is not None:  # All sums contain the offset.

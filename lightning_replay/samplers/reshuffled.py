@@ -51,41 +51,51 @@ class ReshuffledSampler(UniformSampler):
         self._empty()
 
     def _empty(self) -> None:
-        # Slots that were drawn in this epoch, then those that were not; the place of each slot there, or -1; and where
-        # the two parts end.
+        # The order lists the drawn slots of this epoch, then the others, and the ends are the ends of both parts. Each
+        # slot has its place in the order, or -1.
         self._order = self._place = np.zeros(0, dtype=np.int64)
         self._ends = np.zeros(2, dtype=np.int64)
 
     def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
+        """Adds new slots, an int or int64 ``[n]``, to the present epoch."""
         if storage is not None:
             self._add(as_tensor(index).reshape(-1).cpu().numpy(), storage)
 
     def _add(self, slots: np.ndarray, storage: Storage) -> None:
         if not len(self._order):
-            self._order, self._place = np.zeros(storage.max_size, dtype=np.int64), np.full(storage.max_size, -1)
-        check_capacities(len(self._order), storage.max_size)  # of a loaded state
+            self._order = np.zeros(storage.max_size, dtype=np.int64)
+            self._place = np.full(storage.max_size, -1)
+        # A loaded state may be of another capacity.
+        check_capacities(len(self._order), storage.max_size)
         new = np.unique(slots[self._place[slots] < 0])
         places = np.arange(self._ends[1], self._ends[1] + len(new))
-        self._order[places], self._place[new] = new, places
+        self._order[places] = new
+        self._place[new] = places
         self._ends[1] += len(new)
 
     def on_evict(self, index: Tensor) -> None:
-        order, place = self._order, self._place
+        """Removes evicted slots from the present epoch."""
+        order = self._order
+        place = self._place
         for slot in index.tolist() if len(place) else ():
             hole = place[slot]
-            # The last of each part that the hole is in, or comes before, moves up.
+            # The last slot of each part that contains or follows the hole moves up.
             for part in (0, 1) if 0 <= hole < self._ends[0] else (1,) if hole >= 0 else ():
                 self._ends[part] -= 1
                 last = order[self._ends[part]]
-                order[hole], place[last], hole = last, hole, self._ends[part]
+                order[hole] = last
+                place[last] = hole
+                hole = self._ends[part]
             place[slot] = -1
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
         """Draws ``batch_size`` slots, int64 ``[B]``; RuntimeError where the storage is empty."""
-        occupancy, generator = occupancy_of(storage), self._generator
+        occupancy = occupancy_of(storage)
+        generator = self._generator
         if not occupancy.count:
             raise empty_storage()
-        if self._ends[1] != occupancy.count or len(self._order) != storage.max_size:  # stored before this sampler came
+        # Rows may have been stored before this sampler was added.
+        if self._ends[1] != occupancy.count or len(self._order) != storage.max_size:
             self._add(occupancy.slots().numpy(), storage)
             if self._ends[1] != occupancy.count:
                 raise ValueError("the state names slots without a row; load another save")
@@ -95,18 +105,22 @@ class ReshuffledSampler(UniformSampler):
         return index, {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores a saved epoch; ``ValueError`` if its order names a slot twice."""
         order, ends = (state_dict[name].cpu().numpy() for name in ("order", "ends"))
-        place, listed = np.full(len(order), -1), order[: ends[1]]
+        place = np.full(len(order), -1)
+        listed = order[: ends[1]]
         is_sound = 0 <= ends[0] <= ends[1] == len(listed) and ((listed >= 0) & (listed < len(order))).all()
         if is_sound:
             place[listed] = np.arange(len(listed))
-        if not is_sound or (place >= 0).sum() != len(listed):  # a compiled loop reads them unchecked
+        # A compiled loop indexes both arrays without checks.
+        if not is_sound or (place >= 0).sum() != len(listed):
             raise ValueError("the state names slots twice or slots that there are not; load another save")
         super().load_state_dict(state_dict)
         self._place = place
 
     @property
     def nbytes(self) -> int:
+        """Size of the order and of the places in bytes."""
         return self._order.nbytes + self._place.nbytes
 
 

@@ -23,7 +23,8 @@ from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.saving.spec import rebuildable
 from lightning_replay.storage.packed import empty_storage, occupancy_of, readable_rows
 
-_ROWS_BEFORE_WARNING = 1_000  # of a goal that was never reached; as many as the storage keeps if these are more
+# An unreached goal is warned of after this many rows, or after the number of slots if that is more.
+_ROWS_BEFORE_WARNING = 1_000
 _NEVER = 2**62
 
 
@@ -39,6 +40,7 @@ class GoalEpisodes:
         return len(self._pairs)
 
     def slot(self, place: int) -> int:
+        """Returns the slot of the last goal of an episode, by its place in :meth:`state`."""
         return self._pairs[place][1]
 
     def put(self, episodes: Tensor, slots: Tensor) -> None:
@@ -53,6 +55,7 @@ class GoalEpisodes:
             self._episode_at[slot] = episode
 
     def drop(self, slots: Tensor) -> None:
+        """Removes the goals in ``slots``, int64 ``[n]``, with their episodes."""
         if not self._episode_at:
             return
         for slot in sorted(self._episode_at.keys() & set(slots.tolist())):
@@ -63,6 +66,7 @@ class GoalEpisodes:
                 self._place_of_episode[last[0]] = place
 
     def state(self) -> Tensor:
+        """Returns episodes and slots of goals, int64 ``[G, 2]``."""
         return torch.tensor(self._pairs, dtype=torch.int64, device="cpu").reshape(-1, 2)
 
 
@@ -105,7 +109,7 @@ class ReverseSweepSampler(FollowsEpisodes, UniformSampler):
     stored_options: tuple[str, ...] = (*FollowsEpisodes.stored_options, "goal")
     _purpose = "sweeps along episodes"
     saved_attributes: tuple[str, ...] = ("_episode", "_next_episode", "_cursor")
-    _cursor: int  # the slot to be drawn next, -1 where a new sweep starts
+    _cursor: int  # The slot to be drawn next, or -1 before a new sweep.
 
     def __init__(
         self,
@@ -151,10 +155,11 @@ class ReverseSweepSampler(FollowsEpisodes, UniformSampler):
     def check_rows(self, rows: TensorDictBase) -> None:
         """Refuses rows ``[N]`` without episode ends or that the condition cannot read; ``Replay`` calls it."""
         super().check_rows(rows)
-        # A copy: the condition is evaluated once more for each row that is stored, and may keep a state.
+        # The condition may keep a state and sees each stored row later, so a copy is evaluated here.
         holds(copy.deepcopy(self.goal) if isinstance(self.goal, Condition) else self.goal, rows)
 
     def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
+        """Links new rows to their episodes and evaluates ``goal`` on them; ``ValueError`` without a storage."""
         slots = written_slots(index, storage, type(self).__name__)
         assert storage is not None
         self._link(slots, storage)
@@ -162,9 +167,11 @@ class ReverseSweepSampler(FollowsEpisodes, UniformSampler):
 
     @property
     def nbytes(self) -> int:
+        """Size of the episode links and numbers in bytes."""
         return super().nbytes + self._episode.nbytes
 
     def state_dict(self) -> dict[str, Any]:
+        """Returns the state of the sweep, the goals, and the condition."""
         return {
             **super().state_dict(),
             "goals": self._goals.state(),
@@ -172,6 +179,7 @@ class ReverseSweepSampler(FollowsEpisodes, UniformSampler):
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restores a saved state; ``ValueError`` if it names slots outside of the storage."""
         self._empty()
         super().load_state_dict(state_dict)
         self._goals = GoalEpisodes(state_dict["goals"])
@@ -179,21 +187,26 @@ class ReverseSweepSampler(FollowsEpisodes, UniformSampler):
             check_capacities(len(self._episode), self.followed.links.capacity)
         if max([self._cursor, *state_dict["goals"][:, 1].tolist()]) >= len(self._episode):
             raise ValueError("the state has sweeps from slots that there are not; load another save")
-        if len(self._goals) or self._next_episode >= len(self._episode):  # reached, or warned of before the save
+        # The goal was reached or warned of before the save.
+        if len(self._goals) or self._next_episode >= len(self._episode):
             self._unmet_after = _NEVER
         if state_dict["condition"] is not None:
             self.goal.load_state_dict(state_dict["condition"])  # type: ignore[union-attr]
 
     def _empty(self) -> None:
         super()._empty()
-        self._episode = torch.empty(0, dtype=torch.int64, device="cpu")  # the running number of each slot's episode
-        self._next_episode = 0  # counts rows, each of which may begin one
+        # The number of each slot's episode, in order of time.
+        self._episode = torch.empty(0, dtype=torch.int64, device="cpu")
+        # Rows are counted, because each may begin an episode.
+        self._next_episode = 0
         self._unmet_after = _ROWS_BEFORE_WARNING
         self._goals = GoalEpisodes(torch.empty(0, 2, dtype=torch.int64, device="cpu"))
         self._cursor = -1
-        self.goal = own(self.goal)  # a copy without running episodes
+        # The new copy has no running episodes.
+        self.goal = own(self.goal)
 
     def on_evict(self, index: Tensor) -> None:
+        """Ends the sweep and drops the goals that evicted rows belong to."""
         super().on_evict(index)
         self._leave(index)
 
@@ -216,7 +229,9 @@ class ReverseSweepSampler(FollowsEpisodes, UniformSampler):
             self._goals.put(episode[reached], index[reached])
             self._unmet_after = _NEVER
         elif self._next_episode >= max(self._unmet_after, storage.max_size):
-            rows, slots = self._next_episode, occupancy_of(storage).slots()
-            self._unmet_after = _NEVER  # before a warning that may be made an error
+            rows = self._next_episode
+            slots = occupancy_of(storage).slots()
+            # The warning may be turned into an error, so the counter is set first.
+            self._unmet_after = _NEVER
             if not warn_of_unmet("the goal", self.goal, rows, readable_rows(storage), slots, self.followed.done_key):
                 self._unmet_after = 2 * rows

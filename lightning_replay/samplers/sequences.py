@@ -22,7 +22,8 @@ from lightning_replay.saving.spec import rebuildable
 from lightning_replay.schedules import Schedule
 from lightning_replay.storage.packed import empty_storage, occupancy_of
 
-MAX_SHARE = 0.9  # η of R2D2
+# The value of η in R2D2.
+MAX_SHARE = 0.9
 
 
 def sequence_priorities(td_error: Tensor, counts: Tensor, max_share: float = MAX_SHARE) -> Tensor:
@@ -47,15 +48,19 @@ class SequenceStarts(PrioritizedSampler):
 
     @property
     def uses_priorities(self) -> bool:  # type: ignore[override]
+        """Whether TD errors change the draws."""
         return self.priority_exponent > 0
 
     def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
         """Does nothing: of new rows only those get a priority that :meth:`begin` is called with."""
 
     def begin(self, slots: Tensor) -> None:
-        super().mark_update(slots[self._tree.get(slots) == 0])  # one that could be drawn before keeps its priority
+        """Gives the first rows of new sequences, int64 ``[n]``, the largest priority so far."""
+        # A sequence that could be drawn before keeps its priority.
+        super().mark_update(slots[self._tree.get(slots) == 0])
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
+        """Draws first rows of sequences, int64 ``[B]``, with weights if priorities are used."""
         index, info = super().sample(storage, batch_size)
         return index, info if self.uses_priorities else {}
 
@@ -66,6 +71,7 @@ class SequenceStarts(PrioritizedSampler):
         super()._attach_storage(storage)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restores a saved state, with a tree of the saved capacity."""
         self._tree = PriorityTree(len(state_dict["tree"]["leaves"]))
         super().load_state_dict(state_dict)
 
@@ -171,8 +177,10 @@ class SequenceSampler(FollowsEpisodes, SamplerWrapper):
         self._forget()
 
     def _forget(self) -> None:
-        self._position = np.zeros(0, dtype=np.int32)  # how many steps of its episode came before each row
-        self._longest_ended = 0  # steps of the longest episode that ended
+        # The number of earlier steps of its episode, for each row.
+        self._position = np.zeros(0, dtype=np.int32)
+        # The number of steps of the longest episode that ended.
+        self._longest_ended = 0
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
         """Draws ``batch_size`` sequences, int64 ``[B, T]``, with their mask and the columns of ``base_sampler``."""
@@ -184,8 +192,10 @@ class SequenceSampler(FollowsEpisodes, SamplerWrapper):
         if isinstance(sampler, SequenceStarts) and self.awaits_rows(storage):
             raise self._nothing_to_draw(sampler, len(storage))
         index, info = sampler.sample(storage, batch_size)
-        links, length = self.followed.links, self.sequence_length
-        check_capacities(links.capacity, storage.max_size)  # of a loaded state: compiled loops check no bounds
+        links = self.followed.links
+        length = self.sequence_length
+        # A loaded state may be of another capacity, and compiled loops check no bounds.
+        check_capacities(links.capacity, storage.max_size)
         if isinstance(sampler, SequenceStarts):
             slots, steps = links.chain(index, length)
         else:
@@ -205,15 +215,17 @@ class SequenceSampler(FollowsEpisodes, SamplerWrapper):
         #     steps of an episode    0 1 2 3 4 5 6 7 8 9
         #     drawn row 3              b b d . . .          ahead = 4 steps from d on, begin = 1, place of d = 2
         #     drawn row 8                    b b . . d .    ahead = 2 steps from d on, begin = 4, place of d = 4
-        links, length = self.followed.links, self.sequence_length
+        links = self.followed.links
+        length = self.sequence_length
         _, ahead = links.chain(rows, length - self.burn_in)
         begin, place = links.walk(rows, length - ahead, back=True)
         slots, steps = links.chain(begin, length)
         is_held = occupancy_of(storage).held(slots)
         if is_held is None:
             return slots, steps
-        # Rows before or after that no table refers to any more are left out.
-        step, place = torch.arange(length, device="cpu"), place.unsqueeze(1)
+        # Rows that no table refers to are left out.
+        step = torch.arange(length, device="cpu")
+        place = place.unsqueeze(1)
         first = torch.where(~is_held & (step < place), step + 1, 0).amax(1)
         steps = torch.minimum(steps, torch.where(~is_held & (step > place), step, length).amin(1)) - first
         return slots.gather(1, first.unsqueeze(1) + torch.minimum(step, steps.unsqueeze(1) - 1)), steps
@@ -231,7 +243,8 @@ class SequenceSampler(FollowsEpisodes, SamplerWrapper):
             )
         td_error = td_error.reshape(index.shape)
         counts = torch.ones_like(index, dtype=torch.bool)
-        counts[:, 1:] = index[:, 1:] != index[:, :-1]  # padding repeats the last row
+        # Padding repeats the last row.
+        counts[:, 1:] = index[:, 1:] != index[:, :-1]
         counts[:, : self.burn_in] = False
         if not isinstance(self.base_sampler, SequenceStarts):
             return index[counts], td_error[counts], None if generation is None else generation[counts]
@@ -239,38 +252,48 @@ class SequenceSampler(FollowsEpisodes, SamplerWrapper):
         return index[:, 0], priority, None if generation is None else generation[:, 0]
 
     def on_insert(self, index: Tensor, storage: Storage) -> None:
-        running, sampler = self._leave(index), self.base_sampler
+        """Links new rows to their episodes and makes the sequences that they complete available."""
+        running = self._leave(index)
+        sampler = self.base_sampler
         self.followed.mark_update(index, storage)
         if isinstance(sampler, SequenceStarts):
             if len(self._position) != storage.max_size:
                 self._position = np.zeros(storage.max_size, dtype=np.int32)
                 sampler._attach_storage(storage)
-            links, stride, new = self.followed.links, self.sequence_length - self.overlap, index.numpy()
+            links = self.followed.links
+            stride = self.sequence_length - self.overlap
+            new = index.numpy()
             is_complete = kernels.number(links.before(index), new, self._position, self.sequence_length, stride)
             ended = links.ended([*running, *new.tolist()])
-            if is_complete or ended:  # not after most single rows
+            # Most single rows complete no sequence.
+            if is_complete or ended:
                 self._add_sequences(new, ended)
         self.followed.warn()
 
     def on_evict(self, index: Tensor) -> None:
+        """Removes the sequences that evicted rows belong to."""
         self._leave(index)
         super().on_evict(index)
 
     def end_episodes(self, slots: Tensor, trajectories: Iterable[int | None] = ()) -> None:
+        """Ends episodes and makes their last sequences available, padded to ``length``."""
         running = [] if self.followed.links is None else self.followed.links.running
         super().end_episodes(slots, trajectories)
         if isinstance(self.base_sampler, SequenceStarts) and self.followed.links is not None:
             self._add_sequences(np.zeros(0, dtype=np.int64), self.followed.links.ended([*running, *slots.tolist()]))
 
     def _leave(self, index: Tensor) -> list[int]:
-        # Sequences leave with any of their rows; returns the newest rows of running episodes.
-        sampler, links = self.base_sampler, self.followed.links
+        # A sequence leaves with the first of its rows. The newest rows of running episodes are returned.
+        sampler = self.base_sampler
+        links = self.followed.links
         if not isinstance(sampler, SequenceStarts) or links is None:
             return []
         sampler.on_evict(index)
         before = links.before(index)
-        if before.max(initial=-1) >= 0:  # in a ring, where older rows left earlier, none stays
-            stays, steps = np.setdiff1d(before[before >= 0], index.numpy()), np.arange(self.sequence_length - 1)
+        # In a ring the rows before these have left already.
+        if before.max(initial=-1) >= 0:
+            stays = np.setdiff1d(before[before >= 0], index.numpy())
+            steps = np.arange(self.sequence_length - 1)
             sampler.on_evict(self._back(stays.repeat(len(steps)), np.tile(steps, len(stays))))
         return links.running
 
@@ -283,10 +306,11 @@ class SequenceSampler(FollowsEpisodes, SamplerWrapper):
         #     position 6, new                4 5 6          2 steps before: not complete, waits for step 7
         #     position 8, ended                  6 7 8      2 steps before: the episode ended, from min_steps on
         assert isinstance(self.base_sampler, SequenceStarts)
-        length, last = self.sequence_length, np.concatenate((new, np.array(ended, dtype=np.int64)))
+        length = self.sequence_length
+        last = np.concatenate((new, np.array(ended, dtype=np.int64)))
         position = self._position[last].astype(np.int64)
         self._longest_ended = max([self._longest_ended, *(position[len(new) :] + 1).tolist()])
-        # The last one brings a step that the one before it has not, or is the first one.
+        # The last sequence of an episode has at least one step that the previous sequence lacks.
         stride = length - self.overlap
         steps = np.where(position < length - 1, position, self.overlap + (position - self.overlap) % stride)
         chosen = steps >= np.where(np.arange(len(last)) < len(new), length, self.min_steps) - 1
@@ -294,14 +318,15 @@ class SequenceSampler(FollowsEpisodes, SamplerWrapper):
             self.base_sampler.begin(self._back(last[chosen], steps[chosen]))
 
     def _back(self, slots: np.ndarray, steps: np.ndarray) -> Tensor:
-        # The rows so many steps before others, where these are still stored.
+        # Rows that are no longer stored are left out.
         assert self.followed.links is not None
         wanted = torch.from_numpy(steps)
         found, gone = self.followed.links.walk(torch.from_numpy(slots), wanted, back=True)
         return found[gone == wanted]
 
     def _nothing_to_draw(self, starts: SequenceStarts, stored: int) -> Exception:
-        length, longest = self.sequence_length, self._longest_ended
+        length = self.sequence_length
+        longest = self._longest_ended
         if 0 < longest < self.min_steps:
             return ValueError(
                 f"no sequence of {self.min_steps} steps or more among the {stored} stored rows: the longest episode "
@@ -316,9 +341,11 @@ class SequenceSampler(FollowsEpisodes, SamplerWrapper):
 
     @property
     def nbytes(self) -> int:
+        """Size of the base sampler, the episode links, and the step positions in bytes."""
         return super().nbytes + self._position.nbytes
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restores a saved state; ``ValueError`` if its parts differ in their number of slots."""
         links = state_dict["learned"]["links"]
         if isinstance(self.base_sampler, SequenceStarts) and links is not None:
             leaves = state_dict["base_sampler"]["tree"]["leaves"]

@@ -16,7 +16,8 @@ from lightning_replay.episodes.links import TRAJECTORY_KEYS, Continuity
 from lightning_replay.episodes.running import read_trajectory
 from lightning_replay.storage.packed import read_columns, readable_rows
 
-_FOUND_BY_TORCHRL = (("collector", "traj_ids"), "episode")  # in its order, where a SliceSampler has no traj_key
+# A SliceSampler without traj_key looks for these keys in this order.
+_FOUND_BY_TORCHRL = (("collector", "traj_ids"), "episode")
 _DONE = ("next", "done")
 
 
@@ -37,37 +38,46 @@ class SliceCheck:
     # a draw, so they are checked again once a sixteenth of them is new.
 
     def __init__(self) -> None:
-        self._written: int | None = None  # rows written before the last check
+        # The number of rows written before the last check.
+        self._written: int | None = None
 
     def broken(self, index: Tensor, storage: Storage) -> Tensor:
         """Returns the slots of rows before those just written in a ring that start with another observation."""
         if not len(index) or not _has(readable_rows(storage), _DONE):
             return index[:0]
         before = (index - 1) % storage.max_size
-        follows = (before < len(storage)) & (before != index[-1])  # the newest row is followed by none
-        before, after = before[follows], index[follows]
+        # No row follows the newest one.
+        follows = (before < len(storage)) & (before != index[-1])
+        before = before[follows]
+        after = index[follows]
         if not len(before):
             return before
         (ended,) = read_columns(storage, before, [_DONE])
         joined = ~ended.reshape(len(before), -1).any(1).cpu()
-        first, second = read_trajectory(storage, before), read_trajectory(storage, after)
+        first = read_trajectory(storage, before)
+        second = read_trajectory(storage, after)
         if first is not None and second is not None:
             joined &= first == second
-        before, after = before[joined], after[joined]
+        before = before[joined]
+        after = after[joined]
         continued = Continuity(storage).of_slots(before.numpy(), after.numpy())
         found = before[torch.from_numpy(~continued)]
         if len(found):
-            self._written = None  # look again before the next draw
+            # The next draw checks all rows again.
+            self._written = None
         return found
 
     def __call__(self, sampler: SliceSampler, storage: Storage, writer: RoundRobinWriter, batch_size: int) -> None:
         """Raises ValueError for interleaved rows, if they have a column of trajectories."""
         newest = (writer._cursor - 1) % storage.max_size
-        storage._set_last_cursor(newest)  # no slice continues from the newest row to the oldest
-        written, stored = writer._write_count, len(storage)
+        # No slice may continue from the newest row to the oldest.
+        storage._set_last_cursor(newest)
+        written = writer._write_count
+        stored = len(storage)
         if self._written is not None and 16 * abs(written - self._written) < stored:
             return
-        is_static = sampler.end_key is None and sampler.end_keys is None  # the trajectories were given to the sampler
+        # A static sampler was given its trajectories.
+        is_static = sampler.end_key is None and sampler.end_keys is None
         if stored and not (sampler.fragmented or is_static):
             _check_rows(sampler, storage, newest, batch_size)
         self._written = written
@@ -106,7 +116,8 @@ def _check_rows(sampler: SliceSampler, storage: Storage, newest: int, batch_size
     _, place, runs = trajectory[last].unique(return_inverse=True, return_counts=True)
     steps = sampler.slice_len or batch_size // sampler.num_slices
     broken = int((breaks_off & (runs[place] > 1) & (length < steps)).sum())
-    if 2 * broken > len(last):  # a few are where a collector's batches end
+    # A few short runs occur at the ends of a collector's batches.
+    if 2 * broken > len(last):
         raise ValueError(
             f"the rows of several environments are interleaved: {broken} of {len(last)} runs of rows of one {named!r} "
             f"are shorter than a slice of {steps} and continue elsewhere; {type(sampler).__name__} cuts slices from "

@@ -67,6 +67,7 @@ class ShardOfTables(Tables):
 
 
 def tables_of(storage: Storage, sampler: Any) -> Tables:
+    """Returns the tables of a storage; ``TypeError`` if its writer keeps none."""
     tables = storage.occupancy if isinstance(storage, PackedStorage) else None
     if not isinstance(tables, Tables):
         raise without_tables(type(sampler).__name__)
@@ -103,15 +104,18 @@ class WithinTables(PrioritizedBase):
 
     def _empty(self) -> None:
         self._largest: float = -1.0
-        self._priority = np.zeros(0, dtype=np.float32)  # raw, by slot
+        # Priorities by slot, before any exponent.
+        self._priority = np.zeros(0, dtype=np.float32)
         self._forget_trees()
         self.rows_drawn: np.ndarray = np.zeros(0, dtype=np.int64)
 
     def _forget_trees(self) -> None:
-        # A tree is over the places in the ring of its table, so that a row has a leaf in each table that refers to it.
+        # The leaves of a tree are the places in the ring of its table, so a row has one in each of its tables.
         self._trees: list[PriorityTree] = []
-        self._tables: Tables | None = None  # the tables that the trees were built for
-        self._num_pushed = 0  # rows ever written that the trees know of
+        # The trees were built for these tables.
+        self._tables: Tables | None = None
+        # The trees contain this many of the rows ever written.
+        self._num_pushed = 0
 
     @property
     def priority_exponent(self) -> float:
@@ -126,23 +130,25 @@ class WithinTables(PrioritizedBase):
 
     @property
     def default_priority(self) -> float:
+        """Priority of new rows before any exponent, the largest so far or 1."""
         return self._largest if self._largest > 0 else 1.0
 
     @property
     def device(self) -> torch.device:
+        """Device of the priorities, always the CPU."""
         return torch.device("cpu")
 
     @property
     def nbytes(self) -> int:
+        """Size of the priorities and trees in bytes."""
         return self._priority.nbytes + sum(tree.nbytes for tree in self._trees)
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
         """Draws ``batch_size`` slots, int64 ``[B]``, table after table; RuntimeError where none can be drawn."""
         tables = tables_of(storage, self)
         rows, shares = self.rows_of_tables(tables, batch_size)
-        # How many rows of each table, then which of each: the share of a table in a batch does not depend on
-        # priorities.
-        totals = None  # where no table is empty and its rows are equally likely
+        # The number of rows of each table is drawn first, so that it does not depend on priorities.
+        totals = None
         if self.uses_priorities:
             totals = self.group_totals(storage)
             self._check_mass(totals, rows)
@@ -154,6 +160,7 @@ class WithinTables(PrioritizedBase):
         return as_tensors(slots, columns)
 
     def group_totals(self, storage: Any) -> GroupTotals:
+        """Returns the length and the priority mass of each table."""
         tables = tables_of(storage, self)
         if not self.uses_priorities:
             return GroupTotals.alike(tables.length, tables.names)
@@ -162,11 +169,14 @@ class WithinTables(PrioritizedBase):
         return GroupTotals([*tables.names], mass, tables.length, smallest, float(self._largest))
 
     def sample_shard(self, storage: Storage, part: ShardRequest) -> tuple[Tensor, dict[str, Any], ShardDraw]:
+        """Draws one entry at each point of the request, from the requested table."""
         tables = tables_of(storage, self)
-        totals, rows = self.group_totals(storage), np.bincount(part.groups, minlength=len(tables))
+        totals = self.group_totals(storage)
+        rows = np.bincount(part.groups, minlength=len(tables))
         self._check_mass(totals, rows)
         table, slots, probability = self._draw(tables, totals, rows, part.points)
-        drawn_among = part.rows  # where priorities make an entry more or less likely, their weights correct for it
+        # The weights correct for priorities.
+        drawn_among = part.rows
         if not self.uses_priorities:
             drawn_among = np.full(len(tables), np.inf)
             np.divide(tables.length, part.fractions, out=drawn_among, where=part.fractions > 0)
@@ -176,6 +186,7 @@ class WithinTables(PrioritizedBase):
         return *as_tensors(slots, columns), ShardDraw(probability, totals, correction)
 
     def rows_of_groups(self, batch_size: int, totals: GroupTotals) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the rows and the share of each table, from the lengths over all replays."""
         return self.rows_of_tables(SummedTables(totals.names, totals.rows), batch_size)
 
     @abstractmethod
@@ -186,10 +197,11 @@ class WithinTables(PrioritizedBase):
         self, tables: Tables, table: np.ndarray, slots: np.ndarray, shares: np.ndarray
     ) -> tuple[dict[str, np.ndarray], np.ndarray | None]:
         """Returns further columns ``[B]`` of drawn rows, and what their weights are multiplied by, if anything."""
-        # The lengths of the tables are those of all replays where a draw is divided.
+        # If a draw is divided, the tables have the lengths of all replays together.
         return {}, None
 
     def weigh(self, part: ShardRequest, drawn: ShardDraw) -> dict[str, np.ndarray]:
+        """Returns ``priority_weight`` and further columns of a divided draw, float32 ``[B]``."""
         self._clocks["draws"] += 1
         ratios = self._ratios(drawn.totals, part.groups, drawn.probability) if self.uses_priorities else None
         return self.weights(part.groups, part.shares, ratios, drawn.correction)
@@ -197,13 +209,16 @@ class WithinTables(PrioritizedBase):
     def weights(
         self, table: np.ndarray, shares: np.ndarray, ratios: DrawnRatios | None, correction: np.ndarray | None
     ) -> dict[str, np.ndarray]:
+        """Returns the weight columns of drawn rows, float32 ``[B]``; none without priorities.
+
+        :meta private:
+        """
         if ratios is None or self.beta == 0:
             return {}
         return {"priority_weight": ratios.importance(self.beta).astype(np.float32)}
 
     def _ratios(self, totals: GroupTotals, table: np.ndarray, probability: np.ndarray) -> DrawnRatios:
-        # Over all tables with a share, not over those of this batch: a weight does not depend on which others were
-        # drawn. Of a table without mass the smallest is infinite.
+        # All tables with a share count, not only the drawn ones. The smallest of a table without mass is infinite.
         is_drawn = self._drawable(totals.names) & np.isfinite(totals.smallest)
         least = totals.rows[is_drawn] * (totals.smallest[is_drawn] / totals.mass[is_drawn])
         return DrawnRatios(totals.rows[table] * probability, min(least.tolist(), default=math.inf))
@@ -214,13 +229,15 @@ class WithinTables(PrioritizedBase):
     def _draw(
         self, tables: Tables, totals: GroupTotals | None, rows: np.ndarray, points: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        # Tables and slots of some entries of each table, one at each point, and probabilities where totals are given.
+        # The result is tables, slots, and probabilities. The probabilities have a meaning only with totals.
         if not self.uses_priorities:
             table, slots = tables.draw(rows, points)
             probability = points if totals is None else 1.0 / totals.mass[table]
         else:
-            table, ends = np.repeat(np.arange(len(rows)), rows), np.cumsum(rows)
-            slots, probability = np.empty(len(points), dtype=np.int64), np.empty(len(points))
+            table = np.repeat(np.arange(len(rows)), rows)
+            ends = np.cumsum(rows)
+            slots = np.empty(len(points), dtype=np.int64)
+            probability = np.empty(len(points))
             for number in np.flatnonzero(rows).tolist():
                 own = slice(ends[number] - rows[number], ends[number])
                 places, probability[own] = self._trees[number].draw_at(points[own])
@@ -250,19 +267,25 @@ class WithinTables(PrioritizedBase):
         trees = self._trees_of(tables)
         self.check_priority(magnitudes)
         index = slots.numpy()
-        places, given = index[index >= 0], magnitudes.numpy()[index >= 0]
+        places = index[index >= 0]
+        given = magnitudes.numpy()[index >= 0]
         if not len(places):
             return
-        # Once by slot, and in the tree of every table that refers to it.
+        # A priority is kept once by slot, and in the tree of every table that refers to it.
         self._priority[places] = given
         self.raise_max_priority(float(given.max()))
         for number in range(len(trees)):
             self._set_leaves(tables, number, places)
 
     def priority_of(self, index: Tensor) -> Tensor | None:
+        """Returns the priorities of rows before any exponent, float32 ``[n]``; ``None`` if α is 0."""
         return torch.from_numpy(self._priority[index.numpy()]) if self.uses_priorities else None
 
     def on_append(self, tables: Tables, numbers: Iterable[int], slots: np.ndarray, are_new: bool) -> None:
+        """Writes the priorities of rows that the writer appended to the tables ``numbers``.
+
+        :meta private:
+        """
         if not self.uses_priorities:
             return
         if self._tables is not tables:
@@ -275,12 +298,16 @@ class WithinTables(PrioritizedBase):
             self._set_leaves(tables, number, slots)
 
     def on_leave(self, table: int, places: np.ndarray) -> None:
-        # Entries that are overwritten need no removal: the new entry takes their place in the tree.
+        """Removes the entries at ``places`` from the tree of a table.
+
+        :meta private:
+        """
+        # An overwritten entry needs no removal, because the new entry takes its place in the tree.
         if self._trees:
             self._trees[table].remove(torch.from_numpy(places))
 
     def _trees_of(self, tables: Tables) -> list[PriorityTree]:
-        # The writer pushes every entry. A sampler lacks entries if they came before it did, or were loaded.
+        # The writer pushes every entry, except entries that came before the sampler or were loaded.
         if self._tables is not tables or self._num_pushed != tables.rows_written:
             self._build_trees(tables)
         return self._trees
@@ -308,10 +335,12 @@ class WithinTables(PrioritizedBase):
         )
 
     def state_dict(self) -> dict[str, Any]:
+        """Returns priorities by slot, without the trees, which the next draw builds."""
         own = {"priority": torch.from_numpy(self._priority.copy()), "rows_drawn": self.rows_drawn.tolist()}
         return own | self._shared_state()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restores a saved state; the next draw builds the trees."""
         # The trees are not saved: the next draw builds them from the tables.
         self._empty()
         self._priority = state_dict["priority"].numpy().copy()
@@ -325,6 +354,7 @@ class WithinTables(PrioritizedBase):
 
 
 def as_tensors(slots: np.ndarray, columns: dict[str, np.ndarray]) -> tuple[Tensor, dict[str, Tensor]]:
+    """Returns slots and columns as tensors that share the arrays' memory."""
     return torch.from_numpy(slots), {name: torch.from_numpy(one) for name, one in columns.items()}
 
 
@@ -370,11 +400,13 @@ class ScheduledSampler(WithinTables):
         self.scheduler.start(self.tasks)
 
     def ready(self, tables: Tables | SummedTables) -> np.ndarray:
+        """Returns whether each task holds ``min_size`` rows, bool ``[L]``."""
         if self.scheduler.shares_one_table:
             return np.full(len(self.tasks), bool(tables.length[0] >= self.min_size))
         return tables.length >= self.min_size
 
     def rows_of_tables(self, tables: Tables | SummedTables, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
+        """Draws a task by the scheduler's probabilities; ``RuntimeError`` if no task is ready."""
         rows = np.zeros(len(tables.names), dtype=np.int64)
         ready = self.ready(tables)
         probability = checked_probabilities(self.scheduler, ready)
@@ -385,17 +417,20 @@ class ScheduledSampler(WithinTables):
             raise RuntimeError(f"{least}. Collect more steps before the first draw, or lower min_size")
         uniform = float(self._uniform(1)[0])
         task = bisect.bisect_right(cumulative, uniform * cumulative[-1])
-        # The whole batch: the scheduler gets the progress of one task for it.
+        # All rows come from one task, because the scheduler gets one progress signal for the batch.
         rows[0 if self.scheduler.shares_one_table else task] = batch_size
         self.scheduler.drawn(task, float(probability[task]))
         return rows, rows / batch_size
 
     def state_dict(self) -> dict[str, Any]:
+        """Returns the state of the draws and of the scheduler."""
         kind = type(self.scheduler).__name__
         return super().state_dict() | {"scheduler": self.scheduler.state_dict(), "scheduler_class": kind}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        saved, kind = state_dict["scheduler_class"], type(self.scheduler).__name__
+        """Restores a saved state; ``ValueError`` for a scheduler of another class."""
+        saved = state_dict["scheduler_class"]
+        kind = type(self.scheduler).__name__
         if saved != kind:
             raise ValueError(f"the saved scheduler is {saved}, here it is {kind}; build it with {saved}")
         super().load_state_dict(state_dict)
@@ -441,17 +476,19 @@ NEEDS_COUNTS = ("lemma2", "lemma2_exact")
 
 
 def _lemma(tables: Tables, shares: np.ndarray, slots: np.ndarray, weight: Callable[..., np.ndarray]) -> np.ndarray:
-    # By η and q for rows in an event table with a share, 1 / (1 - η) for others.
+    # Rows in an event table with a share get a weight by η and q, other rows 1 / (1 - η).
     counts: StateActionCounts | None = tables.state_action_counts
     if counts is None:
         raise TypeError(
             "lemma2 and lemma2_exact need counts of states and actions, and the writer keeps none; build it with "
             "EventTableWriter(count_state_actions=True), or use the correction 'mixture'"
         )
-    drawn, share = np.flatnonzero(shares[1:] > 0) + 1, float(shares[1:].sum())
+    drawn = np.flatnonzero(shares[1:] > 0) + 1
+    share = float(shares[1:].sum())
     is_in_events = np.any(tables.position[drawn[:, None], slots] >= 0, axis=0)
     inside = weight(share, counts.share_outside(slots))
-    return np.where(is_in_events, inside, 1.0 / (1.0 - share) if share < 1.0 else 1.0)  # with 1 no other is drawn
+    # With a share of 1 no row outside of the event tables is drawn.
+    return np.where(is_in_events, inside, 1.0 / (1.0 - share) if share < 1.0 else 1.0)
 
 
 @rebuildable
@@ -522,14 +559,17 @@ class TableShares(WithinTables):
             check_kind("correction", correction, Callable, "one of lightning_replay.samplers.tables, or None")
         self.correction = correction
         self.return_probabilities: bool = checked_flag("return_probabilities", return_probabilities)
-        self._names: list[str] = []  # of the tables, in the order of the two arrays
+        # The names of the tables, in the order of the two arrays.
+        self._names: list[str] = []
         self._share = self._least = np.zeros(0)
-        self._allocation: Any = None  # the last rows of tables, and for what
+        # The last rows by table, with the key for which they were computed.
+        self._allocation: Any = None
 
     def set_min_sizes(self, min_sizes: Mapping[str, int]) -> None:
         """Replaces the least sizes of these tables; the others keep theirs."""
         self.min_sizes.update(min_sizes)
-        self._names = []  # read again at the next draw
+        # The next draw reads the names again.
+        self._names = []
 
     def ready_shares(self, tables: Tables | SummedTables) -> np.ndarray:
         """Returns the share of each table in the next batch, float64 ``[L]``: 0 where it holds too little."""
@@ -546,13 +586,14 @@ class TableShares(WithinTables):
         return shares / total
 
     def rows_of_tables(self, tables: Tables | SummedTables, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the rows of each table in a batch, by ``ready_shares``, and their shares, ``[L]`` each."""
         if not self.multinomial and self._names == tables.names:
             key = (batch_size, (tables.length >= self._least).tobytes())
             if self._allocation is not None and self._allocation[0] == key:
                 return self._allocation[1]
         shares = self.ready_shares(tables)
         if self.multinomial:
-            # In units of the last sum, which may be a little below 1: no draw falls behind the last table with a share.
+            # The last sum may be a little below 1, so points are scaled by it.
             cumulative = np.cumsum(shares)
             chosen = np.searchsorted(cumulative, self._uniform(batch_size) * cumulative[-1], side="right")
             rows = np.bincount(chosen, minlength=len(shares))
@@ -562,7 +603,8 @@ class TableShares(WithinTables):
             rows = largest_remainder(shares, batch_size)
         if self.at_least_one:
             rows = with_one_of_each(rows, shares > 0)
-        drawn = rows, rows / batch_size  # rounding makes other shares of the configured ones
+        # Rounding changes the configured shares.
+        drawn = rows, rows / batch_size
         if not self.multinomial:
             self._allocation = (batch_size, (tables.length >= self._least).tobytes()), drawn
         return drawn
@@ -579,12 +621,14 @@ class TableShares(WithinTables):
     def describe(
         self, tables: Tables, table: np.ndarray, slots: np.ndarray, shares: np.ndarray
     ) -> tuple[dict[str, np.ndarray], np.ndarray | None]:
+        """Returns the column ``table`` and the factors of the correction, ``[B]`` each."""
         # Counts of states and actions, which lemma2 and lemma2_exact read, are those of this replay.
         return {"table": table}, None if self.correction is None else self.correction(tables, shares, slots)
 
     def weights(
         self, table: np.ndarray, shares: np.ndarray, ratios: DrawnRatios | None, correction: np.ndarray | None
     ) -> dict[str, np.ndarray]:
+        """Returns the product of the correction and the importance weights, with its parts if asked for."""
         beta = 0.0 if ratios is None else self.beta
         weight = correction
         columns = {}
@@ -613,7 +657,7 @@ class TableShares(WithinTables):
 def largest_remainder(shares: np.ndarray, count: int) -> np.ndarray:
     """Divides ``count`` in proportion to ``shares``: rounded down, the rest to the largest remainders."""
     exact = shares * count
-    # A share of a third times three is a one, not a little less; so too where remainders are compared.
+    # Rounding errors must not turn 1 into a little less, here and in the comparison of remainders.
     rows = np.floor(exact + ROUNDING).astype(np.int64)
     left = count - int(rows.sum())
     if left:

@@ -45,13 +45,15 @@ class UniformSampler(ReplaySampler, RandomSampler):
         occupancy = occupancy_of(storage)
         if not occupancy.count:
             raise empty_storage()
-        # 256 rows in 4 microseconds; by group_totals, points, sample_shard and weigh they would take 50.
+        # A direct draw of 256 rows takes 4 microseconds, and the steps of a divided draw take 50.
         return occupancy.sample(batch_size, self._generator), {}
 
     def group_totals(self, storage: Storage) -> GroupTotals:
+        """Returns the number of stored rows, all of the same mass."""
         return GroupTotals.alike(occupancy_of(storage).count)
 
     def sample_shard(self, storage: Storage, part: ShardRequest) -> tuple[Tensor, dict[str, Any], ShardDraw]:
+        """Draws one row for each point of the request, uniformly; ``RuntimeError`` without rows."""
         occupancy = occupancy_of(storage)
         if occupancy.count == 0:
             raise empty_storage()

@@ -19,13 +19,14 @@ from lightning_replay.transforms.mixup import mixup_coefficients
 
 
 def _uniform(images: Tensor, rng: torch.Generator, *shape: int) -> Tensor:
-    # Drawn where the generator is, so that images get the same numbers on every device.
+    # Numbers are drawn on the generator's device, so that they are the same on every device.
     return torch.rand(len(images), *shape, dtype=torch.float32, generator=rng, device=rng.device).to(images.device)
 
 
 def _crop(images: Tensor, rng: torch.Generator) -> Tensor:
     for dim, shape in ((2, (-1, 1, images.shape[2], 1)), (3, (-1, 1, 1, images.shape[3]))):
-        side, most = images.shape[dim], max(1, images.shape[dim] * 3 // 16)
+        side = images.shape[dim]
+        most = max(1, images.shape[dim] * 3 // 16)
         shift = (_uniform(images, rng, 1) * (2 * most + 1)).long() - most
         place = (torch.arange(side, device=images.device) + shift).clamp(0, side - 1)
         images = images.gather(dim, place.view(shape).expand_as(images))
@@ -50,9 +51,10 @@ def _random_conv(images: Tensor, rng: torch.Generator) -> Tensor:
     return conv2d(images.reshape(1, -1, *sides), kernels.to(images), padding=1, groups=count).view_as(images)
 
 
-#: Functions of float images ``[B, C, H, W]`` in [0, 1] and a generator, by name; add your own. Images are shifted by up
-#: to 3/16 of their sides with the edge repeated, covered by a rectangle of 1/9 to 1/3 of their sides in one colour,
-#: mirrored from left to right or not, gray by the mean of their channels, or convolved with random 3 x 3 weights.
+#: Functions of float images ``[B, C, H, W]`` in [0, 1] and a generator, by name. You may add functions. The functions
+#: here shift images by up to 3/16 of their sides with the edge repeated, cover them by a rectangle of 1/9 to 1/3 of
+#: their sides in one color, mirror each with probability 1/2 from left to right, gray them by the mean of their
+#: channels, or convolve them with random 3 x 3 weights.
 AUGMENTATIONS: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
     "crop": _crop,
     "cutout_color": _cutout_color,
@@ -108,7 +110,8 @@ class UCBAugmentation(ReplayTransform):
         self.window: int = checked_count("window", window)
         self.image_key: tuple[str, ...] = checked_key("image_key", image_key)
         self.chosen: str = self.augmentations[0]  #: The augmentation in use.
-        self._is_applied = False  # since it was chosen
+        # Whether images were augmented since the choice.
+        self._is_applied = False
         self._counts: dict[str, int] = {}
         self._returns: dict[str, list[float]] = {}
 
@@ -118,11 +121,13 @@ class UCBAugmentation(ReplayTransform):
         if self._is_applied:
             self._counts[self.chosen] = self._counts.get(self.chosen, 0) + 1
             self._returns[self.chosen] = [*self._returns.get(self.chosen, []), value][-self.window :]
-        total, bounds = math.log(max(1, sum(self._counts.values()))), dict.fromkeys(self.augmentations, math.inf)
+        total = math.log(max(1, sum(self._counts.values())))
+        bounds = dict.fromkeys(self.augmentations, math.inf)
         for name, count in self._counts.items():
             mean = sum(self._returns[name]) / len(self._returns[name])
             bounds[name] = mean + self.exploration_coefficient * math.sqrt(total / count)
-        self.chosen, self._is_applied = max(self.augmentations, key=bounds.__getitem__), False
+        self.chosen = max(self.augmentations, key=bounds.__getitem__)
+        self._is_applied = False
         return self.chosen
 
     def augment(self, images: Tensor) -> Tensor:
@@ -169,14 +174,17 @@ class MixMinibatch(ReplayTransform):
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Returns a mixed minibatch ``[B, ...]``; the given one stays."""
-        count, generator = len(tensordict), self._rng
+        count = len(tensordict)
+        generator = self._rng
         weights = mixup_coefficients(self.mixup_concentration, count, generator)
         others = tensordict[torch.randperm(count, generator=generator, device=generator.device)]
 
         def mix(key: str, own: Tensor, other: Tensor) -> Tensor:
+            """Mixes a column with the column of the other rows, ``[B, ...]`` each."""
             weight = weights.view(-1, *[1] * (own.ndim - 1)).to(own.device)
             if key == "action" or not (own.is_floating_point() or own.dtype == torch.uint8):
-                if key in ("observation", "obs"):  # its return would be mixed, and belong to no observation
+                # The return would be mixed, and belong to no observation.
+                if key in ("observation", "obs"):
                     raise TypeError(f"{key} is {own.dtype}; floats and uint8 are mixed, so convert it to float32")
                 return torch.where(weight >= 0.5, own, other)
             dtype = torch.promote_types(own.dtype, torch.float32)

@@ -103,12 +103,14 @@ class RelabelGoals(ReplayTransform):
         self.achieved_key: tuple[str, ...] = checked_key("achieved_key", achieved_key)
         self.desired_key: tuple[str, ...] = checked_key("desired_key", desired_key)
         self._given: tuple[Any, Any, Any] = reward, terminated, env
-        self._knows_ends = False  # whether rows have shown if goals end episodes
+        # Whether rows have shown if goals end episodes.
+        self._knows_ends = False
         self._set_functions()
 
     def _set_functions(self) -> None:
         reward, terminated, env = self._given
-        self._flat: dict[str, slice] = {}  # where the entries of flattened observations are
+        # The places of the entries in flattened observations.
+        self._flat: dict[str, slice] = {}
         if env is not None:
             built = _built(env)
             if reward is None and built.has_wrapper_attr("compute_reward"):
@@ -128,7 +130,8 @@ class RelabelGoals(ReplayTransform):
         self._functions: Any = reward, terminated
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_functions": None}  # which may be methods of a whole simulation
+        # The functions may be methods of a whole simulation, so they are not copied.
+        return super().__getstate__() | {"_functions": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -142,6 +145,7 @@ class RelabelGoals(ReplayTransform):
         )
 
     def check_buffer(self, replay: Any) -> None:
+        """Refuses a buffer that draws pairs or sequences; ``ValueError``."""
         if isinstance(replay.sampler, PairSampler) or replay.needs_consecutive_rows:
             raise ValueError(
                 f"RelabelGoals got a buffer with a {replay.sampler_name}; rows with goals of their own make neither "
@@ -149,6 +153,9 @@ class RelabelGoals(ReplayTransform):
             )
 
     def check_rows(self, rows: TensorDictBase) -> None:
+        """Refuses rows ``[N]`` without goals of one shape or with returns over several steps, and warns of other
+        rewards.
+        """
         if any(rows.get(key, None) is not None for key in FORMED_KEYS):
             raise ValueError(
                 "the rewards of the transitions are returns over several steps, which RelabelGoals cannot compute for "
@@ -173,7 +180,7 @@ class RelabelGoals(ReplayTransform):
         return [rows.get(column)[..., place] for column, place in parts]
 
     def _compare_ends(self, rows: TensorDictBase) -> None:
-        # Rows whose own goals end their episodes, if no function tells so.
+        # Rows may show that goals end episodes although no function returns so.
         ends = rows.get(("next", "terminated"), None)
         if self._knows_ends or ends is None or ends.numel() != len(rows) or not bool(ends.any()):
             return
@@ -200,7 +207,7 @@ class RelabelGoals(ReplayTransform):
         computed = _computed("reward", self._functions[0], *self._goals(rows))
         stored = rows.get(("next", "reward"), None)
         if not isinstance(stored, Tensor) or stored.numel() != len(computed):
-            return  # which is refused elsewhere
+            return  # Other checks refuse such rewards.
         pairs = torch.stack((stored.cpu().reshape(-1).double(), computed.double()))
         differ = (~torch.isclose(pairs[0], pairs[1], rtol=1e-3, atol=1e-3)).nonzero().flatten()
         if len(differ):
@@ -215,7 +222,8 @@ class RelabelGoals(ReplayTransform):
 
     def _part(self, rows: TensorDictBase, key: tuple[str, ...]) -> tuple[tuple[str, ...], Any] | None:
         # The column that holds a goal, and the place of the goal in its last dimension.
-        branch, name = key[:-1], key[-1]
+        branch = key[:-1]
+        name = key[-1]
         above = rows.get(branch, None) if branch else rows
         if isinstance(above, Tensor):
             is_flat = name in self._flat and above.shape[1:] == (max(place.stop for place in self._flat.values()),)
@@ -239,17 +247,19 @@ class RelabelGoals(ReplayTransform):
         chosen = (relabelled < self.share).nonzero().squeeze(1)
         if not len(chosen):
             return batch
-        slots, most = index[chosen], torch.full_like(chosen, links.capacity)
+        slots = index[chosen]
+        most = torch.full_like(chosen, links.capacity)
         first = links.walk(slots, most, back=True)[0] if self.strategy == "episode" else slots
         newest, ahead = links.walk(first, most)
-        # Of the row, or the first one, and those ahead of it, each is as likely; the place is below 1.
+        # The row (or the first one) and the rows ahead of it are equally likely. The place is below 1.
         steps = (place[chosen] * (ahead + 1)).long()
         of_goals = newest if self.strategy == "final" else links.walk(first, steps)[0]
-        # Along the return of each row, [n, steps]: its rewards and flags are those of the new goal, [n, ...].
+        # Rewards and flags along the return of each row belong to its new goal, [n, steps].
         counts = batch.get("steps_to_next_obs", None)
         used = torch.ones_like(slots) if counts is None else counts.cpu()[chosen].flatten()
         along = links.chain(slots, int(used.max()))[0]
-        key, part = self._part(batch, ("next", *self.achieved_key)) or ((), ...)  # there is one, as check_rows found
+        # check_rows found the column.
+        key, part = self._part(batch, ("next", *self.achieved_key)) or ((), ...)
         achieved = read_columns(storage, torch.cat((of_goals, along.flatten())), [key])[0][..., part]
         goal = achieved[: len(slots)]
         self._set_returns(batch, chosen, achieved.cpu(), used, along, storage, episodes.discount)
@@ -270,17 +280,21 @@ class RelabelGoals(ReplayTransform):
         storage: Storage,
         discount: float,
     ) -> None:
-        # The functions get arrays: all is computed on the CPU, and written to where the batch is.
+        # The functions accept arrays, so everything is computed on the CPU and copied to the batch.
         goals = achieved[len(chosen) :], achieved[: len(chosen)].repeat_interleave(along.shape[1], 0)
         reward, ends = self._functions
-        following, counts = batch.get("next"), batch.get("steps_to_next_obs", None)
-        terminated, done = following.get("terminated"), following.get("done")
+        following = batch.get("next")
+        counts = batch.get("steps_to_next_obs", None)
+        terminated = following.get("terminated")
+        done = following.get("done")
         there = chosen.to(done.device, non_blocking=True)
         if ends is not None:
             ended = _computed("terminated", ends, *goals).view(along.shape).bool()
             step = torch.arange(1, along.shape[1] + 1, device="cpu")
-            before, used = used, torch.where(ended, step, along.shape[1]).amin(1).minimum(used)
-            is_cut, place = used < before, used.unsqueeze(1) - 1
+            before = used
+            used = torch.where(ended, step, along.shape[1]).amin(1).minimum(used)
+            is_cut = used < before
+            place = used.unsqueeze(1) - 1
             if bool(is_cut.any()):
                 following[chosen[is_cut]] = storage.get(along.gather(1, place).flatten()[is_cut]).get("next")
             has_ended = ended.gather(1, place).to(done.device, non_blocking=True)
@@ -291,7 +305,8 @@ class RelabelGoals(ReplayTransform):
             done[there] |= terminated[there]
         summed = n_step_returns(_computed("reward", reward, *goals).view(along.shape), used, discount)
         rewards = following.get("reward")
-        rewards = rewards if rewards.is_floating_point() else rewards.float()  # whole numbers as they were stored
+        # Rewards may be stored as whole numbers.
+        rewards = rewards if rewards.is_floating_point() else rewards.float()
         summed = summed.to(rewards.device, rewards.dtype, non_blocking=True)
         rewards[there] = summed.view(rewards[there].shape)
         following.set("reward", rewards)
@@ -320,13 +335,16 @@ def _row_by_row(function: GoalFunction, achieved: Any, desired: Any, info: dict[
 
 
 def _places(env: Any) -> dict[str, slice]:
-    # In the order of their names, as RLlib and Gymnasium flatten a dictionary; goals of one dimension alone.
+    # Entries are sorted by name, as RLlib and Gymnasium flatten a dictionary. Goals have one dimension.
     import gymnasium
     from gymnasium.spaces import Box, Dict
 
     while not isinstance(env.observation_space, Dict) and isinstance(env, gymnasium.Wrapper):
-        env = env.env  # of a wrapper that flattens
-    space, places, start = env.observation_space, {}, 0
+        # The wrapper may be the one that flattens.
+        env = env.env
+    space = env.observation_space
+    places = {}
+    start = 0
     for name, each in sorted(space.spaces.items()) if isinstance(space, Dict) else ():
         if not isinstance(each, Box) or len(each.shape) != 1:
             return {}
@@ -335,7 +353,8 @@ def _places(env: Any) -> dict[str, slice]:
 
 
 def _built(env: Any) -> Any:
-    import gymnasium  # which rows and a function of rewards do not need
+    # Gymnasium is imported here, because rows and a reward function do not need it.
+    import gymnasium
 
     from lightning_replay.envs.building import build_environment
 
@@ -343,7 +362,8 @@ def _built(env: Any) -> Any:
         return env
     if not callable(env):
         check_kind("env", env, str, "the id of an environment, an environment, or a class or function that builds one")
-        if ":" not in env and env not in gymnasium.registry:  # most goal environments are those of this package
+        # Most goal environments come from this package.
+        if ":" not in env and env not in gymnasium.registry:
             with contextlib.suppress(ModuleNotFoundError):
                 importlib.import_module("gymnasium_robotics")
     return build_environment(env, {})

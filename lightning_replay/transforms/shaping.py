@@ -26,7 +26,8 @@ from lightning_replay.options import (
 from lightning_replay.parts import ReplayTransform
 from lightning_replay.saving.spec import rebuildable
 
-_MOST_SHOWN = 100  # numbers of an observation in a message
+# A message shows an observation of at most this many numbers.
+_MOST_SHOWN = 100
 
 
 @rebuildable
@@ -87,7 +88,8 @@ class OneAt:
         highest = [math.inf if bound is None else bound for bound in highs]
         if not all(first <= second for first, second in zip(lowest, highest, strict=True)):
             raise ValueError(f"low is {lows} and high is {highs}; every low must be at most its high.")
-        self._low, self._high = torch.tensor(lowest, device="cpu"), torch.tensor(highest, device="cpu")
+        self._low = torch.tensor(lowest, device="cpu")
+        self._high = torch.tensor(highest, device="cpu")
         self._components = _checked_components(components, len(lows))
 
     def __call__(self, observation: Tensor) -> Tensor:
@@ -128,7 +130,7 @@ class PotentialShaping(ReplayTransform):
         tensor([1.5000, 1.0000])
     """
 
-    # Not Callable[[Tensor], Tensor], which jsonargparse takes for a class of tensors.
+    # jsonargparse takes Callable[[Tensor], Tensor] for a class of tensors.
     def __init__(
         self, potential: Callable[..., Any], discount: float, observation_key: NestedKey = "observation"
     ) -> None:
@@ -140,6 +142,7 @@ class PotentialShaping(ReplayTransform):
         self._path = checked_key("observation_key", observation_key)
 
     def check_buffer(self, replay: Any) -> None:
+        """Refuses a buffer whose returns have another discount; ``ValueError``."""
         others = [discount for _, discount in replay.returns if discount != self.discount]
         if others:
             raise ValueError(
@@ -157,16 +160,19 @@ class PotentialShaping(ReplayTransform):
                 "Store terminated, truncated and done with every transition."
             )
         here, there = self._potentials(tensordict, terminated.reshape(-1)).unbind(0)
-        factor = tensordict.get("discount", None)  # of rows of several steps, between which the terms cancel
+        # Rows of several steps carry their discount, because the potentials between them cancel.
+        factor = tensordict.get("discount", None)
         if factor is None and (steps := tensordict.get("steps_to_next_obs", None)) is not None:
             factor = self.discount**steps
         added = (self.discount if factor is None else factor.reshape(-1)) * there - here
         reward = tensordict.get(("next", "reward"))
-        added = added.reshape(shape + (1,) * (reward.ndim - len(shape)))  # to all components of a reward alike
+        # All components of a reward get the same term.
+        added = added.reshape(shape + (1,) * (reward.ndim - len(shape)))
         return tensordict.set(("next", "reward"), reward + added.to(_dtype_of(reward)))
 
     def _potentials(self, batch: TensorDictBase, terminated: Tensor) -> Tensor:
-        count, dimensions = batch.batch_size.numel(), len(batch.batch_size)
+        count = batch.batch_size.numel()
+        dimensions = len(batch.batch_size)
         columns = []
         for path in (self._path, ("next", *self._path)):
             column = batch.get(path, None)
@@ -176,7 +182,8 @@ class PotentialShaping(ReplayTransform):
                     "observation_key=."
                 )
             columns.append(column.reshape(count, *column.shape[dimensions:]))
-        states = torch.cat(columns)  # one call of the potential, which may be a network, for both
+        # The potential may be a network, so it is called once for both.
+        states = torch.cat(columns)
         potential = self.potential(states)
         if not isinstance(potential, Tensor) or potential.shape != (2 * count,):
             given = f"shape {list(potential.shape)}" if isinstance(potential, Tensor) else type(potential).__name__
@@ -185,7 +192,7 @@ class PotentialShaping(ReplayTransform):
                 f"{given}. Return one number per observation, for example with .flatten() or .squeeze(1)."
             )
         ends = torch.stack((torch.zeros_like(terminated), terminated))
-        # Before the check: a potential may be undefined in terminal states, where it counts as 0.
+        # A potential may be undefined in terminal states, where it counts as 0, so they are masked before the check.
         potential = potential.detach().to(_dtype_of(potential)).reshape(2, count).masked_fill(ends, 0.0)
         if not bool(torch.isfinite(potential).all()):
             state = states[int((~torch.isfinite(potential.flatten())).nonzero()[0])]
