@@ -239,7 +239,10 @@ class PriorityTree:
         return self._backend.draw(uniform, over_batch, exponent)
 
     def draw_at(self, points: np.ndarray) -> tuple[Tensor, np.ndarray]:
-        """Returns the slots at points ``[n]`` in [0, 1) of the sum of all values, and their parts in it; float64."""
+        """Returns the slots at points ``[n]`` in [0, 1) of the sum of all values, and their parts in it; float64.
+
+        :meta private:
+        """
         return self._backend.draw_at(points)
 
     def has_mass(self) -> bool:
@@ -282,6 +285,8 @@ class PriorityTree:
         """Writes ``(priority[row] + offset) ** exponent`` to the slot of each row, int64 ``[n]``; with numba only.
 
         The slot of a row is ``slot_of[row]``. A row with the slot -1 is skipped. Nothing is checked.
+
+        :meta private:
         """
         self._backend.set_rows(rows, slot_of, priority, offset, exponent)
 
@@ -298,7 +303,10 @@ class PriorityTree:
         return self._backend.leaves()
 
     def effective_slots(self) -> float:
-        """Returns the slots of equal value of which two draws would be as often the same; O(capacity)."""
+        """Returns the slots of equal value of which two draws would be as often the same; O(capacity).
+
+        :meta private:
+        """
         values = self.leaves().double()
         square = float(values.square().sum())
         return float(values.sum()) ** 2 / square if square > 0 else 0.0

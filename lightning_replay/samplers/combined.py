@@ -57,7 +57,10 @@ class CombinedSampler(SamplerWrapper):
         self._newest = -1
 
     def on_insert(self, index: Tensor, storage: Storage) -> None:
-        """Notes the slot of the newest row."""
+        """Notes the slot of the newest row.
+
+        :meta private:
+        """
         if len(index):
             self._newest = int(index[-1])
 

@@ -98,7 +98,10 @@ class NeighborhoodMixupSampler(PairSampler):
             )
 
     def on_insert(self, index: Tensor, storage: Storage) -> None:
-        """Enters new rows into the neighbor lists; they wait there until a search includes them."""
+        """Enters new rows into the neighbor lists; they wait there until a search includes them.
+
+        :meta private:
+        """
         columns: list[Tensor | TensorDictBase] = [*read_columns(storage, index, self._feature_keys)]
         features, action = self._features(columns, len(index))
         if self._lists is None:

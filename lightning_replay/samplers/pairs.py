@@ -371,6 +371,9 @@ class ContinuousTransitionSampler(FollowsEpisodes, PairSampler):
         return torch.where(following < 0, index, following)
 
     def on_insert(self, index: Tensor, storage: Storage) -> None:
-        """Links new rows to the previous rows of their episodes, and warns if most rows continue none."""
+        """Links new rows to the previous rows of their episodes, and warns if most rows continue none.
+
+        :meta private:
+        """
         self.followed.mark_update(index, storage)
         self.followed.warn()

@@ -285,7 +285,10 @@ class PrioritizedSampler(PrioritizedBase):
         return index, {"priority_weight": weight}
 
     def weights_of(self, index: Tensor) -> Tensor:
-        """Returns the ``priority_weight`` of a batch of these rows, slots ``[B]``; float32 ``[B]``."""
+        """Returns the ``priority_weight`` of a batch of these rows, slots ``[B]``; float32 ``[B]``.
+
+        :meta private:
+        """
         least = self._tree.min()
         # The minimum replaces a priority of 0, at which a row is never drawn.
         value = torch.maximum(self._tree.get(index), least)
@@ -377,7 +380,10 @@ class PrioritizedSampler(PrioritizedBase):
 
     @property
     def default_priority(self) -> float:
-        """Returns the priority of new rows, before any exponent, the largest so far; 1 where none is positive."""
+        """Returns the priority of new rows, before any exponent, the largest so far; 1 where none is positive.
+
+        :meta private:
+        """
         return self._largest if self._largest > 0 else max(1.0, self.min_priority)
 
     @property

@@ -204,7 +204,10 @@ class SequenceSampler(FollowsEpisodes, SamplerWrapper):
         return slots, {"mask": torch.arange(length, device="cpu") < steps.unsqueeze(1), **columns}
 
     def awaits_rows(self, storage: Storage) -> bool:
-        """Returns whether no sequence of the stored rows is complete."""
+        """Returns whether no sequence of the stored rows is complete.
+
+        :meta private:
+        """
         sampler = self.base_sampler
         return isinstance(sampler, SequenceStarts) and self._is_attached and not sampler._tree.has_mass()
 
@@ -233,7 +236,10 @@ class SequenceSampler(FollowsEpisodes, SamplerWrapper):
     def feedback_of_rows(
         self, index: Tensor, td_error: Tensor | None, generation: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Returns first rows and priorities of sequences, ``[B]`` each, or rows and errors of their steps, ``[n]``."""
+        """Returns first rows and priorities of sequences, ``[B]`` each, or rows and errors of their steps, ``[n]``.
+
+        :meta private:
+        """
         length = self.sequence_length
         if index.ndim != 2 or index.shape[1] != length or td_error is None or td_error.numel() != index.numel():
             given = None if td_error is None else list(td_error.shape)
@@ -252,7 +258,10 @@ class SequenceSampler(FollowsEpisodes, SamplerWrapper):
         return index[:, 0], priority, None if generation is None else generation[:, 0]
 
     def on_insert(self, index: Tensor, storage: Storage) -> None:
-        """Links new rows to their episodes and makes the sequences that they complete available."""
+        """Links new rows to their episodes and makes the sequences that they complete available.
+
+        :meta private:
+        """
         running = self._leave(index)
         sampler = self.base_sampler
         self.followed.mark_update(index, storage)

@@ -406,7 +406,10 @@ class ScheduledSampler(WithinTables):
         return tables.length >= self.min_size
 
     def rows_of_tables(self, tables: Tables | SummedTables, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
-        """Draws a task by the scheduler's probabilities; ``RuntimeError`` if no task is ready."""
+        """Draws a task by the scheduler's probabilities; ``RuntimeError`` if no task is ready.
+
+        :meta private:
+        """
         rows = np.zeros(len(tables.names), dtype=np.int64)
         ready = self.ready(tables)
         probability = checked_probabilities(self.scheduler, ready)
@@ -566,13 +569,19 @@ class TableShares(WithinTables):
         self._allocation: Any = None
 
     def set_min_sizes(self, min_sizes: Mapping[str, int]) -> None:
-        """Replaces the least sizes of these tables; the others keep theirs."""
+        """Replaces the least sizes of these tables; the others keep theirs.
+
+        :meta private:
+        """
         self.min_sizes.update(min_sizes)
         # The next draw reads the names again.
         self._names = []
 
     def ready_shares(self, tables: Tables | SummedTables) -> np.ndarray:
-        """Returns the share of each table in the next batch, float64 ``[L]``: 0 where it holds too little."""
+        """Returns the share of each table in the next batch, float64 ``[L]``: 0 where it holds too little.
+
+        :meta private:
+        """
         if self._names != tables.names:
             self._read_names(tables.names)
         shares = self._share * (tables.length >= self._least)
@@ -586,7 +595,10 @@ class TableShares(WithinTables):
         return shares / total
 
     def rows_of_tables(self, tables: Tables | SummedTables, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the rows of each table in a batch, by ``ready_shares``, and their shares, ``[L]`` each."""
+        """Returns the rows of each table in a batch, by ``ready_shares``, and their shares, ``[L]`` each.
+
+        :meta private:
+        """
         if not self.multinomial and self._names == tables.names:
             key = (batch_size, (tables.length >= self._least).tobytes())
             if self._allocation is not None and self._allocation[0] == key:

@@ -355,7 +355,10 @@ class MixPairs(ReplayTransform):
         return coefficient
 
     def reseed(self, seed: int) -> None:
-        """Seeds the generator and discards the coefficients that were drawn ahead."""
+        """Seeds the generator and discards the coefficients that were drawn ahead.
+
+        :meta private:
+        """
         super().reseed(seed)
         self._ahead = self._ahead[:0]
 
