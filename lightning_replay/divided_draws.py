@@ -164,7 +164,10 @@ class Divider(SeededStateful):
         self._hooks.advance(env_steps=env_steps, updates=updates)
 
     def reseed(self, seed: int) -> None:
-        """Restarts the generators of the points and of the sampler from ``seed``."""
+        """Restarts the generators of the points and of the sampler from ``seed``.
+
+        :meta private:
+        """
         super().reseed((seed + _SEED_OF_POINTS) % 2**63)
         self._hooks.reseed(seed)
 

@@ -24,6 +24,7 @@ from lightning_replay.replay import Replay, given_batch_size
 from lightning_replay.saving.spec import rebuildable
 from lightning_replay.schedules import Constant, Schedule, checked_schedule
 from lightning_replay.state import SeededStateful, uniform
+from lightning_replay.torchrl_compat import collated
 from lightning_replay.training_replay import TrainingReplay
 
 OFFLINE_INDEX = 1 << 40  #: What the ``index`` of offline rows has added.
@@ -152,7 +153,10 @@ class MixedReplay(SeededStateful, TrainingReplay):
         self._guard = ForkGuard(self)
 
     def after_fork(self) -> None:
-        """Replaces the lock in a forked process, where both sides refuse to work if another thread held it."""
+        """Replaces the lock in a forked process, where both sides refuse to work if another thread held it.
+
+        :meta private:
+        """
         self._lock = self._guard.renew(self._lock)
         if self._guard.refusal is not None:
             self.online.fork_guard.refusal = self._guard.refusal
@@ -192,7 +196,7 @@ class MixedReplay(SeededStateful, TrainingReplay):
             if rows is None and not len(side):
                 return
             if rows is None:  # of the storage, not of a draw, whose transforms may refuse single rows
-                rows = side._collate_fn(side.storage.get(torch.zeros(1, dtype=torch.int64, device="cpu")))
+                rows = collated(side, side.storage.get(torch.zeros(1, dtype=torch.int64, device="cpu")))
             columns.append(
                 {
                     (key,) if isinstance(key, str) else key: f"{column.dtype} {list(column.shape[1:])}"

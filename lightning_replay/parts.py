@@ -31,6 +31,7 @@ from lightning_replay.jit import BreaksGraphs
 from lightning_replay.saving import load_state, write_state
 from lightning_replay.saving.spec import rebuildable
 from lightning_replay.state import SeededStateful
+from lightning_replay.torchrl_compat import attached_buffers, most_priorities, next_slot, storage_of
 
 __all__ = [
     "BufferHooks",
@@ -199,7 +200,10 @@ class ReplaySampler(PartHooks, Sampler):
     burn_in: int = 0  #: Steps at the start of each sequence that only warm up a recurrent state.
     num_slots: int | None = None  #: Most slots of the storage; ``None`` where it fits every storage.
     base_sampler: Sampler | None = None  #: The wrapped sampler; ``None`` for a sampler that draws rows itself.
-    rows_drawn: Sequence[int] | np.ndarray = ()  #: Rows drawn so far from each table, ``[T]``; empty before any.
+    #: Rows drawn so far from each table, ``[T]``; empty before any.
+    #:
+    #: :meta private:
+    rows_drawn: Sequence[int] | np.ndarray = ()
     _draws_from_tables: bool = False  # whether rows are drawn from the tables that a writer keeps
     _reads_columns: bool = False  # whether it reads columns of stored rows, which a storage of tensors has
 
@@ -210,7 +214,10 @@ class ReplaySampler(PartHooks, Sampler):
         """Refuses priorities given with new rows, float32 ``[N]``, by raising ``ValueError``; called before storing."""
 
     def awaits_rows(self, storage: Any) -> bool:
-        """Returns whether nothing can be drawn yet although rows are stored; a mixed replay draws elsewhere then."""
+        """Returns whether nothing can be drawn yet although rows are stored; a mixed replay draws elsewhere then.
+
+        :meta private:
+        """
         return False
 
     def on_evict(self, index: Tensor) -> None:
@@ -249,7 +256,10 @@ class ReplaySampler(PartHooks, Sampler):
     def feedback_of_rows(
         self, index: Tensor, td_error: Tensor | None, generation: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Returns the feedback for a batch of sequences, ``[B, T]`` each, as such for rows, ``[n]`` each."""
+        """Returns the feedback for a batch of sequences, ``[B, T]`` each, as such for rows, ``[n]`` each.
+
+        :meta private:
+        """
         return index, td_error, generation
 
     # Sets priorities by the arrays of a batch on the CPU: slots, errors, generations given, generations stored and the
@@ -315,7 +325,10 @@ class WriterHooks(PartHooks):
 
     needs_feedback: bool = False  #: Whether ``update_priority`` of the buffer changes what is kept.
     signals: tuple[str, ...] = ()  #: Further names that ``Replay.update_priority`` accepts for this writer.
-    compares_rows: bool = False  #: Whether a row follows another only if it starts with the observation of its end.
+    #: Whether a row follows another only if it starts with the observation of its end.
+    #:
+    #: :meta private:
+    compares_rows: bool = False
     may_refuse: bool = False  #: Whether rows may be left out although the storage is not full.
     #: The :class:`~lightning_replay.tables.tables.Tables` that the writer keeps; ``None`` for a writer without tables.
     tables: Any = None
@@ -324,7 +337,10 @@ class WriterHooks(PartHooks):
 
     @property
     def needs_initial_surprise(self) -> bool:
-        """Whether the writer lacks :attr:`initial_surprise`."""
+        """Whether the writer lacks :attr:`initial_surprise`.
+
+        :meta private:
+        """
         return False
 
     def insert(self, data: TensorDictBase) -> Insertion:
@@ -373,7 +389,10 @@ class ReplayTransform(SeededStateful, Transform):
     load_state_dict: Any = Module.load_state_dict
     get_extra_state: Any = SeededStateful._read_attributes
     set_extra_state: Any = SeededStateful._restore_attributes
-    shaping_discount: float | None = None  #: γ of potentials by which it changes rewards, where it does.
+    #: γ of potentials by which it changes rewards, where it does.
+    #:
+    #: :meta private:
+    shaping_discount: float | None = None
     takes_sequences: bool = True  #: Whether it leaves steps of a sequence in their order, each as it is.
     # Returns what forward makes of the pairs of rows in the slots [B, 2] of a PackedStorage; called where the
     # transform's own class is exact, see lightning_replay.fast_path.
@@ -433,8 +452,11 @@ class ReplayWriter(WriterHooks, Writer):
             )
 
     def register_storage(self, storage: Storage) -> None:
-        """Attaches a storage; a ``TypeError`` if the writer needs feedback and the buffer passes none to it."""
-        for buffer in storage._attached_entities:
+        """Attaches a storage; a ``TypeError`` if the writer needs feedback and the buffer passes none to it.
+
+        :meta private:
+        """
+        for buffer in attached_buffers(storage):
             if self.needs_feedback and not isinstance(buffer, BufferHooks):
                 raise TypeError(
                     f"{type(self).__name__} decides by the TD errors of drawn rows which rows stay, and a "
@@ -468,7 +490,7 @@ class _TorchRLSampler(ReplaySampler):
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
         self.uses_priorities = isinstance(sampler, PrioritizedSampler)
-        self.num_slots = getattr(sampler, "_max_capacity", None)
+        self.num_slots = most_priorities(sampler)
 
     def sample(self, storage: Any, batch_size: int) -> tuple[Any, dict[str, Any]]:
         return self._sampler.sample(storage, batch_size)
@@ -487,13 +509,13 @@ class _TorchRLWriter(WriterHooks):
         self._writer = writer
 
     def insert(self, data: TensorDictBase) -> Insertion:
-        index, count = self._writer.extend(data).cpu(), data.shape[0]
-        return Insertion(index, slice(count - index.numel(), count))
+        index = self._writer.extend(data).cpu()
+        return Insertion(index, slice(len(data) - index.numel(), len(data)))
 
     def age_of(self, index: Tensor) -> Tensor | None:
         if not isinstance(self._writer, RoundRobinWriter):
             return None
-        return (self._writer._cursor - 1 - index) % self._writer._storage.max_size
+        return (next_slot(self._writer) - 1 - index) % storage_of(self._writer).max_size
 
 
 def without_tables(sampler: str) -> TypeError:

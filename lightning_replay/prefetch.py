@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 
 from torchrl.data.replay_buffers import Sampler
 
+from lightning_replay.torchrl_compat import batches_left
+
 B = TypeVar("B")
 
 
@@ -37,7 +39,7 @@ class Prefetch:
         assert self.executor is not None
         with self._lock:
             batch: B = self.queue.popleft().result() if self.queue else draw()
-            while len(self.queue) < min(sampler._remaining_batches, self.most) and not sampler.ran_out:
+            while len(self.queue) < min(batches_left(sampler), self.most) and not sampler.ran_out:
                 self.queue.append(self.executor.submit(draw))
             return batch
 

@@ -143,7 +143,10 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
     last_insertion: Insertion
     _replay_lock: Any
     _futures_lock: Any
-    awaits_new_episodes: bool  #: Whether the episodes that ran in loaded files end before the next rows are stored.
+    #: Whether the episodes that ran in loaded files end before the next rows are stored.
+    #:
+    #: :meta private:
+    awaits_new_episodes: bool
     # Refuses the first rows, TensorDict [N], of a side of a MixedReplay, where they do not fit the other side's.
     _check_first: Callable[[TensorDictBase], None] | None = None
     # Draws for samplers that have no generator: those of TorchRL. ``None`` if the sampler is one of this library.
@@ -204,7 +207,10 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
 
     @property
     def awaits_priorities(self) -> bool:
-        """Whether something here takes feedback and has had no :meth:`update_priority` since the last draw."""
+        """Whether something here takes feedback and has had no :meth:`update_priority` since the last draw.
+
+        :meta private:
+        """
         return self.takes_feedback and self._feedback.draws_since_update > 0
 
     def extend(self, tensordicts: TensorDictBase, *, update_priority: bool | None = None) -> Tensor:
@@ -686,7 +692,10 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         return stats if self._packed is None else stats | self._packed.stats()
 
     def oldest_first(self) -> Tensor:
-        """Returns the slots of the stored rows, int64 ``[N]``, in the order in which they were given."""
+        """Returns the slots of the stored rows, int64 ``[N]``, in the order in which they were given.
+
+        :meta private:
+        """
         in_order = slots_by_age(self._storage, self.parts.writer)
         if in_order is None:
             raise ValueError(
@@ -699,6 +708,8 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         """Forms n-step rows along ``episodes`` from the next draw on, after linking the stored rows, oldest first.
 
         For a caller that gets the length of its returns only when it draws; otherwise give ``n_steps`` when building.
+
+        :meta private:
         """
         with self._replay_lock, self._write_lock:
             self._follow(episodes)
@@ -934,7 +945,10 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
 
     @property
     def is_prioritized(self) -> bool:
-        """Whether TD errors change what the sampler draws."""
+        """Whether TD errors change what the sampler draws.
+
+        :meta private:
+        """
         return self.parts.sampler.uses_priorities
 
     @property
@@ -944,31 +958,49 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
 
     @property
     def sampler_name(self) -> str:
-        """Name of the class of the sampler."""
+        """Name of the class of the sampler.
+
+        :meta private:
+        """
         return type(self._sampler).__name__
 
     @property
     def needs_consecutive_rows(self) -> bool:
-        """Whether the sampler cuts slices out of rows that lie side by side."""
+        """Whether the sampler cuts slices out of rows that lie side by side.
+
+        :meta private:
+        """
         return self.parts.cuts_slices
 
     @property
     def needs_initial_surprise(self) -> bool:
-        """Whether the writer lacks a function for the surprise of new rows."""
+        """Whether the writer lacks a function for the surprise of new rows.
+
+        :meta private:
+        """
         return self.parts.writer.needs_initial_surprise
 
     def set_initial_surprise(self, measure: Callable[[TensorDictBase], Tensor] | None) -> None:
-        """Sets the writer's function for the surprise of new rows; ``None`` removes it."""
+        """Sets the writer's function for the surprise of new rows; ``None`` removes it.
+
+        :meta private:
+        """
         self.parts.writer.initial_surprise = measure
 
     def generator_fingerprint(self) -> bytes:
-        """Returns the state of the sampler's generator, which is equal while nothing is drawn."""
+        """Returns the state of the sampler's generator, which is equal while nothing is drawn.
+
+        :meta private:
+        """
         generator = self._torchrl_generator or self.parts.sampler._generator
         return b"" if generator is None else generator.get_state().numpy().tobytes()
 
     @property
     def takes_feedback(self) -> bool:
-        """Whether :meth:`update_priority` changes what is drawn or kept."""
+        """Whether :meth:`update_priority` changes what is drawn or kept.
+
+        :meta private:
+        """
         return self.parts.sampler.uses_priorities or self.parts.writer.needs_feedback
 
     def mark_update(self, index: Tensor | int) -> None:
@@ -1057,7 +1089,10 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
 
     @property
     def has_snapshots(self) -> bool:
-        """Whether rows are written while a save reads them as they were, as in a ``PackedStorage``."""
+        """Whether rows are written while a save reads them as they were, as in a ``PackedStorage``.
+
+        :meta private:
+        """
         return self._packed is not None
 
     def frozen_state(self) -> AbstractContextManager[dict[str, Any]]:

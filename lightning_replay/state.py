@@ -141,7 +141,10 @@ class SeededStateful(Stateful):
             object.__setattr__(self, "_given_generator" if self._generator is None else "_generator", generator)
 
     def reseed(self, seed: int) -> None:
-        """Restarts the generator; ``Replay.seed`` calls it."""
+        """Restarts the generator; ``Replay.seed`` calls it.
+
+        :meta private:
+        """
         if self._has_generator:
             self._generator.manual_seed(seed)
 

@@ -16,7 +16,7 @@ from lightning_replay.agents.networks import ActorCritic
 from lightning_replay.agents.spaces import SizeReader, flat_or_image_sizes
 from lightning_replay.levels.scores import discounts_of
 from lightning_replay.losses import invariance_loss
-from lightning_replay.storage.rows import assemble_unchecked
+from lightning_replay.torchrl_compat import assemble_unchecked
 from lightning_replay.transforms.augmentation import MixMinibatch, UCBAugmentation
 
 _NUMBERS = (
@@ -253,7 +253,10 @@ class PPO(SizedAgent):
             return total, torch.stack([total, policy_loss, value_loss, entropy_loss, *measures, invariance])
 
     def on_fit_start(self) -> None:
-        """Refuses data without rollouts, rollouts that are too short, and parts with another γ or λ."""
+        """Refuses data without rollouts, rollouts that are too short, and parts with another γ or λ.
+
+        :meta private:
+        """
         super().on_fit_start()
         data = training_data(self.trainer)
         if data is None:

@@ -303,7 +303,10 @@ class MultiRooms(FullGrid, MultiRoomEnv):
         self.observation_space: spaces.Box = spaces.Box(0, 255, (side, side, 3), np.uint8)
 
     def gen_obs(self) -> np.ndarray:
-        """Returns the whole grid, or the square ahead of the agent."""
+        """Returns the whole grid, or the square ahead of the agent.
+
+        :meta private:
+        """
         return super().gen_obs() if self.view_size is None else MiniGridEnv.gen_obs(self)["image"]
 
     def _gen_grid(self, width: int, height: int) -> None:

@@ -130,7 +130,10 @@ class ObstacleCourse(FullGrid):
         return observation, reward, terminated, truncated, info | flags
 
     def gen_obs(self) -> np.ndarray:
-        """Returns the window ahead of the agent, its load, and its position and direction."""
+        """Returns the window ahead of the agent, its load, and its position and direction.
+
+        :meta private:
+        """
         left, top, right, bottom = self.get_view_exts()
         # Walls lie beyond the grid, as at its edge.
         columns = self.cells().take(range(left, right), axis=0, mode="clip")

@@ -203,6 +203,8 @@ class NStepTransitions(ReplayTransform):
 
         Args:
             trajectories: Ids of the episodes that do not continue; ``None`` for all.
+
+        :meta private:
         """
         steps, columns = self.pending
         if steps is None:

@@ -19,6 +19,7 @@ from lightning_replay.levels.prioritization import Prioritization, Rank, ReplayC
 from lightning_replay.options import check_kind, checked_share
 from lightning_replay.parts import BufferHooks, PartHooks
 from lightning_replay.state import seeded_generator, uniform
+from lightning_replay.torchrl_compat import attached_buffers
 
 __all__ = ["LevelSampler", "LevelWriter"]
 REFUSED = -1
@@ -487,7 +488,7 @@ class LevelWriter(PartHooks, TensorDictRoundRobinWriter):
 
         :meta private:
         """
-        if any(isinstance(buffer, BufferHooks) for buffer in storage._attached_entities):
+        if any(isinstance(buffer, BufferHooks) for buffer in attached_buffers(storage)):
             raise TypeError(
                 "LevelSampler and LevelWriter keep scores of levels, and a Replay returns TD errors of rows; use "
                 "torchrl.data.TensorDictReplayBuffer(storage=..., sampler=..., writer=...), or a LevelBuffer"

@@ -39,7 +39,8 @@ from lightning_replay.envs.building import (
 from lightning_replay.levels import SequentialLevels
 from lightning_replay.levels.environments import make_level_vector
 from lightning_replay.options import checked_count
-from lightning_replay.storage.rows import assemble_unchecked, each_part
+from lightning_replay.storage.rows import each_part
+from lightning_replay.torchrl_compat import assemble_unchecked
 
 # one array, or for actions with parameters the discrete actions [N] and the parameters of all actions [N, P]
 Action = np.ndarray | tuple[np.ndarray, np.ndarray]

@@ -262,7 +262,10 @@ class NeighborLists:
         return functional.pad(distance, missing, value=torch.inf), functional.pad(slots[position], missing, value=-1)
 
     def recall_at(self, k: int, sample: int = 1000, generator: torch.Generator | None = None) -> float:
-        """Returns the share of the true k nearest rows that the lists of ``sample`` rows hold, as standardised now."""
+        """Returns the share of the true k nearest rows that the lists of ``sample`` rows hold, as standardised now.
+
+        :meta private:
+        """
         if checked_count("k", k) > self.num_neighbors:
             raise ValueError(f"k is {k}; it must be at most num_neighbors, which is {self.num_neighbors}")
         checked_count("sample", sample, of="rows")
@@ -422,7 +425,10 @@ class SameActionLists(Stateful):
             lists.to(device)
 
     def recall_at(self, k: int, sample: int = 1000, generator: torch.Generator | None = None) -> float:
-        """Returns the share of the true k nearest in the lists, the mean over all rows."""
+        """Returns the share of the true k nearest in the lists, the mean over all rows.
+
+        :meta private:
+        """
         recalls = [lists.recall_at(k, sample=sample, generator=generator) for lists in self._lists]
         return sum(recall * used for recall, used in zip(recalls, self._used, strict=True)) / sum(self._used)
 

@@ -246,7 +246,10 @@ class PriorityTree:
         return self._backend.draw_at(points)
 
     def has_mass(self) -> bool:
-        """Returns whether any value is positive."""
+        """Returns whether any value is positive.
+
+        :meta private:
+        """
         return self._backend.bounds()[0] > 0
 
     def set_checked(
@@ -257,6 +260,8 @@ class PriorityTree:
         Slots, int64 ``[n]``, n > 0, are in ``[-1, limit)``; -1 is skipped. Returns the largest priority written (a
         scalar tensor on CUDA), -1 when every entry was skipped, or ``None`` with nothing written when an entry is
         invalid: not finite, or negative. While a CUDA graph is captured invalid entries are skipped.
+
+        :meta private:
         """
         return self._backend.set_checked(index, priority, offset, exponent, limit)
 
@@ -291,7 +296,10 @@ class PriorityTree:
         self._backend.set_rows(rows, slot_of, priority, offset, exponent)
 
     def fill_checked(self, index: Tensor | int, value: float, limit: int) -> bool:
-        """Writes one value to every slot, fast for a run of slots; ``False``, nothing written, for an invalid slot."""
+        """Writes one value to every slot, fast for a run of slots; ``False``, nothing written, for an invalid slot.
+
+        :meta private:
+        """
         return self._backend.fill_checked(index, value, limit)
 
     def clear(self) -> None:

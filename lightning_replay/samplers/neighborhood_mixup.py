@@ -120,7 +120,10 @@ class NeighborhoodMixupSampler(PairSampler):
         return self._lists.draw(index.to(device), self._generator).cpu()
 
     def recall_at(self, k: int | None = None, sample: int = 1000) -> float:
-        """Returns the share of the true k nearest rows in the lists, over ``sample`` random rows; 1 is exact."""
+        """Returns the share of the true k nearest rows in the lists, over ``sample`` random rows; 1 is exact.
+
+        :meta private:
+        """
         if self._lists is None:
             raise RuntimeError("recall_at needs stored rows; call extend first.")
         generator = torch.Generator().manual_seed(0)

@@ -12,6 +12,7 @@ from torch import Tensor
 from torchrl.data import find_start_stop_traj
 from torchrl.data.replay_buffers import RoundRobinWriter, SliceSampler, Storage, Writer
 
+from lightning_replay import torchrl_compat
 from lightning_replay.episodes.links import TRAJECTORY_KEYS, Continuity
 from lightning_replay.episodes.running import read_trajectory
 from lightning_replay.storage.packed import read_columns, readable_rows
@@ -69,10 +70,10 @@ class SliceCheck:
 
     def __call__(self, sampler: SliceSampler, storage: Storage, writer: RoundRobinWriter, batch_size: int) -> None:
         """Raises ValueError for interleaved rows, if they have a column of trajectories."""
-        newest = (writer._cursor - 1) % storage.max_size
+        newest = (torchrl_compat.next_slot(writer) - 1) % storage.max_size
         # No slice may continue from the newest row to the oldest.
-        storage._set_last_cursor(newest)
-        written = writer._write_count
+        torchrl_compat.set_newest_slot(storage, newest)
+        written = torchrl_compat.rows_written(writer)
         stored = len(storage)
         if self._written is not None and 16 * abs(written - self._written) < stored:
             return
@@ -100,7 +101,9 @@ def _check_rows(sampler: SliceSampler, storage: Storage, newest: int, batch_size
             f"traj_key={named!r} would cut slices through both. Give each episode another number, or build the sampler "
             f"with end_key={_DONE!r}"
         )
-    _, stop, length = find_start_stop_traj(trajectory=trajectory, at_capacity=storage._is_full, cursor=newest)
+    _, stop, length = find_start_stop_traj(
+        trajectory=trajectory, at_capacity=torchrl_compat.is_full(storage), cursor=newest
+    )
     last = stop[:, 0]
     breaks_off = ~_ended(rows, ends, last)
     if key is None:
@@ -129,7 +132,7 @@ def _followed_key(sampler: SliceSampler, rows: TensorDictBase) -> NestedKey | No
     """Returns the column of trajectories along which slices are cut; ``None`` where end flags are used."""
     if sampler.traj_key is not None:
         return sampler.traj_key if _has(rows, sampler.traj_key) else None
-    if not sampler._traj_key_auto:
+    if not torchrl_compat.finds_trajectories(sampler):
         return None
     return next((key for key in _FOUND_BY_TORCHRL if _has(rows, key)), None)
 

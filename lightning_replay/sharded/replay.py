@@ -167,18 +167,30 @@ class ShardedReplay(TrainingReplay):
 
     @property
     def sampler_name(self) -> str:
-        """Name of the samplers' class."""
+        """Name of the samplers' class.
+
+        :meta private:
+        """
         return f"{self._template.sampler_name} of {self._options.shards.num_shards} shards"
 
     tasks: Any = _of_template("tasks")
     returns: Any = _of_template("returns")
-    is_prioritized: Any = _of_template("is_prioritized")  #: Whether rows are drawn by priority.
+    #: Whether rows are drawn by priority.
+    #:
+    #: :meta private:
+    is_prioritized: Any = _of_template("is_prioritized")
     priority_key: Any = _of_template("priority_key")  #: Column of TD errors for :meth:`update_tensordict_priority`.
-    takes_feedback: Any = _of_template("takes_feedback")  #: Whether :meth:`update_priority` changes draws or eviction.
+    #: Whether :meth:`update_priority` changes draws or eviction.
+    #:
+    #: :meta private:
+    takes_feedback: Any = _of_template("takes_feedback")
 
     @property
     def awaits_priorities(self) -> bool:
-        """Whether something takes feedback and this process has given none since its last draw."""
+        """Whether something takes feedback and this process has given none since its last draw.
+
+        :meta private:
+        """
         return self.takes_feedback and self._draws_since_update > 0
 
     @property

@@ -148,14 +148,20 @@ class FrameStorage(PackedStorage):
         return FirstSlots(self._len) if self._live is None or self._live.count == self._len else self._live
 
     def build_options(self) -> dict[str, Any]:
-        """Returns the options that saved rows presume: frames in a stack, their key, and ``frame_capacity``."""
+        """Returns the options that saved rows presume: frames in a stack, their key, and ``frame_capacity``.
+
+        :meta private:
+        """
         keys, capacity = [list(key) for key in self.image_keys], self.frame_capacity
         image_key = keys if len(keys) > 1 else keys[0]
         return {"frames": {"frame_stack": self.frame_stack, "image_key": image_key, "frame_capacity": capacity}}
 
     @property
     def rows_in_memory(self) -> int:
-        """Rows held, at least 1; memory for frames is taken when they are stored."""
+        """Rows held, at least 1; memory for frames is taken when they are stored.
+
+        :meta private:
+        """
         return max(self.num_stored, 1)
 
     def stats(self) -> dict[str, Any]:
@@ -179,7 +185,10 @@ class FrameStorage(PackedStorage):
         super()._check(values)
 
     def frames_missing(self, values: Sequence[Column], slots: slice | Tensor | np.ndarray | None = None) -> int:
-        """Returns how many frames lack, of the worst column, to write :meth:`checked_values`; 0 if they fit."""
+        """Returns how many frames lack, of the worst column, to write :meth:`checked_values`; 0 if they fit.
+
+        :meta private:
+        """
         assert self._images is not None
         most = len(values[0]) * 2 * self.frame_stack
         if all(most <= images.pool.num_free for images in self._images):
@@ -338,7 +347,10 @@ class FrameStorage(PackedStorage):
         self._allocate_all([(key, *leaf) for key, leaf in leaves.items()])
 
     def takes_shape(self, shape: Sequence[int]) -> bool:
-        """Returns whether a row of this shape is a stack of frames, or, for stacks of one, an image alone."""
+        """Returns whether a row of this shape is a stack of frames, or, for stacks of one, an image alone.
+
+        :meta private:
+        """
         is_stack = len(shape) in (3, 4) and shape[0] == self.frame_stack
         return (is_stack or self._is_image(shape)) and 0 not in shape
 
@@ -401,7 +413,10 @@ class FrameStorage(PackedStorage):
 
     @contextmanager
     def frozen_state(self) -> Iterator[dict[str, Any]]:
-        """Gives the body the present :meth:`state_dict`; rows and frames are snapshots."""
+        """Gives the body the present :meth:`state_dict`; rows and frames are snapshots.
+
+        :meta private:
+        """
         with ExitStack() as taken:
             with self.snapshots.lock:
                 state = taken.enter_context(super().frozen_state())
@@ -414,7 +429,10 @@ class FrameStorage(PackedStorage):
             yield state
 
     def after_fork(self) -> None:
-        """Replaces the locks of rows and frames in a forked process."""
+        """Replaces the locks of rows and frames in a forked process.
+
+        :meta private:
+        """
         super().after_fork()
         for images in self._images or ():
             images.pool.snapshots = Snapshots()

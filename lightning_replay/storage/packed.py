@@ -78,7 +78,10 @@ class PackedStorage(LazyTensorStorage):
     """
 
     exact: bool = True
-    stores_frames: bool = False  #: Whether the frames of images are stored once each, in room that can be full.
+    #: Whether the frames of images are stored once each, in room that can be full.
+    #:
+    #: :meta private:
+    stores_frames: bool = False
     _mutation_revision = 0  # a plain number, for TorchRL's samplers that keep what they read of the rows
     # Set with the columns by the first rows or a load; views, which do not survive a copy as views.
     _of_columns: tuple[str, ...] = (
@@ -135,7 +138,10 @@ class PackedStorage(LazyTensorStorage):
         self._guard = ForkGuard(self)
 
     def after_fork(self) -> None:
-        """Replaces the lock in a forked process, which may not write into a file of its parent."""
+        """Replaces the lock in a forked process, which may not write into a file of its parent.
+
+        :meta private:
+        """
         self._guard.renew(self.snapshots.lock)
         if self._guard.refusal is None and self._shared_writes is not None and self.initialized:
             self._guard.refusal = (
@@ -146,7 +152,10 @@ class PackedStorage(LazyTensorStorage):
         self.snapshots = Snapshots()  # the open ones are read in the parent
 
     def check_read(self) -> None:
-        """Raises ``RuntimeError`` after a read in a forked process, if the parent has written into the file since."""
+        """Raises ``RuntimeError`` after a read in a forked process, if the parent has written into the file since.
+
+        :meta private:
+        """
         if self._shared_writes is not None and self._shared_writes[0] != self._own_writes:
             raise RuntimeError(
                 f"the rows of this {type(self).__name__} lie in a file that a forked process shares with its parent, "
@@ -155,11 +164,17 @@ class PackedStorage(LazyTensorStorage):
             )
 
     def check_writable(self) -> None:
-        """Raises ``RuntimeError`` before a write in a forked process into rows of the parent."""
+        """Raises ``RuntimeError`` before a write in a forked process into rows of the parent.
+
+        :meta private:
+        """
         self._guard.check()
 
     def attach(self, buffer: Any) -> None:
-        """Attaches a buffer, to be informed of rows that are written; called by the buffer."""
+        """Attaches a buffer, to be informed of rows that are written; called by the buffer.
+
+        :meta private:
+        """
         super().attach(buffer)
         self._is_torchrls = not any(isinstance(one, BufferHooks) for one in self._attached_entities)
 
@@ -194,7 +209,10 @@ class PackedStorage(LazyTensorStorage):
 
     @property
     def all_packed(self) -> Tensor:
-        """Every slot as it is packed, int64 ``[capacity, words]``; to be read, see :attr:`readable_rows`."""
+        """Every slot as it is packed, int64 ``[capacity, words]``; to be read, see :attr:`readable_rows`.
+
+        :meta private:
+        """
         if self._rows is None:
             raise RuntimeError("the storage is empty; call extend first")
         return self._rows
@@ -210,7 +228,10 @@ class PackedStorage(LazyTensorStorage):
         return self.occupancy.count
 
     def build_options(self) -> dict[str, Any]:
-        """Returns the options that a saved state presumes beside class and capacity, names by option."""
+        """Returns the options that a saved state presumes beside class and capacity, names by option.
+
+        :meta private:
+        """
         return {}
 
     def stats(self) -> dict[str, Any]:
@@ -219,7 +240,10 @@ class PackedStorage(LazyTensorStorage):
 
     @property
     def rows_in_memory(self) -> int:
-        """Rows for which memory is taken."""
+        """Rows for which memory is taken.
+
+        :meta private:
+        """
         return self.capacity
 
     def column(self, key: NestedKey, index: Tensor) -> Tensor | None:
@@ -234,7 +258,10 @@ class PackedStorage(LazyTensorStorage):
         return values
 
     def generation_of(self, index: Tensor) -> Tensor:
-        """Returns how often each slot has been written, int64 of the shape of ``index``."""
+        """Returns how often each slot has been written, int64 of the shape of ``index``.
+
+        :meta private:
+        """
         if self._generation is None:
             return torch.zeros_like(index)
         return self._generation.index_select(0, index.flatten()).view(index.shape)
@@ -266,7 +293,10 @@ class PackedStorage(LazyTensorStorage):
         return rows.exclude(GENERATION).set(INDEX, index.to(rows.device))
 
     def packed_rows(self, slots: Tensor) -> Tensor:
-        """Returns a copy of the rows in these slots, int64 ``[N]``, as they are packed: int64 ``[N, words]``."""
+        """Returns a copy of the rows in these slots, int64 ``[N]``, as they are packed: int64 ``[N, words]``.
+
+        :meta private:
+        """
         stored = self.all_packed
         if self._there is not None:
             slots = slots.to(self._there, non_blocking=True)
@@ -313,7 +343,10 @@ class PackedStorage(LazyTensorStorage):
         self.write(slots, values, grow=set_cursor)
 
     def checked_values(self, data: TensorDictBase) -> list[Column]:
-        """Returns the values of rows ``[N]`` in the order of the columns, after all checks of :meth:`set`."""
+        """Returns the values of rows ``[N]`` in the order of the columns, after all checks of :meth:`set`.
+
+        :meta private:
+        """
         if not isinstance(data, TensorDictBase):
             raise TypeError(
                 f"a PackedStorage holds rows of a TensorDict; got {type(data).__name__}. Nothing was stored; wrap "
@@ -363,16 +396,25 @@ class PackedStorage(LazyTensorStorage):
             self._columns_check(values)
 
     def has_column(self, key: NestedKey) -> bool:
-        """Returns whether rows must have this column."""
+        """Returns whether rows must have this column.
+
+        :meta private:
+        """
         return ((key,) if isinstance(key, str) else key) in self.row_columns
 
     @property
     def has_columns(self) -> bool:
-        """Whether rows have fixed the columns and the device that rows come from."""
+        """Whether rows have fixed the columns and the device that rows come from.
+
+        :meta private:
+        """
         return self._given_device is not None  # set after the columns
 
     def undo_entry(self) -> None:
-        """Discards the device of refused rows, and their columns unless rows were ever written."""
+        """Discards the device of refused rows, and their columns unless rows were ever written.
+
+        :meta private:
+        """
         self._given_device = None
         if not self._reached:
             self._forget_columns()
@@ -416,7 +458,10 @@ class PackedStorage(LazyTensorStorage):
         self._mutation_revision += 1
 
     def begin_write(self, slots: slice | Tensor | np.ndarray) -> None:
-        """Prepares a change of rows in these slots; call it with the lock of the snapshots held."""
+        """Prepares a change of rows in these slots; call it with the lock of the snapshots held.
+
+        :meta private:
+        """
         # A save that runs now reads these rows as they were when it began.
         self.snapshots.keep(slots)
         if self._shared_writes is not None:
@@ -449,7 +494,10 @@ class PackedStorage(LazyTensorStorage):
         return slots if isinstance(slots, slice) else slots.to(self._there, non_blocking=True)
 
     def set_flags(self, keys: Sequence[NestedKey], slots: Tensor) -> None:
-        """Sets columns of flags to true in stored rows, int64 ``[N]``; their generations stay."""
+        """Sets columns of flags to true in stored rows, int64 ``[N]``; their generations stay.
+
+        :meta private:
+        """
         self.check_writable()
         with self.snapshots.lock:
             self.begin_write(slots)
@@ -526,6 +574,8 @@ class PackedStorage(LazyTensorStorage):
         """Gives the body the present :meth:`state_dict`, however rows are written meanwhile.
 
         Rows are a :class:`~lightning_replay.saving.snapshot.Snapshot`, to be read once in the body.
+
+        :meta private:
         """
         with self.snapshots.lock:
             state = self.state_dict()

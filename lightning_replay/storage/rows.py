@@ -12,6 +12,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from lightning_replay.saving.spec import DTYPES
+from lightning_replay.torchrl_compat import assemble_unchecked
 
 Key = tuple[str, ...]
 Leaf = tuple[Key, torch.dtype, torch.Size]  # a column, and dtype and shape of one row
@@ -199,13 +200,6 @@ def _branches(tree: dict[str, Any], order: Sequence[Key]) -> list[list[tuple[str
 
     add(tree)
     return branches
-
-
-def assemble_unchecked(source: dict[str, Any], batch_size: torch.Size, device: torch.device | None) -> TensorDict:
-    """Returns a TensorDict of entries that were laid out here, none of which is checked."""
-    assembled = TensorDict._new_unsafe(source, batch_size=batch_size, nested=False)
-    assembled._device = device  # given to the constructor it costs half of the whole
-    return assembled
 
 
 def gather_branch(

@@ -19,7 +19,8 @@ from lightning_replay.parts import ReplayTransform
 from lightning_replay.saving.spec import rebuildable
 from lightning_replay.schedules import Schedule, checked_schedule
 from lightning_replay.storage.packed import PackedStorage
-from lightning_replay.storage.rows import WORD_BYTES, Key, RowLayout, assemble_unchecked, nest
+from lightning_replay.storage.rows import WORD_BYTES, Key, RowLayout, nest
+from lightning_replay.torchrl_compat import assemble_unchecked
 
 _LINE_ELEMENTS = 16  # float32 in a cache line
 _NOTHING: dict[str, Any] = {}

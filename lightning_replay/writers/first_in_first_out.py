@@ -117,7 +117,10 @@ class FirstInFirstOutWriter(ReplayWriter, TensorDictRoundRobinWriter):
         return (self._cursor - 1 - index) % self._storage.max_size
 
     def register_storage(self, storage: Storage) -> None:
-        """Attaches a storage, which may be smaller than the storage of a state that was loaded before."""
+        """Attaches a storage, which may be smaller than the storage of a state that was loaded before.
+
+        :meta private:
+        """
         super().register_storage(storage)
         self._cursor %= storage.max_size
 

@@ -245,6 +245,8 @@ class RetentionWriter(ReplayWriter):
 
         Raises:
             TypeError: Another storage; TorchRL's buffer of TensorDicts, or any of TorchRL's buffers if the rule learns.
+
+        :meta private:
         """
         storage = packed_storage(storage, self, storage.max_size)
         for buffer in attached_buffers(storage):
@@ -325,7 +327,10 @@ class RetentionWriter(ReplayWriter):
 
     @property
     def needs_initial_surprise(self) -> bool:
-        """Whether the rule uses surprise and no function computes the surprise of new rows."""
+        """Whether the rule uses surprise and no function computes the surprise of new rows.
+
+        :meta private:
+        """
         return self.rule.takes_surprise and self.initial_surprise is None
 
     def _first_factors(self, rows: TensorDictBase) -> Factors:

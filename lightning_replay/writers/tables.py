@@ -404,7 +404,10 @@ class EventTableWriter(TableWriter):
         return {"histories_forgotten": self._histories.forgotten, "event_shares": shares}
 
     def evict_oldest_history(self) -> bool:
-        """Evicts the history of the episode continued longest ago; returns whether there was one."""
+        """Evicts the history of the episode continued longest ago; returns whether there was one.
+
+        :meta private:
+        """
         evicted = self._histories.evict_oldest()
         self._running.end_episodes(evicted)
         return bool(evicted)

@@ -24,7 +24,7 @@ from lightning_replay.levels.scores import EpisodeScore
 from lightning_replay.saving import read_state, write_state
 from lightning_replay.saving.folders import Folder
 from lightning_replay.saving.states import STATE_MANIFEST
-from lightning_replay.storage.rows import assemble_unchecked
+from lightning_replay.torchrl_compat import assemble_unchecked
 from rllib_ext.checkpoints import CheckFiles
 from rllib_ext.rllib_compat import Attached
 
