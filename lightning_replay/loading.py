@@ -24,7 +24,7 @@ def load_replay(
 
     Episodes that ran when it was saved end before the next rows are stored, see :meth:`Replay.end_episodes`.
 
-    The file may name this library's recorded classes, its corrections of event tables, and the environments that
+    The file may name this library's rebuildable classes, its corrections of event tables, and the environments that
     Gymnasium, Gymnasium-Robotics, and this library register. Anything else is neither imported nor called unless you
     name its package in ``trust``. This is also true for functions and methods of this library, TorchRL, torch, and
     tensordict.

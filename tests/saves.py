@@ -67,7 +67,7 @@ def remove(file) -> None:
 
 
 def recorded_classes() -> list[type]:
-    """The recorded classes of this library, wherever they are defined."""
+    """The rebuildable classes of this library, wherever they are defined."""
     for module in pkgutil.walk_packages(lightning_replay.__path__, "lightning_replay."):
         if module.name.startswith(tuple(PUBLIC[1:])):
             importlib.import_module(module.name)

@@ -18,8 +18,8 @@ from lightning_replay.options import accepted_names, refuse_unknown
 
 C = TypeVar("C", bound=type)
 
-# A file may name these and the recorded classes of PUBLIC. Everything else that it names needs ``trust``: functions and
-# methods also of this library, of torch, and of TorchRL, because some of them run or unpickle what they are given.
+# A file may name these functions and the rebuildable classes of PUBLIC. Everything else that it names needs ``trust``.
+# This includes functions and methods of this library, torch, and TorchRL, because some run or unpickle their arguments.
 
 #: Functions of this library that a file may name: the corrections of event tables, which compute with their counts.
 FUNCTIONS = ("lemma2", "lemma2_exact", "mixture")
@@ -56,8 +56,8 @@ class Record(NamedTuple):
 def rebuildable(cls: C, *, set_again: tuple[str, ...] = (), chosen_when_loaded: tuple[str, ...] = ()) -> C:
     """Class decorator: keeps the constructor's arguments as ``self.init_arguments``.
 
-    :func:`build` rebuilds recorded classes alone, so a file cannot name another class to be called. Unknown arguments
-    are refused. Subclasses inherit the options.
+    :func:`build` only builds such classes, so a file cannot name another class to be called. Unknown arguments are
+    refused. Subclasses inherit the options.
 
     Args:
         cls: the class.
@@ -70,7 +70,7 @@ def rebuildable(cls: C, *, set_again: tuple[str, ...] = (), chosen_when_loaded: 
     accepted = accepted_names(original)
     kinds = {name: parameter.kind for name, parameter in signature.parameters.items()}
     if inspect.Parameter.VAR_POSITIONAL in kinds.values() and original is not object.__init__:
-        raise TypeError(f"{cls.__name__} takes *arguments; a recorded class names them, to be built again")
+        raise TypeError(f"{cls.__name__} takes *arguments; a rebuildable class names them, to be built again")
 
     @functools.wraps(original)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -115,7 +115,7 @@ def describe(value: Any) -> Any:
     if (
         record is not None
         and "init_arguments" in vars(value)
-        and _is_recorded(type(value))
+        and _is_rebuildable(type(value))
         and _importable(type(value))
     ):
         arguments = {key: describe(item) for key, item in value.init_arguments.items()}
@@ -160,7 +160,7 @@ def build(
 
     Without ``trust`` a description names rebuildable classes in :data:`PUBLIC`, :data:`FUNCTIONS`, and environments of
     :data:`ENVIRONMENTS`. Nothing else is imported, looked up, or called. A module in ``trust`` is imported, and its
-    functions, recorded classes, and environments are accepted.
+    functions, rebuildable classes, and environments are accepted.
 
     Args:
         description: JSON.
@@ -185,8 +185,9 @@ def build(
         return torch.device(content)
     if kind == "import":
         return _resolve(content, name, trust, _is_listed)
-    cls: Any = _resolve(content, name, trust, _is_recorded) if kind == "class" else None
-    if not _is_recorded(cls):  # an unrecorded class must not be called because a file names it
+    cls: Any = _resolve(content, name, trust, _is_rebuildable) if kind == "class" else None
+    # A class that is not rebuildable must not be called because a file names it.
+    if not _is_rebuildable(cls):
         raise NotRebuildableError(
             f"the option {name} was {content}, which can be rebuilt neither from plain values nor from an import path. "
             "Build the replay buffer yourself with the same options and call replay.load(path). load_replay rebuilds "
@@ -203,8 +204,8 @@ def build(
     return type.__call__(cls, **{key: part(item, f"{name}.{key}") for key, item in given.items()})
 
 
-def _is_recorded(value: Any) -> bool:
-    # Not with an unrecorded constructor of its own: it need not accept the arguments that were recorded.
+def _is_rebuildable(value: Any) -> bool:
+    # A subclass with its own constructor need not accept the recorded arguments of its base class.
     if not isinstance(value, type):
         return False
     builder = next(base for base in value.__mro__ if "__init__" in vars(base))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every option of every recorded class, changed at a load: the buffer is one that had it from the start, or refuses."""
+"""Each option of each rebuildable class is changed at a load: the buffer equals one built with it, or refuses."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def test_a_class_without_a_constructor_is_built_again_and_one_of_arguments_witho
         def __init__(self, *links: int) -> None:
             self.links = links
 
-    with pytest.raises(TypeError, match=r"Chain takes \*arguments; a recorded class names them"):
+    with pytest.raises(TypeError, match=r"Chain takes \*arguments; a rebuildable class names them"):
         rebuildable(Chain)
 
 
