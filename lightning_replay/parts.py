@@ -330,7 +330,7 @@ class WriterHooks(PartHooks):
     #: :meta private:
     compares_rows: bool = False
     may_refuse: bool = False  #: Whether rows may be left out although the storage is not full.
-    #: The :class:`~lightning_replay.tables.tables.Tables` that the writer keeps; ``None`` for a writer without tables.
+    #: The tables that the writer keeps, see ``lightning_replay.tables``; ``None`` for a writer without tables.
     tables: Any = None
     #: Function for the surprise of new rows, TensorDict ``[N]`` to ``[N]``; ``None`` if there is none.
     initial_surprise: Callable[[TensorDictBase], Tensor] | None = None

@@ -435,11 +435,14 @@ class PrioritizedSampler(PrioritizedBase):
         """
         exponent = self._built_with["priority_exponent"]
         offset = self._built_with["priority_offset"]
+        # A negative number would make priorities complex.
+        saved_exponent = checked_number("the saved priority_exponent", state_dict["priority_exponent"], 0.0)
+        saved_offset = checked_number("the saved priority_offset", state_dict["priority_offset"], 0.0)
         self._tree.load_state_dict(state_dict["tree"])
         self._largest = float(state_dict["max_priority"])
         self._has_rows = bool(state_dict["has_rows"])
-        self._priority_exponent = float(state_dict["priority_exponent"])
-        self.priority_offset: float = float(state_dict["priority_offset"])
+        self._priority_exponent = saved_exponent
+        self.priority_offset: float = saved_offset
         # The offset comes first, because it was added before the saved exponent was applied.
         if self._differs("priority_offset", state_dict):
             self._set_offset(offset)

@@ -347,8 +347,9 @@ class WithinTables(PrioritizedBase):
         self._largest = float(state_dict["max_priority"])
         if not self._differs("priority_exponent", state_dict):
             self.priority_exponent = float(state_dict["priority_exponent"])
-        if "priority_offset" in state_dict and not self._differs("priority_offset", state_dict):
-            self.priority_offset: float = float(state_dict["priority_offset"])
+        saved_offset = checked_number("the saved priority_offset", state_dict["priority_offset"], 0.0)
+        if not self._differs("priority_offset", state_dict):
+            self.priority_offset: float = saved_offset
         self.rows_drawn = np.array(state_dict["rows_drawn"], dtype=np.int64)
         self._load_shared_state(state_dict)
 

@@ -16,6 +16,7 @@ import pytest
 
 import lightning_replay.datasets
 from lightning_replay.replay import Replay
+from lightning_replay.replay_parts import ReplayParts
 from lightning_replay.saving import directory, snapshot, spec
 from lightning_replay.saving import states as state
 from tests.attack import datasets, endurance, flips, histories, kills, names, neighbors, overlaps, threads
@@ -35,7 +36,7 @@ def finds(report: Report, text: str) -> None:
 
 
 def test_histories_find_a_refused_call_that_is_not_undone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Replay, "_undone_if_refused", lambda self: nullcontext())
+    monkeypatch.setattr(ReplayParts, "undone_if_refused", lambda self: nullcontext())
     variants = [variant for variant in VARIANTS if variant.has_functions and variant.recipe == "surprise_retention"]
     finds(histories.attack(seed=1, count=100, variants=variants * 3), "left a trace")
 
@@ -88,7 +89,7 @@ def test_neighbors_find_a_file_that_is_taken_for_a_manifest(monkeypatch: pytest.
 
 def test_damages_find_a_manifest_that_is_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(directory, "checksum_of", lambda manifest: "the same")
-    finds(flips.attack(lambda folder: ReplaySubject(folder, 1), "replay", count=150), "")
+    finds(flips.attack(lambda folder: ReplaySubject(folder, 1), "replay", count=600), "")
 
 
 def test_damages_find_files_that_are_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
