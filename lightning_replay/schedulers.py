@@ -210,7 +210,7 @@ class Exp3(Scheduler):
     bound until it is solved. :class:`ReturnChange` as signal prefers the tasks that are being learned instead.
 
     Args:
-        exploration: γ, the share of probability spread evenly over the tasks; in (0, 1], 1 draws uniformly.
+        exploration: Share γ of probability spread evenly over the tasks; in (0, 1], 1 draws uniformly.
 
     Attributes:
         log_weights: float64 ``[N]``, the greatest is 0.
@@ -299,9 +299,9 @@ class Exp3S(Exp3):
     https://doi.org/10.1137/S0097539701398375.
 
     Args:
-        exploration: γ, as in :class:`Exp3`.
-        weight_sharing: α, in (0, 1]; about one over the number of updates in which signals change. Give well below
-            ``exploration / N``; otherwise the weights stay nearly equal. For none, use :class:`Exp3`.
+        exploration: Share γ, as in :class:`Exp3`.
+        weight_sharing: Share α, in (0, 1]; about one over the number of updates in which signals change. Give well
+            below ``exploration / N``; otherwise the weights stay nearly equal. For none, use :class:`Exp3`.
 
     Example:
         >>> scheduler = Exp3S(exploration=0.5, weight_sharing=0.01)
@@ -335,11 +335,11 @@ class ReturnProgress(Stateful, ABC):
     ``progress``. A scheduler learns once from each signal, so ``every`` sets how often it does.
 
     Args:
-        low: least return, the signal 0.
-        high: greatest return, the signal 1.
-        window: newest episodes of a task that count.
-        every: episodes from one signal of a task to the next.
-        across_tasks: whether episodes of all tasks count, not those of the task alone. Tasks of short episodes then
+        low: Least return, the signal 0.
+        high: Greatest return, the signal 1.
+        window: Number of newest episodes of a task that count.
+        every: Number of episodes from one signal of a task to the next.
+        across_tasks: Whether episodes of all tasks count, not only those of the task. Tasks of short episodes then
             send as many signals as others, and :class:`Exp3` does not prefer them for their number.
 
     Raises:
@@ -455,7 +455,7 @@ class OneTask(_StagedScheduler):
     """No curriculum: every actor plays one task. The paper's baseline DB.
 
     Args:
-        task: its name.
+        task: Name of the task.
 
     Example:
         >>> scheduler = OneTask("target")
@@ -483,9 +483,10 @@ class EasyToHard(_StagedScheduler):
     state when a stage ends.
 
     Args:
-        order: names of the tasks, easiest first. Tasks left out are not played.
-        advance_at: progress at which a stage ends; above 0, at most 1.
-        max_signals: signals after which a stage ends in any case; ``None`` waits for ``advance_at`` without limit.
+        order: Names of the tasks, easiest first. Tasks left out are not played.
+        advance_at: Progress at which a stage ends; above 0, at most 1.
+        max_signals: Number of signals after which a stage ends in any case; ``None`` waits for ``advance_at`` without
+            limit.
 
     Attributes:
         stage: position in ``order``, from 0.

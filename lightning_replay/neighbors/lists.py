@@ -42,14 +42,14 @@ class NeighborLists:
     renew all lists, a few at a time.
 
     Args:
-        capacity: slots.
-        num_neighbors: k of the paper.
-        refresh_interval: waiting rows at which a draw runs a pass.
-        backend: of rebuilds, which run where at least half of the rows are new: ``"exact"``, ``"faiss_flat"``
+        capacity: Number of slots.
+        num_neighbors: Number k of neighbors in the paper.
+        refresh_interval: Number of waiting rows at which a draw runs a pass.
+        backend: Search of rebuilds, which run if at least half of the rows are new: ``"exact"``, ``"faiss_flat"``
             (exact too) or ``"faiss_ivf"`` (inverted file, approximate: for loading many rows at once). Passes are
             exact with all three; Faiss runs on the GPU where the features are on one.
-        num_spare: candidates kept beyond k, at least; None keeps as many as k. A list is a multiple of 8 long.
-        drift_tolerance: relative change of a standard deviation from which rows are standardised again.
+        num_spare: Least number of candidates kept beyond k; None keeps as many as k. A list is a multiple of 8 long.
+        drift_tolerance: Relative change of a standard deviation from which rows are standardised again.
 
     Example:
         >>> lists = NeighborLists(capacity=4, num_neighbors=1)
@@ -345,7 +345,7 @@ class SameActionLists(Stateful):
     for each action.
 
     Args:
-        capacity, num_neighbors, options: of each :class:`NeighborLists`.
+        capacity, num_neighbors, options: Options of each :class:`NeighborLists`.
 
     Example:
         >>> lists = SameActionLists(capacity=4, num_neighbors=1)
@@ -400,7 +400,7 @@ class SameActionLists(Stateful):
             free = self._free[group]
             freed = [free.pop() for _ in range(min(count, len(free)))]
             used = self._used[group]
-            self._used[group] = self._used[group] + count - len(freed)
+            self._used[group] = used + count - len(freed)
             numbers = torch.tensor([*freed, *range(used, self._used[group])], dtype=torch.int64, device="cpu")
             self._group[slots[rows]] = group
             self._number[slots[rows]] = numbers

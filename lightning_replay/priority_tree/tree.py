@@ -161,9 +161,10 @@ class PriorityTree:
     :meth:`fill_checked` wait for the device.
 
     Args:
-        capacity: slots.
-        device: of the tree, indices and values.
-        backend: ``"numba"`` (CPU), ``"torch"`` (any device), or ``"auto"``: numba on the CPU, torch elsewhere.
+        capacity: Number of slots.
+        device: Device of the tree, indices, and values.
+        backend: Back end: ``"numba"`` (CPU), ``"torch"`` (any device), or ``"auto"``: numba on the CPU, torch
+            elsewhere.
 
     Example:
         >>> tree = PriorityTree(4, backend="torch")

@@ -22,11 +22,12 @@ class CombinedSampler(SamplerWrapper):
 
     Combined experience replay, Zhang and Sutton 2017, https://arxiv.org/abs/1712.01275, which learns from new steps
     at once however large the replay is. Of rows stored together, as of several environments, the last one counts.
-    Where the newest row has left, and before a row is stored, ``base_sampler`` draws the whole batch.
+    If the newest row has left, or no row is stored yet, ``base_sampler`` draws the whole batch.
 
     Args:
-        base_sampler: a :class:`UniformSampler` or :class:`PrioritizedSampler`, or a subclass; uniform by default.
-        seed: of the default ``base_sampler``.
+        base_sampler: Sampler of rows, a :class:`UniformSampler` or :class:`PrioritizedSampler`, or a subclass; uniform
+            by default.
+        seed: Seed for the default ``base_sampler``.
 
     Sampled keys:
         index: int64 ``[B]``, last the newest row.

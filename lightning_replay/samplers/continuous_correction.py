@@ -36,11 +36,12 @@ class ContinuousCorrectionSampler(UniformSampler):
     the mean over draws is the mean over the rows of all tables. Needs no feedback.
 
     Args:
-        event_share: η, in [0, 1).
-        min_size: rows that the default table must hold.
-        normalize_over_batch: divide the weights by the largest of the batch.
-        seed: of the sampler's own generator.
-        return_probabilities: add ``table_probability`` and ``raw_weight`` to each batch; counts all rows at each draw.
+        event_share: Share η, in [0, 1).
+        min_size: Number of rows that the default table must hold.
+        normalize_over_batch: Whether weights are divided by the largest of the batch.
+        seed: Seed for the sampler's own generator.
+        return_probabilities: Whether ``table_probability`` and ``raw_weight`` are added; this counts all rows at each
+            draw.
 
     Sampled keys:
         index: int64 ``[B]``.

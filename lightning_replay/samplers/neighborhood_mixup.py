@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pairs of neighbours in state-action space."""
+"""Pairs of neighbors in state-action space."""
 
 from __future__ import annotations
 
@@ -25,17 +25,19 @@ FEATURE_KEYS: tuple[NestedKey, ...] = ("observation", "action")
 class NeighborhoodMixupSampler(PairSampler):
     """Pairs each drawn row with one of its k nearest other rows, all k equally likely.
 
-    Distances are Euclidean between standardised observations and actions; see
+    Distances are Euclidean between standardized observations and actions; see
     :class:`~lightning_replay.neighbors.NeighborLists` for how the lists are kept. Put
     :class:`~lightning_replay.transforms.MixPairs` behind it. Neighborhood Mixup Experience Replay, Sander et al. 2022,
     https://arxiv.org/abs/2205.09117; with a prioritized ``base_sampler`` its combination with prioritized replay.
 
     Args:
-        num_neighbors: k; 10 in the paper, 25 for Ant.
-        refresh_interval: new rows that may wait before they enter the neighbour lists; 1 is the paper's definition.
-        backend: search that builds the lists: ``exact``, ``faiss_flat`` or ``faiss_ivf``.
-        discrete: ``"same_action"`` restricts neighbours to the same integer action; None refuses integer actions.
-        feature_keys: columns that the distance is taken in, joined to one vector. Nested columns, such as Dict
+        num_neighbors: Number k of neighbors; 10 in the paper, 25 for Ant.
+        refresh_interval: Number of new rows that may wait before they enter the neighbor lists; 1 is the paper's
+            definition.
+        backend: Search that builds the lists: ``exact``, ``faiss_flat`` or ``faiss_ivf``.
+        discrete: Rule for discrete actions. ``"same_action"`` restricts neighbors to the same integer action, and
+            ``None`` refuses integer actions.
+        feature_keys: Columns that the distance is taken in, joined to one vector. Nested columns, such as Dict
             observations, include all columns under them. All are floating, the last one may be a discrete action.
         base_sampler, update_partners, seed: as in :class:`PairSampler`, and so are the sampled keys.
 

@@ -41,9 +41,9 @@ class Delegated:
 class SamplerWrapper(ReplaySampler, TorchRLPrioritizedSampler):
     """Draws by another sampler, ``base_sampler``, which keeps the priorities, and adds to its draws.
 
-    A subclass defines ``sample``, and :meth:`on_insert` where it keeps something of new rows. TorchRL's buffers pass TD
-    errors to subclasses of TorchRL's ``PrioritizedSampler`` alone, hence the base class; its constructor is not called:
-    it builds priority trees, which ``base_sampler`` has.
+    A subclass defines ``sample``, and :meth:`on_insert` if it keeps something of new rows. TorchRL's buffers pass TD
+    errors only to subclasses of TorchRL's ``PrioritizedSampler``, hence the base class. Its constructor is not called,
+    because it builds priority trees, which ``base_sampler`` has.
     """
 
     base_sampler: Sampler
@@ -180,8 +180,8 @@ class PairSampler(SamplerWrapper):
     Over tables ``base_sampler`` is a sampler of tables; a partner that no table holds any more leaves its pair unmixed.
 
     Args:
-        base_sampler: draws the first of each pair, with its weights; uniform by default.
-        update_partners: give the TD error of a pair to both rows, not to the first alone.
+        base_sampler: Sampler that draws the first row of each pair, with its weights; uniform by default.
+        update_partners: Whether both rows of a pair get its TD error, not only the first.
         seed: Seed for the sampler's generator, and for the default ``base_sampler``.
 
     Sampled keys:
@@ -326,7 +326,7 @@ class FollowsEpisodes(ReplaySampler):
 
 @rebuildable
 class ContinuousTransitionSampler(FollowsEpisodes, PairSampler):
-    """Pairs each drawn row with the next step of its episode; with itself where there is none.
+    """Pairs each drawn row with the next step of its episode, or with itself if there is none.
 
     The last row of an episode and the newest row of a running one have no next step and stay unmixed. Rows of several
     environments need ``trajectory`` (or ``("collector", "traj_ids")``); without it all rows are one environment in
@@ -335,8 +335,8 @@ class ContinuousTransitionSampler(FollowsEpisodes, PairSampler):
     temperature, as in the NMER paper.
 
     Args:
-        done_key: the flag of rows that ended their episode, terminated or truncated.
-        check_continuity: whether observations are compared, see :class:`~lightning_replay.episodes.links.Continuity`.
+        done_key: Flag of rows that ended their episode, terminated or truncated.
+        check_continuity: Whether observations are compared, see :class:`~lightning_replay.episodes.links.Continuity`.
         base_sampler, update_partners, seed: as in :class:`PairSampler`, and so are the sampled keys.
 
     Raises:

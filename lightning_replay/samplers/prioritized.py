@@ -153,9 +153,10 @@ class PrioritizedBase(ReplaySampler, TorchRLPrioritizedSampler):
             self.beta = state_dict["importance_exponent"]
         different = [name for name in self._built_with if self._differs(name, state_dict)]
         if different:
-            built = self._built_with
             saved = {"min_priority": 0.0} | state_dict["built_with"]
-            values = ", ".join(f"{name} {_shown(built[name])} (saved: {_shown(saved[name])})" for name in different)
+            values = ", ".join(
+                f"{name} {_shown(self._built_with[name])} (saved: {_shown(saved[name])})" for name in different
+            )
             logger.warning("the options with which the buffer is built count, not those of the save: %s", values)
         self._clocks = {clock: int(reading) for clock, reading in state_dict["clocks"].items()}
         self._restore_generator(state_dict)
@@ -182,24 +183,26 @@ def written_slots(index: int | Tensor, storage: Storage | None, sampler: str) ->
 class PrioritizedSampler(PrioritizedBase):
     """Draws item i with probability proportional to ``(priority[i] + priority_offset) ** priority_exponent``.
 
-    New items get the largest priority given so far (1 when none), so each is drawn early. Call
+    New items get the largest priority so far, or 1 if there is none, so that each is drawn early. Call
     :meth:`update_priority` after every update with the magnitudes of the TD errors. TorchRL's ``isinstance`` checks
     accept it as their sampler of this name; its compiled code is not needed. Priorities and draws stay on the CPU
     wherever the rows are; a draw waits for no device.
     Proportional variant of Schaul et al. 2016, https://arxiv.org/abs/1511.05952.
 
     Args:
-        capacity: slots in the storage.
-        priority_exponent: α; 0 draws uniformly, 1 in proportion.
-        importance_exponent: β of the correction ``priority_weight``; 1 removes all bias. A schedule follows its clock:
-            the sampler counts its own draws, :meth:`advance` sets the other two.
-        priority_offset: ε added to every priority, so that an item of error 0 can still be drawn.
-        min_priority: smaller ones are raised to it. With 1, ``priority_exponent=0.4``, ``importance_exponent=0``
-            and a Huber loss these are the loss-adjusted priorities (LAP) of Fujimoto et al. 2020,
-            https://arxiv.org/abs/2007.06049; :func:`lightning_replay.losses.pal_loss` is their loss for uniform draws.
-        normalize_over_batch: divide the weights by the largest of the batch, not by the largest over the memory.
-        backend: of the :class:`~lightning_replay.priority_tree.PriorityTree`.
-        seed: of the sampler's own generator; ``None`` seeds it from torch's global generator.
+        capacity: Number of slots in the storage.
+        priority_exponent: Exponent α; 0 draws uniformly, 1 in proportion.
+        importance_exponent: Exponent β of the correction ``priority_weight``; 1 removes all bias. A schedule follows
+            its clock: the sampler counts its own draws, :meth:`advance` sets the other two.
+        priority_offset: Offset ε that is added to every priority, so that an item of error 0 can still be drawn.
+        min_priority: Least priority; smaller ones are raised to it. With 1, ``priority_exponent=0.4``,
+            ``importance_exponent=0`` and a Huber loss these are the loss-adjusted priorities (LAP) of Fujimoto et al.
+            2020, https://arxiv.org/abs/2007.06049; :func:`lightning_replay.losses.pal_loss` is their loss for uniform
+            draws.
+        normalize_over_batch: Whether weights are divided by the largest of the batch, not by the largest over the
+            memory.
+        backend: Back end of the :class:`~lightning_replay.priority_tree.PriorityTree`.
+        seed: Seed for the sampler's own generator; ``None`` seeds it from torch's global generator.
 
     Sampled keys:
         index: int64 ``[B]``.
@@ -249,10 +252,8 @@ class PrioritizedSampler(PrioritizedBase):
             if not index.numel():
                 return
         # New rows get the largest priority so far, so that each is drawn soon.
-        priority = self.default_priority
-        offset = self.priority_offset
-        exponent = self._priority_exponent
-        if not self._tree.fill_checked(index, (priority + offset) ** exponent, self._tree.capacity):
+        value = (self.default_priority + self.priority_offset) ** self._priority_exponent
+        if not self._tree.fill_checked(index, value, self._tree.capacity):
             raise refusal(as_tensor(index), None, self.max_size, None)
         self._has_rows = True
 
@@ -267,13 +268,12 @@ class PrioritizedSampler(PrioritizedBase):
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[str, Any]]:
         """Draws ``batch_size`` slots, int64 ``[B]``, or a tuple for several dimensions; RuntimeError without any."""
-        stored = len(storage)
-        if stored == 0:
+        if not len(storage):
             raise empty_storage()
         self._attach_storage(storage)
         tree = self._tree
         if not tree.has_mass():
-            raise self._without_mass(stored)
+            raise self._without_mass(len(storage))
         generator = self._generator
         uniform = torch.rand(batch_size, dtype=torch.float64, generator=generator, device=generator.device)
         # The tree also returns the importance weights (p / smallest p) ** -beta. One loop over 256 rows takes 27
@@ -310,11 +310,10 @@ class PrioritizedSampler(PrioritizedBase):
     def sample_shard(self, storage: Storage, part: ShardRequest) -> tuple[Tensor, dict[str, Any], ShardDraw]:
         """Draws one row at each point of the request; ``RuntimeError`` if all priorities are 0."""
         totals = self.group_totals(storage)
-        stored = len(storage)
-        if stored == 0:
+        if not len(storage):
             raise empty_storage()
         if not totals.mass[0] > 0:
-            raise self._without_mass(stored)
+            raise self._without_mass(len(storage))
         index, probability = self._tree.draw_at(part.points)
         self._clocks["draws"] += 1
         return index, {}, ShardDraw(probability, totals)
@@ -373,9 +372,7 @@ class PrioritizedSampler(PrioritizedBase):
         return {"effective_sample_size": effective} if effective else {}
 
     def _attach_storage(self, storage: Storage | None) -> None:
-        if storage is None:
-            return
-        if not self._has_rows and len(storage):
+        if storage is not None and not self._has_rows and len(storage):
             self.mark_update(occupancy_of(storage).slots())
 
     @property
@@ -433,8 +430,6 @@ class PrioritizedSampler(PrioritizedBase):
         Where this sampler was built with another exponent, offset or schedule than the saved one, its own counts, for
         the stored priorities too; the log names them. A schedule continues at the saved clocks.
         """
-        exponent = self._built_with["priority_exponent"]
-        offset = self._built_with["priority_offset"]
         # A negative number would make priorities complex.
         saved_exponent = checked_number("the saved priority_exponent", state_dict["priority_exponent"], 0.0)
         saved_offset = checked_number("the saved priority_offset", state_dict["priority_offset"], 0.0)
@@ -445,9 +440,9 @@ class PrioritizedSampler(PrioritizedBase):
         self.priority_offset: float = saved_offset
         # The offset comes first, because it was added before the saved exponent was applied.
         if self._differs("priority_offset", state_dict):
-            self._set_offset(offset)
+            self._set_offset(self._built_with["priority_offset"])
         if self._differs("priority_exponent", state_dict):
-            self.priority_exponent = exponent
+            self.priority_exponent = self._built_with["priority_exponent"]
         if self._differs("min_priority", state_dict):
             least = (self.min_priority + self.priority_offset) ** self._priority_exponent
             self._replace_leaves(self._tree.leaves().clamp(min=least))

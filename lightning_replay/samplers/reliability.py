@@ -38,8 +38,8 @@ class ReliabilityAdjustedSampler(FollowsEpisodes, PrioritizedSampler):
     Args:
         capacity, priority_exponent, importance_exponent, priority_offset, normalize_over_batch, seed: as
             :class:`PrioritizedSampler`.
-        reliability_exponent: ω; 0 leaves prioritized replay.
-        rows_per_update: rows after which the episodes that are left keep their reliabilities; ``None`` for no limit.
+        reliability_exponent: Exponent ω; 0 leaves prioritized replay.
+        rows_per_update: Number of rows after which the other episodes keep their reliabilities; ``None`` for no limit.
         done_key, check_continuity: as :class:`~lightning_replay.samplers.ContinuousTransitionSampler`.
 
     Sampled keys:
@@ -129,8 +129,7 @@ class ReliabilityAdjustedSampler(FollowsEpisodes, PrioritizedSampler):
         if self.followed.links is None or not len(written):
             return
         self._of_rows[0, written] = magnitudes.numpy()[index >= 0]
-        most = self.max_size if self.rows_per_update is None else self.rows_per_update
-        changed = np.concatenate((written, self._renewed(written, most)))
+        changed = np.concatenate((written, self._renewed(written, self.rows_per_update or self.max_size)))
         self._tree.set(torch.from_numpy(changed), self._priorities(changed, self._priority_exponent))
 
     def _renewed(self, slots: np.ndarray, most: int) -> np.ndarray:

@@ -20,7 +20,7 @@ from lightning_replay.storage.packed import empty_storage, occupancy_of
 
 @rebuildable
 class ReshuffledSampler(UniformSampler):
-    """Draws each stored row once, in random order, before any is drawn again: an epoch, after which the next begins.
+    """Draws each stored row once per epoch, in random order, before the next epoch begins.
 
     Random reshuffling, RR-C of Fujita 2025, https://arxiv.org/abs/2503.02269. As there, slots are what is shuffled: a
     row that overwrites another takes its place, drawn or not, so that the draws of two slots differ by one at most. A
@@ -29,7 +29,7 @@ class ReshuffledSampler(UniformSampler):
     divided over several replays, each of them has epochs of its own.
 
     Args:
-        seed: of the sampler's own generator; ``None`` seeds it from torch's global generator.
+        seed: Seed for the sampler's own generator; ``None`` seeds it from torch's global generator.
 
     Sampled keys:
         index: int64 ``[B]``.
@@ -75,15 +75,14 @@ class ReshuffledSampler(UniformSampler):
 
     def on_evict(self, index: Tensor) -> None:
         """Removes evicted slots from the present epoch."""
-        order = self._order
         place = self._place
         for slot in index.tolist() if len(place) else ():
             hole = place[slot]
             # The last slot of each part that contains or follows the hole moves up.
             for part in (0, 1) if 0 <= hole < self._ends[0] else (1,) if hole >= 0 else ():
                 self._ends[part] -= 1
-                last = order[self._ends[part]]
-                order[hole] = last
+                last = self._order[self._ends[part]]
+                self._order[hole] = last
                 place[last] = hole
                 hole = self._ends[part]
             place[slot] = -1
@@ -91,7 +90,6 @@ class ReshuffledSampler(UniformSampler):
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
         """Draws ``batch_size`` slots, int64 ``[B]``; RuntimeError where the storage is empty."""
         occupancy = occupancy_of(storage)
-        generator = self._generator
         if not occupancy.count:
             raise empty_storage()
         # Rows may have been stored before this sampler was added.
@@ -99,7 +97,7 @@ class ReshuffledSampler(UniformSampler):
             self._add(occupancy.slots().numpy(), storage)
             if self._ends[1] != occupancy.count:
                 raise ValueError("the state names slots without a row; load another save")
-        uniform = torch.rand(batch_size, dtype=torch.float64, generator=generator, device=generator.device)
+        uniform = torch.rand(batch_size, dtype=torch.float64, generator=self._generator, device=self._generator.device)
         index = torch.empty(batch_size, dtype=torch.int64, device="cpu")
         _draw(uniform.cpu().numpy(), index.numpy(), self._order, self._place, self._ends)
         return index, {}

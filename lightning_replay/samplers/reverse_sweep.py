@@ -80,13 +80,13 @@ class ReverseSweepSampler(FollowsEpisodes, UniformSampler):
     every batch is uniform. Needs no feedback. The reverse sweep baseline of the SSET paper, which gives no numbers.
 
     Args:
-        goal: condition on steps ``TensorDict[N] -> bool [N]``, true where the goal was reached, such as
+        goal: Condition on steps ``TensorDict[N] -> bool [N]``, true where the goal was reached, such as
             ``reward_at_least(1.0)``; evaluated once for each stored row, in insertion order. The sampler has its own
             copy of a condition with a state.
-        sweep_share: chance of a batch to be a sweep.
-        done_key: the flag of rows that ended their episode, terminated or truncated.
-        check_continuity: whether observations are compared, see :class:`~lightning_replay.episodes.links.Continuity`.
-        seed: of the sampler's own generator, whose state is part of :meth:`state_dict`.
+        sweep_share: Probability that a batch is a sweep.
+        done_key: Flag of rows that ended their episode, terminated or truncated.
+        check_continuity: Whether observations are compared, see :class:`~lightning_replay.episodes.links.Continuity`.
+        seed: Seed for the sampler's own generator, whose state is part of :meth:`state_dict`.
 
     Sampled keys:
         index: int64 ``[B]``; of a sweep, later steps first.
@@ -138,8 +138,7 @@ class ReverseSweepSampler(FollowsEpisodes, UniformSampler):
             self._link(torch.empty(0, dtype=torch.int64, device="cpu"), storage)
         generator = self._generator
         point = torch.rand((), dtype=torch.float32, generator=generator, device=generator.device)
-        sweeps = float(point) < self.sweep_share
-        if not (sweeps and len(self._goals)):
+        if not (len(self._goals) and float(point) < self.sweep_share):
             return super().sample(storage, batch_size)
         parts: list[Tensor] = []
         while batch_size:

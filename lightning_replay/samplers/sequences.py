@@ -104,13 +104,14 @@ class SequenceSampler(FollowsEpisodes, SamplerWrapper):
     within it. TD errors become priorities of single rows then, as far as ``base_sampler`` has any.
 
     Args:
-        length: T, steps of a sequence, the burn-in included.
-        overlap: steps that neighbouring sequences of an episode share.
-        burn_in: steps at the beginning from which nothing is learned.
-        base_sampler: a sampler of rows in place of the priorities of sequences.
-        min_steps: fewest steps of a sequence; by default ``burn_in + 1``. ``length`` draws whole sequences alone.
+        length: Number T of steps of a sequence, with the burn-in.
+        overlap: Number of steps that neighboring sequences of an episode share.
+        burn_in: Number of steps at the beginning from which nothing is learned.
+        base_sampler: Sampler of rows in place of the priorities of sequences.
+        min_steps: Fewest steps of a sequence; by default ``burn_in + 1``. With ``length`` only whole sequences are
+            drawn.
         priority_exponent, importance_exponent, priority_offset, seed: as :class:`PrioritizedSampler`.
-        max_share: η of the priority of a sequence.
+        max_share: Share η of the maximum in the priority of a sequence.
         done_key, check_continuity: as in :class:`ContinuousTransitionSampler`.
 
     Sampled keys:

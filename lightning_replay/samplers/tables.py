@@ -68,10 +68,9 @@ class ShardOfTables(Tables):
 
 def tables_of(storage: Storage, sampler: Any) -> Tables:
     """Returns the tables of a storage; ``TypeError`` if its writer keeps none."""
-    tables = storage.occupancy if isinstance(storage, PackedStorage) else None
-    if not isinstance(tables, Tables):
-        raise without_tables(type(sampler).__name__)
-    return tables
+    if isinstance(storage, PackedStorage) and isinstance(storage.occupancy, Tables):
+        return storage.occupancy
+    raise without_tables(type(sampler).__name__)
 
 
 class WithinTables(PrioritizedBase):
@@ -82,10 +81,10 @@ class WithinTables(PrioritizedBase):
     table that refers to it; new ones get the largest given so far.
 
     Args:
-        priority_exponent: α inside each table; 0 draws uniformly and ignores feedback.
-        importance_exponent: β of the correction for priorities; 0 leaves it out.
-        priority_offset: ε added to every priority.
-        seed: of the sampler's own generator.
+        priority_exponent: Exponent α inside each table; 0 draws uniformly and ignores feedback.
+        importance_exponent: Exponent β of the correction for priorities; 0 leaves it out.
+        priority_offset: Offset ε that is added to every priority.
+        seed: Seed for the sampler's own generator.
     """
 
     _draws_from_tables = True
@@ -363,13 +362,13 @@ def as_tensors(slots: np.ndarray, columns: dict[str, np.ndarray]) -> tuple[Tenso
 class ScheduledSampler(WithinTables):
     """Draws a whole batch from the table of one task, which the scheduler chooses for every batch.
 
-    Tasks with fewer than ``min_size`` rows are left out and the others renormalised. Distributed Parallel Curriculum
+    Tasks with fewer than ``min_size`` rows are left out and the others renormalized. Distributed Parallel Curriculum
     Experience Replay (DPCER; Li and Ji 2021, https://openreview.net/forum?id=EiW3FLYBiP), Algorithm 2: learner.
 
     Args:
-        tasks: names, in the order of the column ``task``.
-        scheduler: chooses the task. It is copied; give draws and progress to ``scheduler``, the copy.
-        min_size: rows that a task must hold to be drawn from.
+        tasks: Names of the tasks, in the order of the column ``task``.
+        scheduler: Scheduler that chooses the task. It is copied; give draws and progress to ``scheduler``, the copy.
+        min_size: Number of rows that a task must hold to be drawn from.
         priority_exponent, importance_exponent, priority_offset, seed: as
             :class:`~lightning_replay.samplers.tables.WithinTables`.
 
@@ -412,15 +411,13 @@ class ScheduledSampler(WithinTables):
         :meta private:
         """
         rows = np.zeros(len(tables.names), dtype=np.int64)
-        ready = self.ready(tables)
-        probability = checked_probabilities(self.scheduler, ready)
+        probability = checked_probabilities(self.scheduler, self.ready(tables))
         cumulative = list(itertools.accumulate(probability.tolist()))
         if not cumulative[-1]:
             held = dict(zip(tables.names, tables.length.tolist(), strict=True))
             least = f"no task that the scheduler may choose holds {self.min_size} rows; there are {held}"
             raise RuntimeError(f"{least}. Collect more steps before the first draw, or lower min_size")
-        uniform = float(self._uniform(1)[0])
-        task = bisect.bisect_right(cumulative, uniform * cumulative[-1])
+        task = bisect.bisect_right(cumulative, float(self._uniform(1)[0]) * cumulative[-1])
         # All rows come from one task, because the scheduler gets one progress signal for the batch.
         rows[0 if self.scheduler.shares_one_table else task] = batch_size
         self.scheduler.drawn(task, float(probability[task]))
@@ -428,8 +425,10 @@ class ScheduledSampler(WithinTables):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of the draws and of the scheduler."""
-        kind = type(self.scheduler).__name__
-        return super().state_dict() | {"scheduler": self.scheduler.state_dict(), "scheduler_class": kind}
+        return super().state_dict() | {
+            "scheduler": self.scheduler.state_dict(),
+            "scheduler_class": type(self.scheduler).__name__,
+        }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restores a saved state; ``ValueError`` for a scheduler of another class."""
@@ -499,7 +498,7 @@ def _lemma(tables: Tables, shares: np.ndarray, slots: np.ndarray, weight: Callab
 class TableShares(WithinTables):
     """Draws ``batch_size * share`` rows from each table that holds enough, with replacement.
 
-    Tables below their minimum size are left out and the other shares renormalised. Stratified Sampling from Event
+    Tables below their minimum size are left out and the other shares renormalized. Stratified Sampling from Event
     Tables, Kompella et al. 2022, https://arxiv.org/abs/2211.00576, section 4.
 
     Without a correction the loss is a mean over the drawn rows, in which events count more than they happen; the paper
@@ -508,16 +507,16 @@ class TableShares(WithinTables):
     of a row in a draw from its table B.
 
     Args:
-        table_shares: share of a batch by table name; they sum to 1. Of a table with 0 nothing is ever drawn.
-        min_sizes: entries that a table must hold to be drawn from; 1 where absent.
-        multinomial: draw the number of rows of each table too, with the shares as probabilities; otherwise they are
-            exact in every batch, by largest remainder.
-        at_least_one: draw at least one row from every table that holds enough.
-        correction: a function of :mod:`lightning_replay.samplers.tables`, or ``None``.
-        normalize_over_batch: divide the weights by the largest of the batch.
+        table_shares: Share of a batch by table name; they sum to 1. A table with share 0 is never drawn from.
+        min_sizes: Number of entries that a table must hold to be drawn from; 1 if absent.
+        multinomial: Whether the number of rows of each table is drawn, with the shares as probabilities. Otherwise the
+            numbers are exact in every batch, by largest remainder.
+        at_least_one: Whether at least one row is drawn from every table that holds enough.
+        correction: Function of :mod:`lightning_replay.samplers.tables`, or ``None``.
+        normalize_over_batch: Whether weights are divided by the largest of the batch.
         priority_exponent, importance_exponent, priority_offset, seed: as
             :class:`~lightning_replay.samplers.tables.WithinTables`.
-        return_probabilities: add ``table_probability`` and ``raw_weight`` to each batch.
+        return_probabilities: Whether ``table_probability`` and ``raw_weight`` are added to each batch.
 
     Sampled keys:
         index: int64 ``[B]``.

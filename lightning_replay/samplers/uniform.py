@@ -21,7 +21,7 @@ class UniformSampler(ReplaySampler, RandomSampler):
     Needs no feedback: :meth:`update_priority` is ignored. The baseline of every experience replay paper; Lin 1992.
 
     Args:
-        seed: of the sampler's own generator; ``None`` seeds it from torch's global generator.
+        seed: Seed for the sampler's own generator; ``None`` seeds it from torch's global generator.
 
     Sampled keys:
         index: int64 ``[B]``.

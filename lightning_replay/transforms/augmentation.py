@@ -26,7 +26,7 @@ def _uniform(images: Tensor, rng: torch.Generator, *shape: int) -> Tensor:
 def _crop(images: Tensor, rng: torch.Generator) -> Tensor:
     for dim, shape in ((2, (-1, 1, images.shape[2], 1)), (3, (-1, 1, 1, images.shape[3]))):
         side = images.shape[dim]
-        most = max(1, images.shape[dim] * 3 // 16)
+        most = max(1, side * 3 // 16)
         shift = (_uniform(images, rng, 1) * (2 * most + 1)).long() - most
         place = (torch.arange(side, device=images.device) + shift).clamp(0, side - 1)
         images = images.gather(dim, place.view(shape).expand_as(images))
@@ -74,11 +74,12 @@ class UCBAugmentation(ReplayTransform):
     :func:`~lightning_replay.losses.invariance_loss`, weighted by 0.1, to the loss.
 
     Args:
-        augmentations: names of :data:`~lightning_replay.transforms.augmentation.AUGMENTATIONS`.
-        exploration_coefficient: c, in the unit of the returns.
-        window: returns of an augmentation that count.
-        image_key: of float images ``[..., C, H, W]`` in [0, 1]; the augmented ones get this key under ``"augmented"``.
-        seed: of the transform's own generator, on the CPU; images on other devices get the same numbers.
+        augmentations: Names of :data:`~lightning_replay.transforms.augmentation.AUGMENTATIONS`.
+        exploration_coefficient: Coefficient c, in the unit of the returns.
+        window: Number of returns of an augmentation that count.
+        image_key: Key of float images ``[..., C, H, W]`` in [0, 1]; the augmented ones get this key under
+            ``"augmented"``.
+        seed: Seed for the transform's own generator, on the CPU; images on other devices get the same numbers.
 
     Raises:
         ValueError: unknown or no augmentations; an option out of range; a ``mean_return`` that is not finite.
@@ -151,8 +152,8 @@ class MixMinibatch(ReplayTransform):
     random order. mixreg, Wang et al. 2020, https://arxiv.org/abs/2010.10814.
 
     Args:
-        mixup_concentration: α.
-        seed: of the transform's own generator.
+        mixup_concentration: Parameter α of the Beta distribution.
+        seed: Seed for the transform's own generator.
 
     Raises:
         ValueError: α that is not above 0.

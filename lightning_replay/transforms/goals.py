@@ -46,20 +46,22 @@ class RelabelGoals(ReplayTransform):
     grows with the length of the episodes, by about a millisecond for 256 rows of 1,000 steps, not with the capacity.
 
     Args:
-        strategy: ``"future"``, a step from the row itself on to the newest stored one of its episode, all equally
-            likely; ``"final"``, the newest stored one; ``"episode"``, any stored one, all equally likely.
-        share: probability that a row is relabelled; k / (k + 1) of the paper, 0.8 for k = 4.
-        reward: ``(achieved, desired, info)`` of NumPy arrays ``[N, ...]`` to the rewards ``[N]``, as ``compute_reward``
-            of Gymnasium-Robotics; ``info`` is an empty dictionary. Saves name it by its import path.
-        env: an id, an environment, or a class or function that builds one, whose ``compute_reward`` is used where
-            ``reward`` is ``None``; what is built is closed. Its ``compute_terminated``, if any, is called row by row.
-        terminated: a function as ``reward``, of flags ``[N]``, in place of that of ``env``. Without either the flags
+        strategy: Choice of the goal: ``"future"``, a step from the row itself on to the newest stored one of its
+            episode, all equally likely; ``"final"``, the newest stored one; ``"episode"``, any stored one, all equally
+            likely.
+        share: Probability that a row is relabeled; k / (k + 1) of the paper, 0.8 for k = 4.
+        reward: Function from ``(achieved, desired, info)``, NumPy arrays ``[N, ...]`` to the rewards ``[N]``, as
+            ``compute_reward`` of Gymnasium-Robotics; ``info`` is an empty dictionary. Saves name it by its import path.
+        env: Id of an environment, an environment, or a class or function that builds one, whose ``compute_reward`` is
+            used where ``reward`` is ``None``; what is built is closed. Its ``compute_terminated``, if any, is called
+            row by row.
+        terminated: Function like ``reward``, of flags ``[N]``, in place of that of ``env``. Without either the flags
             stay as they were stored, which is right where no goal ends an episode.
-        achieved_key: the column of the goal that was achieved, read under ``"next"``.
-        desired_key: the column of the goal, replaced there and, if there, under ``"next"``. Where rows have flattened
+        achieved_key: Column of the goal that was achieved, read under ``"next"``.
+        desired_key: Column of the goal, replaced there and, if there, under ``"next"``. Where rows have flattened
             observations of ``env``, as RLlib's and Gymnasium's ``FlattenObservation`` make them, in one column
             ``observation``, the goals are their parts of it.
-        seed: of the transform's own generator, whose state is part of :meth:`state_dict`.
+        seed: Seed for the transform's own generator, whose state is part of :meth:`state_dict`.
 
     Raises:
         ValueError: neither ``reward`` nor an ``env`` with ``compute_reward``; rows without the columns of goals or with

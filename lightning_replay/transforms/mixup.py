@@ -234,12 +234,13 @@ class MixPairs(ReplayTransform):
     Neighborhood Mixup Experience Replay, Sander et al. 2022, https://arxiv.org/abs/2205.09117.
 
     Args:
-        mixup_concentration: α; the paper does not state it, 0.75 is the default of the authors' command line.
-        fraction: share of the pairs that are mixed at all, drawn per pair; a schedule follows its clock, of which
+        mixup_concentration: Parameter α of the Beta distribution; the paper does not state it, 0.75 is the default of
+            the authors' command line.
+        fraction: Share of the pairs that are mixed at all, drawn per pair; a schedule follows its clock, of which
             "draws" are the batches mixed.
-        keys: floating columns to mix; a nested key stands for all under it. Name those that are mixed where others are
+        keys: Floating columns to mix; a nested key stands for all under it. Name those that are mixed where others are
             integers, such as discrete actions, which are then those of the first.
-        seed: of the transform's own generator, whose state is part of :meth:`state_dict`.
+        seed: Seed for the transform's own generator, whose state is part of :meth:`state_dict`.
 
     Sampled keys:
         mixup_coefficient: float32 ``[B]``, the weight of the first transition; 1 where that is left as it is.
@@ -402,9 +403,9 @@ class MixStates(ReplayTransform):
     State mix-up of S4RL, Sinha et al. 2021, https://arxiv.org/abs/2103.06326.
 
     Args:
-        mixup_concentration: α.
-        keys: observations, each mixed with the entry of the same name under ``"next"``; a nested key stands for all.
-        seed: of the transform's own generator, whose state is part of :meth:`state_dict`.
+        mixup_concentration: Parameter α of the Beta distribution.
+        keys: Observations, each mixed with the entry of the same name under ``"next"``; a nested key stands for all.
+        seed: Seed for the transform's own generator, whose state is part of :meth:`state_dict`.
 
     Sampled keys:
         mixup_coefficient: float32 ``[B]``, the weight of the state.

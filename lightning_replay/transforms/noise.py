@@ -27,10 +27,10 @@ class GaussianNoise(ReplayTransform):
     ``value * (1 + noise)``, and draws one vector of noise for the whole batch; here no two components share a draw.
 
     Args:
-        sigma: standard deviation, additive in the unit of each entry; 0.1 is the value of the authors' code.
-        keys: floating entries to disturb; a nested key stands for all under it. Name others where actions are discrete.
-        kind: ``"additive"`` or ``"multiplicative"``, which leaves zeros as they are.
-        seed: of the transform's own generator, whose state is part of :meth:`state_dict`.
+        sigma: Standard deviation, additive in the unit of each entry; 0.1 is the value of the authors' code.
+        keys: Floating entries to disturb; a nested key stands for all under it. Name others if actions are discrete.
+        kind: Kind of noise, ``"additive"`` or ``"multiplicative"``, which leaves zeros as they are.
+        seed: Seed for the transform's own generator, whose state is part of :meth:`state_dict`.
 
     Raises:
         ValueError: ``sigma`` is negative or not finite, another ``kind``; when called, a missing or not floating entry.

@@ -35,9 +35,9 @@ class ManhattanDistance:
     """Potential ``-scale * sum(|observation - goal|)``: larger the nearer the goal.
 
     Args:
-        goal: one number per component, in the unit of the observations.
-        scale: potential per unit of distance.
-        components: indices in the flattened observation of the components of ``goal``; all by default.
+        goal: Goal with one number per component, in the unit of the observations.
+        scale: Potential per unit of distance.
+        components: Indices in the flattened observation of the components of ``goal``; all by default.
 
     Example:
         >>> ManhattanDistance(goal=[3.0, 1.0], scale=0.5)(torch.tensor([[0.0, 0.0], [3.0, 1.0]]))
@@ -65,9 +65,9 @@ class OneAt:
     """Potential 1 inside a box, bounds included, and 0 outside: the gap of the SSET paper.
 
     Args:
-        low: lower bound per component, ``None`` for none.
-        high: upper bound per component, ``None`` for none; as many as ``low``.
-        components: indices in the flattened observation of the bounded components; all by default.
+        low: Lower bound per component, ``None`` for none.
+        high: Upper bound per component, ``None`` for none; as many as ``low``.
+        components: Indices in the flattened observation of the bounded components; all by default.
 
     Example:
         >>> OneAt(low=[6.0, None], high=[6.0, None])(torch.tensor([[6.0, 2.0], [5.0, 2.0]]))
@@ -110,12 +110,12 @@ class PotentialShaping(ReplayTransform):
     not changed. Baseline of the SSET paper. Put it before transforms that change observations.
 
     Args:
-        potential: observations ``[B, ...]`` to ``[B]``: :class:`ManhattanDistance`, :class:`OneAt` or any callable; a
-            lambda works, but a saved buffer is not rebuilt with it. In a file of the command line or of RLlib, a class
-            path with arguments or the import path of a function.
-        discount: γ of the agent and of returns over several steps, per step.
-        observation_key: the argument of the potential; the next one is under ``"next"``. Of observations with several
-            parts, such as ``("observation", "state")``; all of them are a TensorDict ``[B]``.
+        potential: Function of observations ``[B, ...]`` that returns ``[B]``: :class:`ManhattanDistance`,
+            :class:`OneAt` or any callable; a lambda works, but a saved buffer is not rebuilt with it. In a file of the
+            command line or of RLlib, a class path with arguments or the import path of a function.
+        discount: Discount γ of the agent and of returns over several steps, per step.
+        observation_key: Key of the argument of the potential; the next one is under ``"next"``. Of observations with
+            several parts, such as ``("observation", "state")``; all of them are a TensorDict ``[B]``.
 
     Raises:
         ValueError: potentials of another shape, NaN or infinite ones, or no ``("next", "terminated")`` or observations
