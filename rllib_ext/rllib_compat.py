@@ -146,12 +146,12 @@ class Attached(Generic[T]):
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def of(self, owner: Any) -> T | None:
+    def of(self, owner: object) -> T | None:
         """Returns the value that was attached to an object, or ``None``."""
         value: T | None = vars(owner).get(self._name)
         return value
 
-    def set(self, owner: Any, value: T) -> None:
+    def set(self, owner: object, value: T) -> None:
         """Attaches a value to an object of RLlib."""
         setattr(owner, self._name, value)
 
@@ -179,7 +179,7 @@ def callbacks_on(config: AlgorithmConfig, event: str) -> list[Any]:
     return list(given) if isinstance(given, list | tuple) else [given]
 
 
-def local_replay_buffer(algorithm: Any) -> Any:
+def local_replay_buffer(algorithm: Algorithm) -> Any:
     """Returns the replay buffer of an algorithm; ``None`` for algorithms without one, such as PPO."""
     # None where there is none, as in PPO.
     return getattr(algorithm, "local_replay_buffer", None)

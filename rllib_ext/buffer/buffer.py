@@ -225,7 +225,13 @@ class RecipeEpisodeReplayBuffer(RowBuffer):
         return [piece.episode for _, piece in dealt]
 
     def _sequences(
-        self, modules: dict[str, ModuleReplay], num_steps: int, n_step: Any, gamma: float, longest: int, burn_in: int
+        self,
+        modules: dict[str, ModuleReplay],
+        num_steps: int,
+        n_step: int | tuple[int, int],
+        gamma: float,
+        longest: int,
+        burn_in: int,
     ) -> list[SingleAgentEpisode]:
         if self._several_agents and self.num_learners > 1:
             raise ValueError(SEVERAL_LEARNERS)
@@ -242,7 +248,7 @@ class RecipeEpisodeReplayBuffer(RowBuffer):
             drawn += episodes
         return drawn
 
-    def update_priorities(self, priorities: Any, module_id: str | None = None) -> None:
+    def update_priorities(self, priorities: np.ndarray, module_id: str | None = None) -> None:
         """Updates the rows of the last draw with their TD errors; replays without feedback ignore them.
 
         Args:
@@ -564,7 +570,7 @@ class ModuleReplay:
             self._expected = Expected(batch["index"][places], batch["generation"][places], actions)
 
     def draw_sequences(
-        self, num_steps: int, n_step: Any, longest: int, burn_in: int, num_learners: int
+        self, num_steps: int, n_step: int | tuple[int, int], longest: int, burn_in: int, num_learners: int
     ) -> list[SingleAgentEpisode]:
         """Draws sequences of ``num_steps`` steps together; from the first ``burn_in`` of each nothing is learned."""
         from lightning_replay.storage.packed import read_columns
@@ -596,7 +602,7 @@ class ModuleReplay:
             self._expected = Expected(drawn.drawn, drawn.generation, sequences=priorities)
         return episodes
 
-    def update(self, td_errors: Any) -> None:
+    def update(self, td_errors: np.ndarray) -> None:
         """Updates the rows drawn last, as :meth:`RecipeEpisodeReplayBuffer.update_priorities`."""
         if not self.replay.takes_feedback:
             return

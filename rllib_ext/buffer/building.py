@@ -110,7 +110,7 @@ def _from_parts(options: Mapping[str, Any], returns: Returns) -> Replay:
     frame_stack = options.get("frame_stack")
     image_key = options.get("image_key")
 
-    def part(value: Any, name: str, kind: type) -> Any:
+    def part(value: object, name: str, kind: type) -> Any:
         """Returns a part of the replay, built from its class path if necessary."""
         if value is not None:
             value = built(value, name, defaults={"capacity": capacity})
@@ -182,7 +182,7 @@ def uses_retention(recipe: str | None, options: Mapping[str, Any]) -> bool:
     return inspect.isclass(kind) and issubclass(kind, RetentionWriter)
 
 
-def build_progress(value: Any, replay: Replay) -> ReturnProgress | None:
+def build_progress(value: object, replay: Replay) -> ReturnProgress | None:
     """Builds the object that turns the returns of finished episodes into progress signals; copies one that is given."""
     from lightning_replay.schedulers import ReturnProgress
     from lightning_replay.table_replay import CurriculumReplay
@@ -231,7 +231,7 @@ class MinSizes:
 
 
 def built(
-    value: Any,
+    value: object,
     name: str,
     *,
     defaults: Mapping[str, Any] | None = None,
@@ -289,12 +289,12 @@ share=None, min_size=None)]
     return found(**{key: item for key, item in defaults.items() if key in accepted} | given)
 
 
-def _is_condition(item: Any) -> bool:
+def _is_condition(item: object) -> bool:
     path = item.get("class_path") if isinstance(item, Mapping) else item
     return isinstance(path, str) and not path.endswith(".Event")
 
 
-def imported(path: Any, name: str, example: str = _EXAMPLE) -> Any:
+def imported(path: object, name: str, example: str = _EXAMPLE) -> Any:
     """Returns the object that the dotted path of an option names."""
     module, _, attribute = str(path).rpartition(".")
     try:

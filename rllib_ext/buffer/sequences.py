@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _MAX_EMPTY_ROUNDS = 1000
 
 
-def check_sequences(replay: Replay, n_step: Any = 1) -> None:
+def check_sequences(replay: Replay, n_step: int | tuple[int, int] = 1) -> None:
     """Refuses returns over several steps, and replays that draw no first steps of sequences or change drawn rows."""
     if n_step != 1:
         raise ValueError(f"n_step is {n_step}; RLlib learns from sequences with n_step=1 alone. Set it to 1")

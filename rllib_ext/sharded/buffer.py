@@ -236,7 +236,7 @@ class ShardedEpisodeReplayBuffer(RowBuffer):
         self._metrics.count_draw(batches)
         return [piece.episode for _, piece in dealt]
 
-    def update_priorities(self, priorities: Any, module_id: str | None = None) -> None:
+    def update_priorities(self, priorities: np.ndarray, module_id: str | None = None) -> None:
         """Sends the TD errors of the last draw to the shards of their rows, without waiting.
 
         Args:
