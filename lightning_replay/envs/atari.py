@@ -99,11 +99,10 @@ def atari(
     check_kind("game", game, str, "the name of a game in ale-py, such as 'Breakout'")
     checked_flag("ends_with_life", ends_with_life)
     checked_flag("clips_rewards", clips_rewards)
-    checked_count("frame_stack", frame_stack)
-    checked_count("frame_skip", frame_skip)
-    checked_count("screen_size", screen_size)
+    counts = {"frame_stack": frame_stack, "frame_skip": frame_skip, "screen_size": screen_size}
+    for name, count in (counts | {"max_frames": max_frames}).items():
+        checked_count(name, count)
     checked_count("noops", noops, 0)
-    checked_count("max_frames", max_frames)
     checked_share("sticky_action_probability", sticky_action_probability)
     for module, package in (("ale_py", "ale-py"), ("cv2", "opencv-python-headless")):
         try:

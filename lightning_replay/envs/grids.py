@@ -138,24 +138,20 @@ class TabularGrid(MiniGridEnv):
         one_hot: bool = False,
         render_mode: str | None = None,
     ) -> None:
-        checked_count("max_steps", max_steps)
-        checked_number("step_reward", step_reward)
-        checked_flag("one_hot", one_hot)
-        checked_choice("render_mode", render_mode, (None, "rgb_array"))
-        width = len(self.MAP[0])
-        height = len(self.MAP)
+        self.step_reward: float = checked_number("step_reward", step_reward)
+        self.one_hot: bool = checked_flag("one_hot", one_hot)
         super().__init__(
             mission_space=MissionSpace(mission_func=reach_the_goal),
-            width=width,
-            height=height,
-            max_steps=max_steps,
-            render_mode=render_mode,
+            width=len(self.MAP[0]),
+            height=len(self.MAP),
+            max_steps=checked_count("max_steps", max_steps),
+            render_mode=checked_choice("render_mode", render_mode, (None, "rgb_array")),
             highlight=False,
         )
-        self.step_reward = step_reward
         self.action_space: spaces.Discrete[Any] = spaces.Discrete(3)
-        self.one_hot = one_hot
-        high = [1] * (width + height + 4) if one_hot else [width - 1, height - 1, 1, 1, 1, 1]
+        high = [self.width - 1, self.height - 1, 1, 1, 1, 1]
+        if one_hot:
+            high = [1] * (self.width + self.height + 4)
         self.observation_space: spaces.Box = spaces.Box(np.zeros(len(high), np.float32), np.array(high, np.float32))
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
@@ -287,14 +283,13 @@ class MultiRooms(FullGrid, MultiRoomEnv):
                 f"min_rooms is {min_rooms} and max_rooms is {max_rooms}; 1 <= min_rooms <= max_rooms <= {MOST_ROOMS} "
                 "is accepted"
             )
-        checked_optional_count("max_steps", max_steps)
         super().__init__(
             minNumRooms=min_rooms,
             maxNumRooms=max_rooms,
             maxRoomSize=_ROOM_SIZE,
             width=14,
             height=14,
-            max_steps=max_steps or 20 * max_rooms,
+            max_steps=checked_optional_count("max_steps", max_steps) or 20 * max_rooms,
             render_mode=render_mode,
             highlight=False,
             agent_view_size=view_size or 7,

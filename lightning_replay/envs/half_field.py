@@ -504,14 +504,15 @@ def _toward(length: float, direction: float) -> tuple[float, float]:
 
 
 def _power(power: float) -> float:
-    power = float(power)  # NumPy's numbers are slower.
-    if not math.isfinite(power):
-        raise ValueError(f"the action's power is {power}; accepted are numbers in [0, 100]")
-    return min(max(power, 0.0), 100.0)
+    return _clipped(power, 0.0, 100.0, "power", "numbers in [0, 100]")
 
 
 def _angle(degrees: float) -> float:
-    degrees = float(degrees)
-    if not math.isfinite(degrees):
-        raise ValueError(f"the action's angle is {degrees}; accepted are degrees in [-180, 180]")
-    return math.radians(min(max(degrees, -180.0), 180.0))
+    return math.radians(_clipped(degrees, -180.0, 180.0, "angle", "degrees in [-180, 180]"))
+
+
+def _clipped(parameter: float, low: float, high: float, name: str, accepted: str) -> float:
+    parameter = float(parameter)  # NumPy's numbers are slower.
+    if not math.isfinite(parameter):
+        raise ValueError(f"the action's {name} is {parameter}; accepted are {accepted}")
+    return min(max(parameter, low), high)

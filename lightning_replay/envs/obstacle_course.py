@@ -91,7 +91,6 @@ class ObstacleCourse(FullGrid):
                 f"be (x, y) with 1 <= x < {_SECTION} and 1 <= y <= {_ROWS}"
             )
         self.start: tuple[int, int] = (place[0], place[1])
-        checked_choice("render_mode", render_mode, (None, "rgb_array"))
         self.one_hot: bool = checked_flag("one_hot", one_hot)
         super().__init__(
             mission_space=MissionSpace(mission_func=reach_the_goal),
@@ -99,7 +98,7 @@ class ObstacleCourse(FullGrid):
             height=_ROWS + 2,
             max_steps=checked_count("max_steps", max_steps),
             agent_view_size=_VIEW,
-            render_mode=render_mode,
+            render_mode=checked_choice("render_mode", render_mode, (None, "rgb_array")),
             highlight=False,
         )
         self.action_space: spaces.Discrete[Any] = spaces.Discrete(6)

@@ -120,7 +120,8 @@ class Beginnings:
             before = self._last.pop(name, None)
             self._num_compared += before is not None
             if before == own:
-                self._compares, self._last = False, {}
+                self._compares = False
+                self._last = {}
                 return
             if self._num_compared == _MOST_COMPARED:
                 raise ValueError(

@@ -44,8 +44,7 @@ def n_step_returns(reward: Tensor, steps_used: Tensor, discount: float) -> Tenso
     if not reward.is_floating_point() or reward.itemsize < torch.float32.itemsize:
         reward = reward.to(torch.float32)  # powers of a discount below 1 are no integers
     step = torch.arange(reward.shape[1], device=reward.device)
-    powers = [discount**power for power in range(reward.shape[1])]
-    factors = torch.tensor(powers, dtype=reward.dtype, device=reward.device)
+    factors = torch.tensor([discount**power for power in range(len(step))], dtype=reward.dtype, device=reward.device)
     # A product with 0 would keep NaN, which the ignored rewards may be.
     return torch.where(step < steps_used.unsqueeze(1), reward * factors, 0).sum(1)
 
@@ -106,7 +105,6 @@ class EpisodeTracker(FollowedEpisodes):
         """Slots along each return, int64 ``[N, n_steps]``, the last one used and how many are, int64 ``[N]``."""
         if self.links is None:  # rows were stored before the tracker came
             self.mark_update(index.flatten()[:0], storage)
-        assert self.links is not None
         slots, steps_used = self.links.chain(index.flatten(), self.n_steps)
         return slots, slots[:, -1], steps_used
 
@@ -170,14 +168,16 @@ class NStepTransitions(ReplayTransform):
 
     def _inv_call(self, tensordict: TensorDictBase) -> TensorDictBase | None:
         if tensordict.ndim != 1:
-            shape = list(tensordict.shape)
-            raise ValueError(f"steps have batch size {shape}; give rows [N] in time order, one as step.unsqueeze(0)")
+            raise ValueError(
+                f"steps have batch size {list(tensordict.shape)}; give rows [N] in time order, one as step.unsqueeze(0)"
+            )
         waiting, columns = self.pending
         if columns is None:
             refuse_formed(tensordict, self.n_steps)
         require_columns(tensordict, f"returns over {self.n_steps} steps")
-        leaves = tensordict.items(True, True)
-        given = frozenset((str(key), str(value.dtype), str(list(value.shape[1:]))) for key, value in leaves)
+        given = frozenset(
+            (str(key), str(value.dtype), str(list(value.shape[1:]))) for key, value in tensordict.items(True, True)
+        )
         if columns is not None and given != columns:
             raise ValueError(
                 "steps must have the columns of the steps before; nothing was changed. "
@@ -248,8 +248,7 @@ class NStepTransitions(ReplayTransform):
         """Returns the positions of each step's return ``[N, n]``, how many are used, and whether nothing follows it."""
         done = steps.get(("next", "done")).flatten()
         position = torch.arange(done.numel(), device="cpu")
-        continuity = Continuity(steps) if self.check_continuity else None
-        links = EpisodeLinks(done.numel(), continuity)
+        links = EpisodeLinks(done.numel(), Continuity(steps) if self.check_continuity else None)
         links.write(position, trajectory_of(steps), done)
         slots, steps_used = links.chain(position, self.n_steps)
         is_last = links.successor < 0
@@ -261,8 +260,10 @@ class NStepTransitions(ReplayTransform):
     ) -> TensorDictBase | None:
         if not bool(complete.any()):
             return None
-        slots, steps_used = slots[complete], steps_used[complete]
-        formed, following = steps[complete], steps.get("next")[slots[:, -1]]
+        slots = slots[complete]
+        steps_used = steps_used[complete]
+        formed = steps[complete]
+        following = steps.get("next")[slots[:, -1]]
         reward = steps.get(("next", "reward"))
         returns = n_step_returns(reward.flatten()[slots], steps_used, self.discount)
         following.set("reward", returns.reshape(-1, *reward.shape[1:]))

@@ -26,7 +26,7 @@ from lightning_replay.episodes.links import (
 )
 from lightning_replay.options import checked_flag, checked_key
 from lightning_replay.parts import WriterHooks
-from lightning_replay.storage.packed import PackedStorage, occupancy_of, read_columns, stored_before
+from lightning_replay.storage.packed import PackedStorage, occupancy_of, read_columns, readable_rows, stored_before
 
 ObservationPair = tuple[Any, Any]  # columns [N, numbers] of one observation before and after the step of each row
 
@@ -34,11 +34,12 @@ ObservationPair = tuple[Any, Any]  # columns [N, numbers] of one observation bef
 def read_trajectory(storage: Storage, index: Tensor) -> Tensor | None:
     """Returns the running episode of each stored row, int64 ``[N]`` on the CPU; ``None`` when the rows name none."""
     if isinstance(storage, PackedStorage):
-        key = next((key for key in TRAJECTORY_KEYS if storage.has_column(key)), None)
-        trajectory = None if key is None else storage.column(key, index)
-        return None if trajectory is None else trajectory.flatten().cpu()
-    trajectory = trajectory_of(storage.get(slice(0, len(storage))))
-    return None if trajectory is None else trajectory[index].flatten().cpu()
+        columns = (storage.column(key, index) for key in TRAJECTORY_KEYS if storage.has_column(key))
+        trajectory = next(columns, None)
+    else:
+        named = trajectory_of(readable_rows(storage))
+        trajectory = None if named is None else named[index]
+    return None if trajectory is None else trajectory.flatten().cpu()
 
 
 def require_columns(rows: TensorDictBase, purpose: str) -> None:
@@ -55,7 +56,8 @@ def require_columns(rows: TensorDictBase, purpose: str) -> None:
 
 def require_one_each(rows: TensorDictBase, key: NestedKey, purpose: str, *, is_flag: bool) -> None:
     """Raises ``ValueError`` for rows ``[N]`` without one number, or one flag, for each row under ``key``."""
-    column, count = rows.get(key, None), rows.shape[0]
+    column = rows.get(key, None)
+    count = rows.shape[0]
     if column is None:
         raise ValueError(
             f"the transitions have no {key!r}, which {purpose} need; nothing was stored. "
@@ -99,12 +101,12 @@ class FollowedEpisodes:
             index = torch.cat((stored_before(storage, index), index))
             if not len(index):
                 return index
-        (done,), trajectory = read_columns(storage, index, [self.done_key]), read_trajectory(storage, index)
+        (done,) = read_columns(storage, index, [self.done_key])
         if self.links is None:
             self.links = EpisodeLinks(storage.max_size)
         if self.check_continuity and self.links.continuity is None:
             self.links.continuity = Continuity(storage)
-        self.links.write(index, trajectory, done)
+        self.links.write(index, read_trajectory(storage, index), done)
         return index
 
     def warn(self) -> None:
@@ -169,19 +171,22 @@ class LastObservations:
         if not pairs:
             return None
         if len(episodes.done) == 1:  # One row takes half the time.
-            name, observation = int(episodes.trajectory[0]), b"".join([own.tobytes() for own, _ in pairs])
+            name = int(episodes.trajectory[0])
+            observation = b"".join([own.tobytes() for own, _ in pairs])
             continues = self._last.get(name, observation) == observation
             return None if continues else Discontinuities(episodes.done, [name], [(0, name)])
         begins: list[tuple[int, int]] = []
         # The first row of each episode in the batch is compared with the last observation of the episode.
-        named, heads = episodes.trajectory.tolist(), episodes.order[episodes.start[:-1]]
+        named = episodes.trajectory.tolist()
+        heads = episodes.order[episodes.start[:-1]]
         is_one = len(named) == 1
         owns = [own for own, _ in pairs]
         given = [b"".join([own[0].tobytes() for own in owns])] if is_one else _bytes_at(owns, heads)
         if list(map(self._last.get, named)) != given:
             rows = zip(heads.tolist(), named, given, strict=True)
             begins = [(first, name) for first, name, seen in rows if self._last.get(name, seen) != seen]
-        starts, done = [name for _, name in begins], episodes.done
+        starts = [name for _, name in begins]
+        done = episodes.done
         # Within the batch: each row against the one before it in its episode. One run of rows that all continue is
         # compared without copies, in a third of the time.
         is_one_run = is_one and all(own[1:].tobytes() == following[:-1].tobytes() for own, following in pairs)
@@ -208,9 +213,7 @@ class LastObservations:
             return
         lasts = _bytes_at([following for _, following in pairs], episodes.order[episodes.start[1:] - 1])
         self._last.update(zip(episodes.trajectory.tolist(), lasts, strict=True))
-        if episodes.ended.any():
-            for name in episodes.trajectory[episodes.ended].tolist():
-                del self._last[name]
+        self.end_episodes(episodes.trajectory[episodes.ended].tolist())
 
     def end_episodes(self, trajectories: Iterable[int]) -> None:
         """Forgets the last observations of these episodes, so that any row may begin the next episode."""

@@ -171,9 +171,7 @@ def _expression(condition: ConditionLike, kinds: Kinds) -> _Between | _Combined 
         return _below(_REWARD, condition.threshold, kinds)
     if type(condition) is InfoKey:
         return _at_least(("next", *checked_key("key", condition.key)), condition.at_least, kinds)
-    if type(condition) is TerminalWithReward:
-        if kinds.get(_TERMINATED, (None,))[0] != torch.bool:
-            return None
+    if type(condition) is TerminalWithReward and kinds.get(_TERMINATED, (None,))[0] == torch.bool:
         return _all_of([_at_least(_TERMINATED, 0.5, kinds), _at_least(_REWARD, condition.at_least, kinds)])
     if type(condition) is KeyInRegion:
         return _region(condition, kinds)

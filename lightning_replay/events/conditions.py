@@ -97,9 +97,7 @@ def holds(condition: ConditionLike, steps: TensorDictBase) -> Tensor:
     if not isinstance(result, Tensor) or result.dtype != torch.bool:
         given = f"a {result.dtype} tensor" if isinstance(result, Tensor) else f"a {type(result).__name__}"
         raise ConditionError(f"the condition {condition!r} returned {given}; return a bool tensor [{len(steps)}]")
-    if result.ndim == 1 and len(result) == len(steps):
-        return result
-    if result.shape != (len(steps), 1):
+    if result.shape not in ((len(steps),), (len(steps), 1)):
         raise ConditionError(f"the condition {condition!r} returned shape {list(result.shape)}; return [{len(steps)}]")
     return result.reshape(-1)
 
@@ -477,8 +475,10 @@ class KeyInRegion(Condition):
             raise ValueError("low and high bound nothing, so the region is everything; give at least one bound")
         size = max(len(self.low), len(self.high))
         if min(len(self.low), len(self.high)) not in (1, size):
-            counts = f"low has {len(self.low)} components and high has {len(self.high)}"
-            raise ValueError(f"{counts}; give one number for all, or one or None for each component in both")
+            raise ValueError(
+                f"low has {len(self.low)} components and high has {len(self.high)}; give one number for all, or one or "
+                "None for each component in both"
+            )
         least = _filled(self.low, -math.inf).expand(size)
         greatest = _filled(self.high, math.inf).expand(size)
         if (least > greatest).any():

@@ -106,8 +106,13 @@ class EventTable:
             )
         if share is not None:
             # With a share of 1, nothing would be drawn from the default table, which all steps enter.
-            accepted = "a number in [0, 1), a part of each batch, or None"
-            checked_number(f"share of table {name!r}", share, 0.0, BELOW_ONE, accepted=accepted)
+            checked_number(
+                f"share of table {name!r}",
+                share,
+                0.0,
+                BELOW_ONE,
+                accepted="a number in [0, 1), a part of each batch, or None",
+            )
         if min_size is not None and checked_count(f"min_size of table {name!r}", min_size, of="steps") > capacity:
             raise ValueError(f"min_size of table {name!r} is {min_size} and its capacity {capacity}; give at most that")
 

@@ -266,14 +266,12 @@ class RetainedRows:
         if fitting:
             slots[:fitting] = [self._take_free() for _ in range(fitting)]
             self._place(slots[:fitting], priority[:fitting], np.arange(first_arrival, first_arrival + fitting))
-        if fitting == count:
-            evicted = 0
-        elif self._chances is None:
+        evicted = count - fitting
+        if evicted and self._chances is None:
             bits = (priority + np.float32(0.0)).view(np.int32)  # Adding 0 turns -0.0 into 0.0.
             flags = always_admits, not factors.is_known
             evicted = evict_lowest(bits, fitting, first_arrival, *flags, slots, self.order.nodes, self.order.starts)
         else:  # A rule that draws victims admits all rows.
-            evicted = count - fitting
             for row in range(fitting, count):
                 victim = self._victims(_NO_SLOTS)
                 slots[slots == victim] = -1  # An earlier new row may have had the slot.

@@ -77,11 +77,8 @@ def state_action_keys(rows: TensorDictBase) -> list[bytes]:
     missing = [name for name in ("observation", "action") if rows.get(name, None) is None]
     if missing:
         raise ValueError(f"there is no column {missing}, which Lemma 2 counts; add it, or use the correction 'mixture'")
-    columns: list[torch.Tensor] = []
-    for name in ("observation", "action"):
-        value = rows.get(name)
-        columns += value.values(True, True) if isinstance(value, TensorDictBase) else [value]
+    columns = rows.select("observation", "action").values(True, True)
     flat = [column.reshape(len(column), -1).contiguous().cpu().numpy() for column in columns]
     # Floats that compare equal but have different bytes, such as -0.0 and 0.0, count as two states.
-    parts = [column.view(np.uint8).reshape(len(column), -1) for column in flat]
+    parts = [column.view(np.uint8) for column in flat]
     return [row.tobytes() for row in np.concatenate(parts, axis=1)]

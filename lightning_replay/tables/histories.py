@@ -60,13 +60,11 @@ class Histories:
             steps = np.concatenate((self.arrays.steps, np.zeros((further, self._length), dtype=np.int64)))
             self.arrays = HistoryArrays(steps, np.concatenate((self.arrays.added, np.zeros(further, dtype=np.int64))))
             self._unused.extend(range(before, before + further))
-        running = self._running
-        return [running[name] if name in running else self._unused.pop() for name in trajectories]
+        return [self._running[name] if name in self._running else self._unused.pop() for name in trajectories]
 
     def check_room(self, parts: Sequence[EpisodeGroups]) -> None:
         """Raises ``ValueError`` for batches, written in turn, with which too many episodes would run at once."""
-        named = sum([len(part.trajectory) for part in parts])
-        if not self._length or len(self._running) + named <= self._max_trajectories:
+        if not self._length or len(self) + sum([len(part.trajectory) for part in parts]) <= self._max_trajectories:
             return
         running = list(self._running)
         for part in parts:

@@ -82,8 +82,7 @@ class FirstInFirstOutWriter(ReplayWriter, TensorDictRoundRobinWriter):
         capacity = storage.capacity
         kept = min(count, capacity)
         frames = cast("FrameStorage", storage) if storage.stores_frames else None
-        if count > kept:
-            values = [value[-kept:] for value in values]
+        values = [value[-kept:] for value in values]
         start = (self._cursor + count - kept) % capacity
         if count > kept and frames is not None:
             frames.release(torch.arange(capacity, device="cpu"))

@@ -17,6 +17,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers import Storage, TensorDictReplayBuffer
 
+from lightning_replay.fast_path import overrides
 from lightning_replay.feedback import real_numbers
 from lightning_replay.options import check_kind, checked_flag
 from lightning_replay.parts import BufferHooks, Insertion, ReplayWriter
@@ -219,8 +220,9 @@ class RetentionWriter(ReplayWriter):
     ) -> None:
         super().__init__()
         if rule is not None:
-            accepted = "a rule of lightning_replay.writers, such as SurpriseOnPolicyness()"
-            check_kind("rule", rule, RetentionRule, accepted)
+            check_kind(
+                "rule", rule, RetentionRule, "a rule of lightning_replay.writers, such as SurpriseOnPolicyness()"
+            )
         if initial_surprise is not None:
             check_kind("initial_surprise", initial_surprise, Callable, "a function TensorDict [M] -> [M]")
         # The writer has a copy, because a rule may follow a schedule.
@@ -263,7 +265,7 @@ class RetentionWriter(ReplayWriter):
         # Transitions [M] are offered as if one at a time, oldest first. Refusals come before any change.
         count = len(columns[0])
         first = self._offered
-        if self.initial_surprise is None and type(self.rule).first_priority is RetentionRule.first_priority:
+        if self.initial_surprise is None and not overrides(self.rule, RetentionRule, "first_priority"):
             factors = Factors.unknown(count)
         else:
             rows = as_rows(rows)

@@ -182,23 +182,21 @@ class EventTableWriter(TableWriter):
     ) -> None:
         check_tables(event_tables, "event_tables")
         self._most_at_once = checked_count("capacity", capacity, of="transitions")
-        max_trajectories = checked_count("max_trajectories", max_trajectories, of="running episodes")
-        longest = max(event.history_length for table in event_tables for event in table.events)
+        self._max_trajectories = checked_count("max_trajectories", max_trajectories, of="running episodes")
+        self._longest = max(event.history_length for table in event_tables for event in table.events)
         capacities = {DEFAULT_TABLE: capacity} | {table.name: table.capacity for table in event_tables}
-        super().__init__(Tables(capacities, extra_slots=max_trajectories * (longest - 1)))
+        super().__init__(Tables(capacities, extra_slots=max_trajectories * (self._longest - 1)))
         self.forget_stale: bool = checked_flag("forget_stale", forget_stale)
         self._given_tables = list(event_tables)
         self._given_events = [table.events for table in event_tables]
-        self._max_trajectories = max_trajectories
-        self._longest = longest
         self._counts_state_actions = checked_flag("count_state_actions", count_state_actions)
         self.check_continuity: bool = checked_flag("check_continuity", check_continuity)
-        conditions = [event.condition for table in event_tables for event in table.events]
-        # Rows are compared only if a history has two steps or a condition has a memory. Others are fresh themselves.
-        self.compares_rows: bool = self.check_continuity and (
-            longest > 1 or any(isinstance(one, Condition) and one.fresh() is not one for one in conditions)
-        )
         self._start()
+        # Rows are compared only if a history has two steps or a condition has a memory. Others are fresh themselves.
+        conditions = [event.condition for event in self._events]
+        self.compares_rows: bool = self.check_continuity and (
+            self._longest > 1 or any(isinstance(one, Condition) and one.fresh() is not one for one in conditions)
+        )
 
     def _start(self) -> None:
         # Conditions remember episodes, so that each buffer needs fresh ones.
