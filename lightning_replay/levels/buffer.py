@@ -267,7 +267,7 @@ class LevelBuffer(LevelSelector):
         self._await(level_ids, batch, batch)
         return torch.tensor(level_ids, dtype=torch.int64, device="cpu")
 
-    def record(self, level_id: Any, score: Any = None, *, outcomes: Any = None) -> Tensor:
+    def record(self, level_id: object, score: object = None, *, outcomes: object = None) -> Tensor:
         """Scores levels, drawn by :meth:`next_levels` or not; returns their new scores, float64 ``[n]``.
 
         A level that comes several times gets one score: the mean of those given, or that of all its outcomes. Of each
@@ -518,7 +518,7 @@ class LevelBuffer(LevelSelector):
         self._edited = deque(state["edited"], maxlen=self.capacity)
 
 
-def _finite(name: str, given: Any, level_ids: list[int], dims: Collection[int], is_rate: bool) -> np.ndarray:
+def _finite(name: str, given: object, level_ids: list[int], dims: Collection[int], is_rate: bool) -> np.ndarray:
     count = len(level_ids)
     values = _numbers(name, given)
     if values.ndim not in dims or len(values) != count or 0 in values.shape[1:]:
@@ -536,7 +536,7 @@ def _finite(name: str, given: Any, level_ids: list[int], dims: Collection[int], 
     return values
 
 
-def _numbers(name: str, given: Any) -> np.ndarray:
+def _numbers(name: str, given: object) -> np.ndarray:
     try:
         if isinstance(given, list | tuple) and any(isinstance(one, Tensor | np.ndarray) for one in given):
             given = [torch.as_tensor(one, dtype=torch.float64, device="cpu").tolist() for one in given]

@@ -193,7 +193,7 @@ class LevelVectorWrapper(VectorWrapper):
         infos |= everywhere(level_id=self.level_ids, step_level_id=played)
         return observations, rewards, terminated, truncated, infos
 
-    def _named(self, levels: Any) -> list[int | None]:
+    def _named(self, levels: Sequence[int | None] | None) -> list[int | None]:
         if levels is None:
             return [None] * self.num_envs
         if isinstance(levels, int | np.integer) or len(levels) != self.num_envs:
@@ -427,7 +427,7 @@ def checked_level(level_id: Any) -> int:
     return int(level_id)
 
 
-def _require_level_source(levels: Any) -> None:
+def _require_level_source(levels: object) -> None:
     # The import is here because processes that only step environments do without torch.
     from lightning_replay.levels.selector import LevelSelector
 
@@ -483,7 +483,7 @@ def check_set(levels: LevelSet, has_other: Iterable[bool]) -> None:
 
 
 def _require_levels_to_show(
-    begin: Callable[[list[int]], Iterable[Any]], probes: Sequence[int], num_envs: int, env: Any
+    begin: Callable[[list[int]], Iterable[Any]], probes: Sequence[int], num_envs: int, env: object
 ) -> None:
     # Three resets for a correct environment: a level begun twice, then each environment on another level.
     rounds = [[probes[(row + shift) % len(probes)] for row in range(num_envs)] for shift in range(len(probes))]

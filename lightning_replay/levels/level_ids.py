@@ -46,7 +46,7 @@ def checked_level_ids(levels: int | Iterable[int] | LevelSet) -> list[int]:
     return ids
 
 
-def checked_level_id(level_id: Any) -> int:
+def checked_level_id(level_id: object) -> int:
     """Returns an id as an ``int``; it must be a whole number from 0 on."""
     return checked_count("level_id", plain_number(level_id), 0)
 

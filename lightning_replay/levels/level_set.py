@@ -10,11 +10,14 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 
 import numpy as np
 
 from lightning_replay.options import check_kind, checked_numbers
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = ["LevelSet"]
 
@@ -76,7 +79,7 @@ class LevelSet(Sequence[dict[str, Any]]):
     def __len__(self) -> int:
         return len(self._objects)
 
-    def level(self, level_id: Any) -> Any:
+    def level(self, level_id: SupportsIndex) -> Any:
         """Returns the object of an id as it was given."""
         place = operator.index(level_id)
         if not 0 <= place < len(self):
@@ -130,7 +133,7 @@ class LevelSet(Sequence[dict[str, Any]]):
         return cls(state["levels"], groups=state["groups"], weights=state["weights"], key=key)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     if isinstance(value, Mapping):
         if not all(isinstance(name, str) for name in value):
             raise TypeError(f"the names {list(value)[:3]} of a dictionary are not all text")
@@ -149,5 +152,5 @@ def _plain(value: Any) -> Any:
     return torch.from_numpy(array.copy())
 
 
-def _digest(tensor: Any) -> Any:
+def _digest(tensor: Tensor) -> Any:
     return [str(tensor.dtype), list(tensor.shape), hashlib.sha256(tensor.numpy().tobytes()).hexdigest()]

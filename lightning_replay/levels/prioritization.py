@@ -8,16 +8,15 @@ import math
 import operator
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from numbers import Real
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 from sortedcontainers import SortedList
 
 from lightning_replay.options import ABOVE_ZERO, check_option, checked_count, checked_share
-from lightning_replay.state import uniform
+from lightning_replay.state import Stateful, uniform
 
 __all__ = ["Boltzmann", "Greedy", "Prioritization", "Proportional", "Rank", "Top"]
 
@@ -27,11 +26,12 @@ _FEWEST_EFFECTIVE = 5
 _FEWEST_SCORED = 4 * _FEWEST_EFFECTIVE  # 5 effective levels out of fewer are no narrow replay
 
 
-class Prioritization(ABC):
+class Prioritization(Stateful, ABC):
     """Turns scores into probabilities. :class:`~lightning_replay.levels.LevelSampler` binds and fills it.
 
     A subclass implements its distribution twice: :meth:`probabilities` computes it for all rows, and :meth:`draw` draws
-    one row in time logarithmic in the number of levels.
+    one row in time logarithmic in the number of levels. ``saved_attributes`` names what does not follow from scores and
+    timestamps. It is restored after :meth:`fill`.
 
     Attributes:
         score_temperature: β of the paper.
@@ -68,13 +68,6 @@ class Prioritization(ABC):
     @abstractmethod
     def probabilities(self, scores: np.ndarray, timestamps: np.ndarray) -> np.ndarray:
         """Returns the probability of each row, float64 ``[L]``; they sum to 1."""
-
-    def state_dict(self) -> dict[str, float]:
-        """State beside scores and timestamps, as plain values."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, float]) -> None:  # noqa: B027  most have nothing to restore
-        """Restores :meth:`state_dict`, after :meth:`fill`."""
 
 
 class _Ordered(Prioritization):
@@ -206,6 +199,7 @@ class Top(Greedy):
 class _Weighted(Prioritization):
     """Draws rows in proportion to weights, whose logarithms a subclass computes; uniformly if all weights are 0."""
 
+    saved_attributes: tuple[str, ...] = ("_reference",)  # The sums are rounded relative to it.
     _tree: SumTree
     _logs: list[float]
     _reference: float
@@ -223,14 +217,9 @@ class _Weighted(Prioritization):
         self._tree = SumTree()
         self._rescale()
 
-    def state_dict(self) -> dict[str, float]:
-        """Returns the reference of the weights, which decides how their sums are rounded."""
-        return {"reference": self._reference}  # the rounding of the sums depends on it
-
-    def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Restores :meth:`state_dict`."""
-        if "reference" in state:
-            self._rescale(float(state["reference"]))
+    def _restore_attributes(self, state: dict[str, Any]) -> None:
+        super()._restore_attributes(state)
+        self._rescale(self._reference)
 
     def _rescale(self, reference: float | None = None) -> None:
         # Weights are relative to the largest, so that their sums neither overflow nor vanish.

@@ -125,12 +125,12 @@ class LevelSelector(SeededStateful, ABC):
                 f"count is {count} and there are {self.count} levels; draw at most as many, or with replace=True"
             )
 
-    def record(self, level_id: Any, score: Any = None, *, outcomes: Any = None) -> Any:
+    def record(self, level_id: object, score: object = None, *, outcomes: object = None) -> Any:
         """Ends draws by :meth:`next_levels`; baselines use no scores."""
         self.check_process()
         self.abandon_levels(level_id)
 
-    def abandon_levels(self, level_id: Any) -> None:
+    def abandon_levels(self, level_id: object) -> None:
         """Ends draws by :meth:`next_levels` that get no score, as those of a lost batch: of each level the oldest."""
         for one in dict.fromkeys(self.checked_ids(level_id)):
             self.end_draw(one)
@@ -152,7 +152,7 @@ class LevelSelector(SeededStateful, ABC):
     def _leave(self, level_id: int) -> None:
         """Takes notice that an episode or draw on a level has ended."""
 
-    def checked_ids(self, level_id: Any) -> list[int]:
+    def checked_ids(self, level_id: object) -> list[int]:
         """Returns ids ``[n]`` as a list; ``TypeError`` for others than integers, ``ValueError`` for unknown ones.
 
         :meta private:

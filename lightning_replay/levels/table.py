@@ -523,7 +523,7 @@ class LevelWriter(PartHooks, TensorDictRoundRobinWriter):
         index = [row if self.sampler.row_of(level_ids[n]) == row else REFUSED for n, row in enumerate(placed)]
         return torch.tensor(index, dtype=torch.int64, device="cpu")
 
-    def add(self, data: Any) -> int:
+    def add(self, data: TensorDictBase) -> int:
         """Stores one level and returns its row, or -1."""
         return int(self.extend(data.unsqueeze(0)))
 
@@ -550,8 +550,7 @@ def _column(data: TensorDictBase, key: str, *, is_whole: bool) -> list[Any]:
         found = "no" if column is None else f"a {column.dtype} {list(column.shape)}"
         accepted = "one whole number each, int64 [N]" if is_whole else "one number each, floating [N]"
         raise ValueError(f"rows of shape {list(data.shape)} have {found} {key!r}; give {accepted}")
-    values: list[Any] = column.reshape(-1).tolist()
-    return values
+    return list(column.reshape(-1).tolist())
 
 
 def _check_fits(stored: TensorDictBase, given: TensorDictBase) -> None:

@@ -89,7 +89,7 @@ class LogReplayStats(_LogStats, ActsAtUpdates):
         self._last = (source.updates_done if isinstance(source, ReplayDataModule) else 0, time.perf_counter())
 
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: object, batch: object, batch_idx: int
     ) -> None:
         """Writes a record if one is due.
 
@@ -138,7 +138,7 @@ class LinearLearningRate(L.Callback, ActsAtUpdates):
         self._set(trainer, source_of(trainer, self))
 
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: object, batch: object, batch_idx: int
     ) -> None:
         """Sets the rates if a change is due.
 
@@ -183,7 +183,7 @@ class LogLevelStats(_LogStats):
         self._last = (level_source_of(trainer, self).env_steps_done, time.perf_counter())
 
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: object, batch: object, batch_idx: int
     ) -> None:
         """Writes a record if one is due.
 

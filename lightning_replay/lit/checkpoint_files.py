@@ -13,7 +13,7 @@ from concurrent import futures
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import fsspec
 import torch
@@ -27,6 +27,9 @@ from lightning_replay.saving import DamagedFileError
 from lightning_replay.saving.directory import exclusive, local_folder, remote_folder
 from lightning_replay.saving.files import LOCK_FILE, remove_saved, sync, touch
 
+if TYPE_CHECKING:
+    from lightning_replay.training_replay import TrainingReplay
+
 REQUEUED = "hpc_ckpt_"  # begins the names that Lightning gives to the checkpoints of SLURM's signal
 _UNFINISHED = ".unfinished"  # marks a replay that its checkpoint file does not name yet, or no longer names
 
@@ -38,7 +41,7 @@ class CheckedCheckpointIO(CheckpointIO):
         self.wrapped = wrapped
         self._is_first = True
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: object = None) -> None:
         """Writes a checkpoint and waits until it is on the disk."""
         # Lightning moves the file from the folder of temporary files, which on another device is a copy: killed then,
         # half a checkpoint would be left. Other plug-ins may write later or elsewhere.
@@ -88,7 +91,7 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
         self._last_task: futures.Future[None] | None = None
         self._pending: Hashable = None  # the state that the thread saves
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: object = None) -> None:
         """Writes a checkpoint with its replay, or only the weights if it has no optimizer states."""
         name = type(self.datamodule).__qualname__
         if checkpoint.get(name) is None or "optimizer_states" not in checkpoint:  # weights only: nothing to resume from
@@ -130,7 +133,14 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
             self._last_task = self._pending = None
             task.result()
 
-    def _save(self, checkpoint: dict[str, Any], path: str | Path, options: Any, stamp: Hashable, replay: Any) -> None:
+    def _save(
+        self,
+        checkpoint: dict[str, Any],
+        path: str | Path,
+        options: object,
+        stamp: Hashable,
+        replay: TrainingReplay | FrozenReplay,
+    ) -> None:
         state = checkpoint[type(self.datamodule).__qualname__]
         if "://" in str(path):
             self._save_at_url(checkpoint, str(path), options, state, replay)
@@ -155,7 +165,14 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
                 for stale in self._abandoned(file):
                     _remove_replay(stale)
 
-    def _save_at_url(self, checkpoint: dict[str, Any], url: str, options: Any, state: Any, replay: Any) -> None:
+    def _save_at_url(
+        self,
+        checkpoint: dict[str, Any],
+        url: str,
+        options: object,
+        state: dict[str, Any],
+        replay: TrainingReplay | FrozenReplay,
+    ) -> None:
         before = self._replay_of(url)
         name = _unused_name(url, state["updates"])
         target = str(_beside(url, name))
@@ -187,7 +204,7 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
         safely = {"weights_only": True} if isinstance(self.wrapped, TorchCheckpointIO) else {}
         return self.wrapped.load_checkpoint(path, **safely)[type(self.datamodule).__qualname__]["replay"]
 
-    def _save_replay(self, file: Path, updates: int, stamp: Hashable, replay: Any) -> Path:
+    def _save_replay(self, file: Path, updates: int, stamp: Hashable, replay: TrainingReplay | FrozenReplay) -> Path:
         # Of the same state as the newest save, its files are linked: save_last=True makes two checkpoints of each.
         before, newest = self._newest or (None, None)
         if newest is not None and before == stamp and newest.is_dir():
@@ -288,7 +305,7 @@ def _warn_of_unloadable(checkpoint: Mapping[str, Any]) -> None:
         )
 
 
-def _is_loadable(value: Any) -> bool:
+def _is_loadable(value: object) -> bool:
     # As Lightning loads by default, weights_only.
     content = io.BytesIO()
     try:

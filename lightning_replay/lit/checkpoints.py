@@ -105,11 +105,8 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
         self._has_own_folder = dirpath is None
         self._signals = StopSignals()
         self._source: EnvStepDataModule | None = None  # while it trains
-        self._seen: torch.Tensor | None = None
         self._saved = (0, 0)
-        self._newest = ""
-        self._is_saving = False
-        self._is_step_open = False
+        self._is_saving = self._is_step_open = False
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Checks the data module, and that the folder can be written.
@@ -162,7 +159,7 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
         self._signals.install()
 
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: object, batch: object, batch_idx: int
     ) -> None:
         """Notes that the update is complete.
 

@@ -22,6 +22,7 @@ from lightning_replay.episodes.running import stored_trajectories
 from lightning_replay.lit.rollouts import Action, ActionReader, States, act_on, acting, random_actions, states_of
 from lightning_replay.options import checked_count, checked_number
 from lightning_replay.schedulers import ReturnProgress
+from lightning_replay.state import Stateful
 from lightning_replay.training_replay import TrainingReplay
 
 _ROWS_PER_WRITE = 1_024
@@ -37,8 +38,10 @@ class Episode:
     level_id: int | None = None
 
 
-class Collector:
+class Collector(Stateful):
     """Clock, generator and newest finished episodes of environments that are built when they are needed."""
+
+    saved_attributes: tuple[str, ...] = ("env_steps",)
 
     def __init__(self, seed: int | None, kept_episodes: int) -> None:
         # NumPy and Gymnasium take no negative seeds.
@@ -85,13 +88,13 @@ class Collector:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the clock and the generator."""
-        return {"env_steps": self.env_steps, "generator": self._generator.bit_generator.state}
+        return super().state_dict() | {"generator": self._generator.bit_generator.state}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores :meth:`state_dict`, and closes the environments."""
+        super().load_state_dict(state_dict)
         self.close()
-        self.env_steps = state["env_steps"]
-        self._generator.bit_generator.state = state["generator"]
+        self._generator.bit_generator.state = state_dict["generator"]
         self.episodes.clear()
 
 
@@ -124,8 +127,7 @@ class Collection(Collector):
         self._pending: list[Columns] = []  # rows of steps that are not stored yet
         self._states: States | None = None  # states of a recurrent agent
         self._next_trajectory = 0
-        self._is_interrupted = False
-        self._has_single_stream = False
+        self._is_interrupted = self._has_single_stream = False
         self._stored_steps = 0
         self._rank, self._world_size = 0, 1
 
@@ -266,7 +268,7 @@ class Collection(Collector):
             "processes": self._world_size,
             "next_trajectory": self._next_trajectory if vector is None else vector.next_trajectory,
             "tasks": self._assignment and self._assignment.state_dict(),
-            "missing_information": self._information.state_dict(),
+            "missing_information": sorted(self._information.missing),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -280,7 +282,7 @@ class Collection(Collector):
         self._is_interrupted = True
         if self._assignment is not None and state["tasks"] is not None:
             self._assignment.load_state_dict(state["tasks"])
-        self._information.load_state_dict(state["missing_information"])
+        self._information.missing = {*self._information.keys} & {*state["missing_information"]}
 
 
 class TaskAssignment:
@@ -294,7 +296,7 @@ class TaskAssignment:
 
     def begin(self, environments: VectorEnv[Any, Any, Any]) -> None:
         """Sets the tasks of the first episodes, before environments are reset."""
-        # Before the first reset, which begins episodes of these tasks; as many environments as before keep theirs.
+        # As many environments as before keep their tasks.
         count = environments.num_envs
         self._assign(environments, self._next if len(self._next) == count else self.replay.actor_tasks(count))
         self.running = np.array(self._next, dtype=np.int64)
@@ -382,14 +384,6 @@ class InformationColumns:
                 "info, as 0."
             )
 
-    def state_dict(self) -> list[str]:
-        """Returns the keys that no info had so far."""
-        return sorted(self.missing)
-
-    def load_state_dict(self, missing: Iterable[str]) -> None:
-        """Restores :meth:`state_dict`."""
-        self.missing = set(missing) & set(self.keys)
-
 
 def _has(key: str, infos: dict[str, Any], where: np.ndarray) -> np.ndarray:
     given = infos.get(f"_{key}")  # Gymnasium's mask of the environments that gave the key
@@ -408,8 +402,11 @@ def _numbers(key: str, values: Any, has_key: np.ndarray) -> np.ndarray:
     )
 
 
-class UpdateSchedule:
+class UpdateSchedule(Stateful):
     """``updates_due = floor((steps - warmup_steps) * updates_per_env_step)``, counted exactly for any ratio."""
+
+    # The ratio, and the clocks from which it counts.
+    saved_attributes: tuple[str, ...] = ("_ratio", "_first_step", "_first_update")
 
     def __init__(self, env_steps: int, warmup_steps: int, updates_per_env_step: float) -> None:
         self.env_steps: int = checked_count("env_steps", env_steps)
@@ -421,8 +418,8 @@ class UpdateSchedule:
                 "be above it. Raise env_steps or lower warmup_steps."
             )
         ratio = checked_number("updates_per_env_step", updates_per_env_step, 1e-6)
-        # 0.1 means a tenth, not its nearest binary fraction: an update must not slip by one step
-        self._numerator, self._denominator = Fraction(ratio).limit_denominator(1_000_000).as_integer_ratio()
+        # 0.1 means a tenth, not its nearest binary fraction: an update must not slip by one step.
+        self._ratio = Fraction(ratio).limit_denominator(1_000_000).as_integer_ratio()
         self._begin(self.warmup_steps, 0)
 
     def _begin(self, first_step: int, first_update: int) -> None:
@@ -432,47 +429,37 @@ class UpdateSchedule:
 
     def updates_due(self, steps: int) -> int:
         """Returns the number of updates due after environment steps."""
-        return self._first_update + max(0, steps - self._first_step) * self._numerator // self._denominator
+        return self._first_update + max(0, steps - self._first_step) * self._ratio[0] // self._ratio[1]
 
     def steps_for(self, update: int) -> int:
         """Returns the environment steps before an update, counted from 1."""
         if update >= self.total_updates:  # all steps before the last update
             return self.env_steps
-        return self._first_step - ((self._first_update - update) * self._denominator // self._numerator)  # rounded up
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the ratio, and the clocks from which it counts."""
-        return {
-            "ratio": [self._numerator, self._denominator],
-            "first_step": self._first_step,
-            "first_update": self._first_update,
-        }
+        return self._first_step - ((self._first_update - update) * self._ratio[1] // self._ratio[0])  # rounded up
 
     def resume(self, state: Mapping[str, Any], env_steps: int, updates: int) -> None:
         """Goes on as the saved run, or with another ratio from its clocks."""
         # With another ratio the schedule goes on from these clocks. Without updates the present warm-up is due.
-        if updates and state["ratio"] == [self._numerator, self._denominator]:
+        if updates and state["ratio"] == self._ratio:
             self._begin(state["first_step"], state["first_update"])
         elif updates:
             first = self.warmup_steps if state["ratio"] is None else 0  # the saved run collected nothing
             self._begin(max(env_steps, first), updates)
 
 
-class OfflineSchedule:
+class OfflineSchedule(Stateful):
     """``updates`` on rows that are there, without environment steps."""
 
+    saved_attributes: tuple[str, ...] = ("_ratio",)
     env_steps = warmup_steps = 0
 
     def __init__(self, updates: int) -> None:
+        self._ratio = None
         self.total_updates: int = checked_count("updates", updates)
 
     def steps_for(self, update: int) -> int:
         """Returns 0: no update waits for environment steps."""
         return 0
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the state of a run that collects nothing."""
-        return {"ratio": None}
 
     def resume(self, state: Mapping[str, Any], env_steps: int, updates: int) -> None:
         """Does nothing: ``updates`` counts those of a checkpoint too."""

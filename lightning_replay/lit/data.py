@@ -30,6 +30,7 @@ from lightning_replay.lit.checkpoint_files import CheckedCheckpointIO, ReplayChe
 from lightning_replay.lit.collection import Collector, OfflineSchedule, RolloutSchedule, UpdateSchedule, check_tasks
 from lightning_replay.lit.rollouts import make_environment
 from lightning_replay.options import check_kind, checked_flag
+from lightning_replay.state import Stateful
 
 #: Precisions with float32 weights.
 _PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
@@ -226,7 +227,9 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
                 self._own_loggers.callback(attributes.pop, "log_metrics")
             attributes["log_metrics"] = partial(self._log_metrics, before)
 
-    def _log_metrics(self, log_metrics: Any, metrics: Mapping[str, Any], step: int | None = None) -> None:
+    def _log_metrics(
+        self, log_metrics: Callable[..., None], metrics: Mapping[str, Any], step: int | None = None
+    ) -> None:
         log_metrics({**metrics, "updates": self.updates_done}, step=self.steps_done)
 
     def check_processes(self, world_size: int) -> None:
@@ -360,8 +363,10 @@ class ActsAtUpdates:
         return False
 
 
-class UpdateStream:
+class UpdateStream(Stateful):
     """One epoch of batches or rollouts. It has a length, so that Lightning draws one only after the last is learned.
+
+    Lightning recognizes by ``state_dict``, here without entries, that an epoch can be resumed.
 
     Args:
         source: Data module that collects and draws.
@@ -429,13 +434,6 @@ class UpdateStream:
 
     def __reduce__(self) -> NoReturn:
         self.__getitem__(0)  # a DataLoader is about to send the stream to a worker
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns no entries. By this method Lightning recognizes a stream that can resume."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Does nothing, see :meth:`state_dict`."""
 
 
 def source_of(trainer: L.Trainer, callback: L.Callback) -> EnvStepDataModule:

@@ -7,7 +7,6 @@ import math
 import sys
 import time
 from contextlib import closing
-from typing import Any
 
 import lightning as L
 import numpy as np
@@ -47,9 +46,6 @@ class ReplayProgressBar(ProgressBar, ActsAtUpdates):
         self.evaluation: float = math.nan
         self._is_enabled = True
         self._bar: tqdm | None = None
-        self._last_updates = 0
-        self._last_time = 0.0
-        self._last_described = 0.0
 
     def enable(self) -> None:
         """Shows the bar.
@@ -83,7 +79,7 @@ class ReplayProgressBar(ProgressBar, ActsAtUpdates):
         self._last_time = self._last_described = time.perf_counter()
 
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: object, batch: object, batch_idx: int
     ) -> None:
         """Refreshes the bar, if a refresh is due.
 
@@ -193,7 +189,7 @@ class Evaluate(Stateful, L.Callback, ActsAtUpdates):
             self._evaluate(trainer, pl_module)
 
     def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: object, batch_idx: int
     ) -> None:
         """Removes the score of the weights that this step changes.
 
@@ -207,7 +203,7 @@ class Evaluate(Stateful, L.Callback, ActsAtUpdates):
             end_epoch(trainer)  # now, as schedulers of automatic optimization step before on_train_batch_end
 
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: object, batch: object, batch_idx: int
     ) -> None:
         """Ends the epoch if an evaluation is due.
 

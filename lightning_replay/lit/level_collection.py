@@ -45,7 +45,8 @@ class ReturnNormalization(Stateful, Discounting):
     def __init__(self, discount: float = 0.999, clip: float = 10.0) -> None:
         self.discount: float = checked_share("discount", discount)
         self.clip: float = checked_number("clip", clip, ABOVE_ZERO)
-        self._count, self._mean, self._squares = 0, 0.0, 0.0
+        self._count = 0
+        self._mean = self._squares = 0.0
         self._returns = np.zeros(0)
 
     @property
@@ -73,11 +74,6 @@ class ReturnNormalization(Stateful, Discounting):
         """Begins new episodes; the variance stays."""
         self._returns = np.zeros(0)
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores the variance, for new episodes."""
-        super().load_state_dict(state_dict)
-        self.restart()
-
 
 _PLAYED_LEVELS = 10_000
 Column = TypeVar("Column")
@@ -98,6 +94,8 @@ class PlayedStep(NamedTuple, Generic[Column]):
 class LevelCollection(Collector):
     """Clock and state of collecting rollouts, in environments that are built when they are needed."""
 
+    saved_attributes: tuple[str, ...] = (*Collector.saved_attributes, "_played")
+    saved_parts: tuple[str, ...] = ("_normalization",)
     env_steps: int
     rewards: Tensor  #: Of the newest rollout, as the environments gave them, float64 ``[N, T, 1]``.
 
@@ -112,7 +110,6 @@ class LevelCollection(Collector):
         self._levels = levels
         self._make = environments
         self._normalization = normalization
-        self._is_trained = np.zeros(0, dtype=np.bool_)
         self._played: dict[int, None] = {}  # levels in the order of the last episode on each
 
     @property
@@ -180,20 +177,6 @@ class LevelCollection(Collector):
             self._played[level_ids[i]] = None
         while len(self._played) > _PLAYED_LEVELS:
             del self._played[next(iter(self._played))]
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns clock, generator, normalization, and played levels."""
-        return super().state_dict() | {
-            "normalization": self._normalization and self._normalization.state_dict(),
-            "played": torch.tensor(self.played_levels, dtype=torch.int64),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores :meth:`state_dict`."""
-        super().load_state_dict(state)
-        self._played = dict.fromkeys(state["played"].tolist())
-        if self._normalization is not None and state["normalization"] is not None:
-            self._normalization.load_state_dict(state["normalization"])
 
 
 def _joined(recorded: list[dict[str, Tensor]], played: list[PlayedStep[np.ndarray]]) -> tuple[TensorDict, Tensor]:

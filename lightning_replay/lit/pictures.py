@@ -110,7 +110,7 @@ class InspectBuffer(Stateful, _Picture, ActsAtUpdates):
         self._last = source.updates_done
 
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: object, batch: object, batch_idx: int
     ) -> None:
         """Writes the page if a look is due.
 
@@ -229,7 +229,7 @@ class LearningCurve(_Picture, ActsAtUpdates):
             self.history.clear()
 
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: object, batch: object, batch_idx: int
     ) -> None:
         """Collects the episodes that ended.
 
@@ -352,7 +352,7 @@ class LevelCurriculum(Stateful, _Picture):
             self.history.clear()
 
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: object, batch: object, batch_idx: int
     ) -> None:
         """Adds a record if one is due.
 

@@ -165,8 +165,9 @@ class ReplayDataModule(EnvStepDataModule):
         else:
             self.pace = UpdateSchedule(env_steps, warmup_steps, updates_per_env_step)
         self.replay: TrainingReplay = replay
-        given = checked_optional_count("updates_per_training_step", updates_per_training_step)
-        self.updates_per_training_step: int | None = given
+        self.updates_per_training_step: int | None = checked_optional_count(
+            "updates_per_training_step", updates_per_training_step
+        )
         self.updates_per_epoch: int | None = checked_optional_count("updates_per_epoch", updates_per_epoch)
         self._updates_per_env_step = updates_per_env_step
         self.evaluation_episodes: int = checked_count("evaluation_episodes", evaluation_episodes)
@@ -192,8 +193,7 @@ class ReplayDataModule(EnvStepDataModule):
         )
         if seed is not None:
             replay.seed(seed)
-        self._has_drawn = False
-        self._sets_surprise = False
+        self._has_drawn = self._sets_surprise = False
         self._world_size = 1
 
     def __repr__(self) -> str:

@@ -108,7 +108,7 @@ class ActionReader:
             self._parameters = Box(self.actions.low, self.actions.high)
             self._parts = ActionReader(Discrete(len(self.actions.boxes))), ActionReader(self._parameters)
 
-    def __call__(self, returned: Any, count: int, source: str) -> Action:
+    def __call__(self, returned: object, count: int, source: str) -> Action:
         """Reads the actions returned for ``count`` observations by ``source``, a class and method."""
         if self.actions is not None:
             if not isinstance(returned, tuple | list) or len(returned) != 2:
@@ -236,7 +236,7 @@ def _one_each(values: Any, count: int, source: str) -> Tensor:
     return values.detach().cpu().reshape(count, 1)
 
 
-def as_array(returned: Any) -> np.ndarray | None:
+def as_array(returned: object) -> np.ndarray | None:
     """Converts an agent's output to an array; ``None`` if that is not possible."""
     if isinstance(returned, Tensor):
         tensor = returned.detach() if returned.requires_grad else returned
