@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Transitions of a vector of environments, for a training loop of one's own."""
+"""Transitions of a vector environment, for your training loop."""
 
 from __future__ import annotations
 
@@ -77,10 +77,10 @@ class VectorSteps(VectorWrapper):
         self._mode = autoreset_mode or _mode_of(env)
         self._everywhere = np.ones(env.num_envs, dtype=np.bool_)
         self._acts_in_parts = isinstance(env.single_action_space, Dict | Tuple)
-        self._keys: list[tuple[Key, Key]] = []  # of the observations' arrays, in the row and in next
+        self._keys: list[tuple[Key, Key]] = []  # Keys of each observation array in the row and under "next".
         self._observation: list[np.ndarray] = []
         self._trajectory = np.full(env.num_envs, -1)
-        self._is_reset_due = ~self._everywhere  # in the next step, by the vector
+        self._is_reset_due = ~self._everywhere  # The vector resets these environments in the next step.
         self.columns: Columns = {}
         self.is_transition: np.ndarray = ~self._everywhere
 
@@ -189,7 +189,7 @@ class VectorSteps(VectorWrapper):
         last = [column.copy() for column in following]
         for i in ended:  # faster than stacking them
             parts = dict(_leaves(final[i])) if is_each else {path: part[i] for path, part in whole.items()}
-            # by name: an environment may give the entries in another order than the vector
+            # The path is compared, because an environment may order the entries in another way than the vector.
             for column, (_, next_key) in zip(last, self._keys, strict=True):
                 column[i] = parts[tuple(next_key[2:])]
         return last

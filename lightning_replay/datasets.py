@@ -98,7 +98,7 @@ def fill(replay: Replay, rows: TensorDictBase) -> Replay:
         )
     first = 1 + max([-1, *(name for name in stored_trajectories(replay.storage) if name is not None)])
     key = next((key for key in TRAJECTORY_KEYS if rows.get(key, None) is not None), None)
-    if key is None and len(replay):  # without names, rows would continue the newest episode
+    if key is None and len(replay):  # Rows without a trajectory would continue the newest episode.
         if isinstance(replay.storage, PackedStorage):
             replay.storage.checked_values(normalized(rows))
         replay.end_episodes()

@@ -24,7 +24,7 @@ def free_bytes(device: torch.device) -> int | None:
     meminfo = Path("/proc/meminfo")
     if not meminfo.exists():
         return None
-    group = Path("/sys/fs/cgroup")  # of this process, which may set a lower limit
+    group = Path("/sys/fs/cgroup")  # The control group of this process may set a lower limit.
     try:
         limit = int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
     except (OSError, ValueError):

@@ -15,6 +15,7 @@ _CALLED_BY_LOOPS = ("sample", "extend", "extend_columns", "add", "mark_update", 
 
 
 def compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator: compiles a loop over arrays with numba at the first call."""
     # NUMBA_DISABLE_JIT runs the loops in Python. Hashes multiply modulo 2**64, and NumPy would warn of each product.
     if config.DISABLE_JIT:  # type: ignore[attr-defined]
         return np.errstate(over="ignore")(kernel)

@@ -41,10 +41,11 @@ def load_replay(
         The buffer; where a :class:`~lightning_replay.MixedReplay` was saved, that.
 
     Raises:
-        FileNotFoundError: no saved buffer there.
-        DamagedFileError: a file is missing, truncated or changed.
+        FileNotFoundError: The directory holds no saved buffer.
+        DamagedFileError: A file is missing, truncated, or changed.
         TypeError: ``trust`` is one name, not a list.
-        ValueError: saved by a newer version of this library; rows on a GPU that this machine lacks.
+        ValueError: The save has another format, for example of a newer version of this library. Or the rows were on
+            a GPU that this machine lacks.
         NotRebuildableError: an option is a name that needs ``trust``, or has no form in a file. Nothing was imported
             or called. Add the module to ``trust``, or build the buffer and call ``replay.load(path)``.
         MemoryError: the rows do not fit; give ``memmap``.
@@ -58,14 +59,13 @@ def load_replay(
     try:
         _check_capacity(saved["built_by"], state)
         replay = build(saved["built_by"], trust=trust, chosen=chosen)
-        is_buffer = isinstance(replay, TrainingReplay)
-        if not is_buffer:
+        if not isinstance(replay, TrainingReplay):
             raise TypeError(f"it describes a {type(replay).__name__}, not a replay buffer")
         replay.load_state_dict(state)
         replay.awaits_new_episodes = end_episodes
     except (NotRebuildableError, MissingDeviceError):
         raise
-    except MALFORMED as error:  # of constructors, which a changed file may call with anything
+    except MALFORMED as error:  # A changed file may call constructors with any arguments.
         raise DamagedFileError(
             f"{path}/{MANIFEST} does not describe the buffer whose state is saved there ({error}); load an earlier save"
         ) from error

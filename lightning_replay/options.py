@@ -49,7 +49,7 @@ def check_kind(name: str, value: Any, kind: Any, accepted: str) -> None:
     """Refuses an object of another class than ``kind``, and a class in place of an object."""
     if isinstance(value, type) or not isinstance(value, kind):
         given = repr(value)
-        if "\n" in given:  # of buffers and modules, whose repr is their whole content
+        if "\n" in given:  # The repr of a buffer or a module is its whole content.
             given = f"a {type(value).__name__}"
         raise TypeError(f"{name} is {given}; it must be {accepted}")
 
@@ -64,6 +64,7 @@ def checked_count(name: str, value: Any, lowest: int = 1, *, of: str = "") -> in
 
 
 def checked_optional_count(name: str, value: Any, lowest: int = 1) -> int | None:
+    """Returns a whole number as :func:`checked_count` does; ``None`` stays."""
     return None if value is None else checked_count(name, value, lowest)
 
 
@@ -116,6 +117,7 @@ def checked_key(name: str, value: Any) -> tuple[str, ...]:
 
 
 def checked_keys(name: str, values: Any) -> list[tuple[str, ...]]:
+    """Returns keys of columns as tuples; raises ``TypeError`` for a single key."""
     if isinstance(values, str) or not isinstance(values, Iterable):
         example = repr(values) if isinstance(values, str) else "'observation'"
         raise TypeError(f"{name} is {values!r}; it must be a sequence of keys, as [{example}]")
@@ -123,11 +125,13 @@ def checked_keys(name: str, values: Any) -> list[tuple[str, ...]]:
 
 
 def checked_counts(name: str, values: Any, lowest: int = 1) -> list[int]:
+    """Returns a list of whole numbers; see :func:`checked_count`."""
     entries = checked_entries(name, values)
     return [checked_count(f"{name}[{place}]", value, lowest) for place, value in enumerate(entries)]
 
 
 def checked_numbers(name: str, values: Any) -> list[float]:
+    """Returns a list of finite numbers; see :func:`checked_number`."""
     return [checked_number(f"{name}[{place}]", value) for place, value in enumerate(checked_entries(name, values))]
 
 
@@ -140,6 +144,7 @@ def checked_bound(name: str, value: Any) -> float | None:
 
 
 def checked_flag(name: str, value: Any) -> bool:
+    """Returns a flag; raises ``TypeError`` for any other value."""
     check_option(name, value, bool, "True or False")
     return bool(value)
 

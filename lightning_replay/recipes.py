@@ -73,7 +73,7 @@ __all__ = [
 ]
 
 B = TypeVar("B", bound=Replay)
-ImageKey = str | list[str | tuple[str, ...]] | tuple[str, ...]  # in files, where both are lists, a list is several keys
+ImageKey = str | list[str | tuple[str, ...]] | tuple[str, ...]  # Files have only lists; there, a list is several keys.
 
 
 class ReplayOptions(TypedDict, total=False):
@@ -233,10 +233,12 @@ def taken(options: Any, *names: str) -> dict[str, Any]:
 
 
 def mixing(options: Any) -> MixPairs:
+    """Takes the options of mixup out of the options of a recipe, and returns their transform."""
     return MixPairs(**taken(options, "mixup_concentration", "fraction", "keys"))
 
 
 def priorities(options: Any) -> dict[str, Any]:
+    """Takes the options of priorities out of the options of a recipe."""
     return taken(options, "priority_exponent", "importance_exponent", "priority_offset")
 
 
@@ -248,7 +250,9 @@ def prioritized_or_uniform(
 ) -> Sampler:
     if priority_exponent != 0:
         return PrioritizedSampler(capacity, priority_exponent, importance_exponent, priority_offset)
-    checked_schedule("importance_exponent", importance_exponent, highest=1.0)  # which have no effect
+    checked_schedule(
+        "importance_exponent", importance_exponent, highest=1.0
+    )  # Both options have no effect, and are checked all the same.
     checked_number("priority_offset", priority_offset, 0.0)
     return UniformSampler()
 
@@ -540,7 +544,7 @@ def surprise_retention(
         transform=None
         if n_steps == 1
         else NStepTransitions(n_steps, options.get("discount", 0.99), options.get("check_continuity", True)),
-        n_steps=1,  # of draws: the transform forms the returns
+        n_steps=1,  # The transform forms the returns, not the draws.
     )
 
 
@@ -764,6 +768,7 @@ def known() -> dict[str, Callable[..., Replay]]:
 
 
 def by_name(name: str) -> Callable[..., Replay]:
+    """Returns a recipe; raises ``ValueError`` with the known names for any other name."""
     if name not in known():
         raise ValueError(_no_recipe(name))
     return known()[name]
@@ -771,7 +776,7 @@ def by_name(name: str) -> Callable[..., Replay]:
 
 def _no_recipe(name: str) -> str:
     recipes = known()
-    if name == "mixed":  # of RLlib and of a ShardedReplay, which build buffers of plain options
+    if name == "mixed":  # RLlib and a ShardedReplay build buffers from plain options.
         return (
             "recipe 'mixed' joins two buffers that are built and filled before, which a name with plain options cannot "
             "give. Name a recipe of one buffer and fill it with the offline rows; recipes.mixed(online=..., "
@@ -781,4 +786,4 @@ def _no_recipe(name: str) -> str:
 
 
 def __getattr__(name: str) -> Any:
-    raise AttributeError(_no_recipe(name))  # of a class path, which Lightning's command imports
+    raise AttributeError(_no_recipe(name))  # Lightning's command imports class paths.

@@ -135,25 +135,20 @@ def restore_state(replay: Any, state: dict[str, Any]) -> None:
         replay.saved_parts.prefetch.replace([batch for batch in batches if batch[0].shape[0] == replay.batch_size])
 
 
-class _Access(NamedTuple):
-    # How the state of a part is copied and restored.
-    read: Callable[[], Any]
-    load: Callable[[Any], Any]
-
-
-def _access(parts: SavedParts) -> dict[str, _Access]:
+def _access(parts: SavedParts) -> dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]]:
+    # By the entry of each part, the functions that copy its state and restore it.
     transform = parts.transform
-    access = {
-        "sampler": _Access(partial(_own_state, parts.sampler), parts.sampler.load_state_dict),
-        "writer": _Access(partial(_own_state, parts.writer), parts.writer.load_state_dict),
-        "feedback": _Access(parts.feedback.state_dict, parts.feedback.load_state_dict),
-        "transform": _Access(lambda: _copied(dict(transform.state_dict())), transform.load_state_dict),
+    access: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+        "sampler": (partial(_own_state, parts.sampler), parts.sampler.load_state_dict),
+        "writer": (partial(_own_state, parts.writer), parts.writer.load_state_dict),
+        "feedback": (parts.feedback.state_dict, parts.feedback.load_state_dict),
+        "transform": (lambda: _copied(dict(transform.state_dict())), transform.load_state_dict),
     }
     if parts.episodes is not None:
         load = partial(parts.episodes.load_state_dict, storage=parts.storage)
-        access["episodes"] = _Access(parts.episodes.state_dict, load)
+        access["episodes"] = (parts.episodes.state_dict, load)
     if parts.generator is not None:
-        access["generator"] = _Access(parts.generator.get_state, partial(_set_generator, parts.generator))
+        access["generator"] = (parts.generator.get_state, partial(_set_generator, parts.generator))
     return access
 
 
@@ -163,7 +158,7 @@ def _state_of(replay: Any) -> dict[str, Any]:
         "built_from": _built_from(replay),
         "length": len(replay),
         **dict.fromkeys(_OPTIONAL),
-        **{name: part.read() for name, part in _access(parts).items()},
+        **{name: read() for name, (read, _) in _access(parts).items()},
         "prefetched": [
             {"data": data.to_dict(), "batch_size": list(data.batch_size), "info": info}
             for data, info in parts.prefetch.batches()
@@ -188,10 +183,10 @@ def _restore_parts(parts: SavedParts, state: dict[str, Any]) -> None:
     # last, because nothing is refused after them, and they are never reverted.
     loaded: list[tuple[Callable[[Any], Any], Any]] = []
     try:
-        for name, part in _access(parts).items():
+        for name, (read, load) in _access(parts).items():
             if state[name] is not None or name not in _OPTIONAL:
-                loaded.append((part.load, part.read()))
-                part.load(state[name])
+                loaded.append((load, read()))
+                load(state[name])
         parts.storage.load_state_dict(state["storage"])
     except BaseException:
         for load, before in reversed(loaded):

@@ -40,9 +40,9 @@ class _Rewards(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        origin = next((one for one in args if isinstance(one, cls)), None)
+        origin = next((each for each in args if isinstance(each, cls)), None)
         if func in _LOSSES and origin is not None and kwargs["reduction"] == "mean":
-            values, targets = (one.as_subclass(Tensor) for one in args)
+            values, targets = (each.as_subclass(Tensor) for each in args)
             origin.errors.append((targets - values).detach().flatten())
             weight = origin.batch.get("priority_weight", values.new_ones(1)).to(values.device)
             return (
@@ -106,7 +106,8 @@ class RecipeBuffer(ReplayBuffer):
         if options.get("n_steps", 1) != 1 and "discount" not in options:
             raise ValueError(f"n_steps is {options['n_steps']}; give the gamma of the model with it, discount=0.99")
         check_kind("recipe", recipe, str | Callable, "the name of a recipe, or a function that returns a replay")
-        BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs)  # without arrays
+        # The constructor of ReplayBuffer would allocate arrays.
+        BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs)
         self.buffer_size: int = max(buffer_size // n_envs, 1)
         self.handle_timeout_termination: bool = True
         self.optimize_memory_usage: bool = False
@@ -116,11 +117,11 @@ class RecipeBuffer(ReplayBuffer):
         self._recipe = recipe
         self._options = options
         self._capacity = self.buffer_size * n_envs
-        self._is_loaded = False  # and has had no rows since
+        self._is_loaded = False  # True until the first rows after a load.
         self._trajectory = np.arange(n_envs)
         self._env_steps = 0
         self._updates = 0
-        self._drawn: _Rewards | None = None  # of the batch in the training step
+        self._drawn: _Rewards | None = None  # Rewards of the batch in the training step.
         self._is_answered = False
         self.replay: Any = self._built()
 
@@ -156,8 +157,8 @@ class RecipeBuffer(ReplayBuffer):
             )
         count = len(infos)
 
-        def of_each(name: str, value: Any, kind: Any, *shape: int) -> np.ndarray:
-            array = np.asarray(value, dtype=kind)
+        def of_each(name: str, value: Any, dtype: Any, *shape: int) -> np.ndarray:
+            array = np.asarray(value, dtype=dtype)
             if array.size != count * math.prod(shape) or (count > 1 and len(array) != count):
                 raise ValueError(
                     f"{name} has the shape {list(array.shape)}; give an array of each of {count} environments, "
@@ -203,7 +204,7 @@ class RecipeBuffer(ReplayBuffer):
         self.full = self.full or steps >= self.buffer_size
 
     def sample(self, batch_size: int, env: Any = None) -> Any:
-        """Draws a batch for a training step, normalised by ``env``."""
+        """Draws a batch for a training step, normalized by ``env``."""
         self._return_errors()
         self.replay.advance(env_steps=self._env_steps, updates=self._updates)
         batch = self.replay.sample(batch_size)

@@ -54,7 +54,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _refuse(sentence: str) -> NoReturn:
-    # names in a damaged file may hold sequences that a terminal executes
+    # Names in a damaged file may hold sequences that a terminal executes.
     print(f"lightning-replay inspect: error: {printable(sentence)}", file=sys.stderr)
     raise SystemExit(2)
 

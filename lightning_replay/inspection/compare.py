@@ -54,8 +54,9 @@ def returns(replay: Replay) -> Tensor:
     """Returns the rewards of the rows, or their returns if ``n_steps`` is above 1, float ``[N]``, oldest first."""
     slots = replay.oldest_first()
     storage = replay.storage
-    if replay._episodes is not None:
-        return replay._episodes.returns(slots, storage).cpu()
+    episodes = replay.saved_parts.episodes
+    if episodes is not None:
+        return episodes.returns(slots, storage).cpu()
     (reward,) = read_columns(storage, slots, [("next", "reward")])
     return reward.reshape(len(slots)).float().cpu()
 

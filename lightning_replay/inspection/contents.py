@@ -38,9 +38,9 @@ class Table(NamedTuple):
     slots: np.ndarray  # int64 [n], oldest first
     capacity: int
     appended: int  # entries that ever came
-    share: float | None  # of a batch, by the options; None if none is fixed
-    drawn: int  # rows so far
-    events: float | None = None  # share of all steps that were its events; None of other tables
+    share: float | None  # The share of a batch that the options fix; None if they fix no share.
+    drawn: int  # Rows drawn so far.
+    events: float | None = None  # Share of all steps that were its events; None for other tables.
 
     @property
     def fill(self) -> float:
@@ -51,10 +51,10 @@ class Table(NamedTuple):
 class Draws(NamedTuple):
     """Probabilities and priorities of stored rows, float64 ``[N]``."""
 
-    probability: np.ndarray  # of the next draw of one row, of the first where pairs are drawn; sums to 1
-    priority: np.ndarray | None = None  # before any exponent; None for samplers without priorities
-    default_priority: float | None = None  # of new rows
-    of_tables: list[float] | None = None  # shares that the probabilities presume; None without tables
+    probability: np.ndarray  # The next draw of one row, or of the first row of a pair; sums to 1.
+    priority: np.ndarray | None = None  # Raw, without an exponent; None for samplers without priorities.
+    default_priority: float | None = None  # New rows get this priority.
+    of_tables: list[float] | None = None  # Shares that the probabilities presume; None without tables
 
     @property
     def effective_rows(self) -> float:
@@ -101,12 +101,12 @@ class ReplayContents:
     given: int | None  # rows ever given, refused ones included; None if the writer does not count them
     slots: np.ndarray  # int64 [N], ascending, that hold a row; other arrays [N] are of these rows
     written: np.ndarray | None  # int64 [N], the number of each row in the order given; None if there is no order
-    draws: Draws | None  # of the next batch; None for samplers whose rule is not known here
-    tables: list[Table]  # in the order of their numbers
-    retained: Retained | None  # of buffers that keep rows by importance
+    draws: Draws | None  # The next batch; None for samplers whose rule is not known here.
+    tables: list[Table]  # Ordered by their numbers.
+    retained: Retained | None  # None for buffers that do not keep rows by importance.
     columns: Mapping[Key, np.ndarray]  # [N], read whole: reward, episode ends, trajectory, as far as they are stored
     layout: Mapping[str, str]  # dtype and shape by column
-    images: Mapping[str, RowImages]  # by column
+    images: Mapping[str, RowImages]  # Keys are names of columns.
     options: Mapping[str, str]  # parts of the buffer and their options, as text
     counters: Mapping[str, int] = field(default_factory=dict)  # rows given, batches drawn and the like
 
@@ -163,7 +163,7 @@ class LevelContents(NamedTuple):
     level_ids: np.ndarray
     score: np.ndarray
     staleness: np.ndarray  # episodes since each level was played
-    probability: np.ndarray | None  # of being replayed next; None in saves of earlier versions
+    probability: np.ndarray  # The probability that each level is replayed next.
     counters: dict[str, int]  # episodes, replays and the like
 
     def __len__(self) -> int:
@@ -171,9 +171,8 @@ class LevelContents(NamedTuple):
 
     @property
     def effective_levels(self) -> float | None:
-        """Effective number of levels that are replayed; ``None`` if no probabilities are known."""
-        known = self.probability
-        return effective_number(known) if known is not None and len(self) and known.sum() > 0 else None
+        """Effective number of levels that are replayed; ``None`` if no level can be replayed."""
+        return effective_number(self.probability) if self.probability.sum() > 0 else None
 
     def figures(self) -> dict[str, float]:
         """Returns ``levels``, ``score_mean``, ``score_max``, ``staleness_mean`` and ``effective_levels``, as known."""
@@ -187,12 +186,12 @@ class LevelContents(NamedTuple):
 
 
 def look_at(buffer: Replay | LevelSelector) -> ReplayContents | LevelContents:
-    """Returns what a buffer in use holds; it is not changed, and others wait meanwhile.
+    """Returns what a buffer in use holds; other threads wait meanwhile, and the buffer is not changed.
 
-    Reads rewards, ends and trajectories of all rows once, O(N).
+    Reads rewards, ends, and trajectories of all rows once, O(N).
 
     Raises:
-        TypeError: neither a replay nor a level source.
+        TypeError: The buffer is neither a replay nor a level source.
 
     Example:
         >>> import torch
@@ -204,7 +203,7 @@ def look_at(buffer: Replay | LevelSelector) -> ReplayContents | LevelContents:
         >>> contents.ages, contents.draws.effective_rows
         (array([1, 0, 3, 2]), 4.0)
     """
-    # here, since a saved buffer is read without TorchRL, which takes seconds to import
+    # Imported here: a saved buffer is read without TorchRL, which takes seconds to import.
     from lightning_replay.levels.selector import LevelSelector
     from lightning_replay.replay import Replay
     from lightning_replay.saves import present_state
@@ -249,7 +248,7 @@ def _entry(described: Any, name: str) -> Mapping[str, Any]:
 def _options_of(built_from: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, str]:
     """Returns the parts of a buffer and their options as text."""
     shown = {}
-    # of parts that were built in another way than by their class, the names of their classes are known alone
+    # Only the name of the class is known of a part that was not built by its class.
     for part in ("storage", "sampler", "writer", "transform"):
         names = built_from.get("transforms" if part == "transform" else part)
         names = names if isinstance(names, list) else [names]
@@ -286,7 +285,7 @@ def text_of(described: Any) -> str:
 
 
 def _counters_of(state: Mapping[str, Any], given: int | None) -> dict[str, int]:
-    """Returns rows given, batches drawn and TD errors returned, as far as the state has them, by name."""
+    """Returns rows given, batches drawn, and TD errors returned, as far as the state has them, by name."""
     writer = state["writer"]
     feedback = state["feedback"]
     counters: dict[str, int] = {} if given is None else {"rows given": given}
@@ -375,7 +374,7 @@ def _draws_from_tables(sampler: Mapping[str, Any], slots: np.ndarray, tables: li
     shares = shares if shares.sum() > 0 else filled  # nothing was drawn yet
     shares /= max(shares.sum(), 1e-300)  # no table may have a row
     exponent = float(sampler["priority_exponent"])
-    offset = float(sampler.get("priority_offset", 0.0))
+    offset = float(sampler["priority_offset"])
     by_slot = None
     if exponent > 0 and len(sampler["priority"]):
         by_slot = array_of(sampler["priority"]).astype(np.float64)
@@ -394,7 +393,7 @@ def _draws_from_tables(sampler: Mapping[str, Any], slots: np.ndarray, tables: li
 
 def _default_priority(sampler: Mapping[str, Any]) -> float:
     largest = float(sampler["max_priority"])
-    return largest if largest > 0 else 1.0  # below 0 while no row has one
+    return largest if largest > 0 else 1.0  # It is below 0 while no row has a priority.
 
 
 def _retained_of(writer: Mapping[str, Any]) -> Retained | None:
@@ -517,7 +516,7 @@ def highest_episodes(contents: ReplayContents, most: int) -> RankedEpisodes | No
     else:
         return None
     lengths = np.diff(starts, append=len(in_order))
-    sums = np.add.reduceat(value[in_order], starts)  # of each episode, without a loop over episodes
+    sums = np.add.reduceat(value[in_order], starts)
     rank = sums if by == "return" else sums / lengths
     newest = np.maximum.reduceat(written[in_order], starts)
     returns = None if reward is None else np.add.reduceat(reward[in_order].astype(np.float64), starts)
@@ -546,18 +545,17 @@ def levels_of(state: Mapping[str, Any]) -> LevelContents:
     counters = {"episodes in flight": len(state["running"]["actors"])} if "running" in state else {}
     if not isinstance(sampler, Mapping) or not isinstance(writer, Mapping):
         none = np.zeros(0)
-        return LevelContents(kind, state.get("capacity"), none.astype(np.int64), none, none, None, counters)
+        return LevelContents(kind, state.get("capacity"), none.astype(np.int64), none, none, none, counters)
     level_ids = array_of(writer["level_id"])
     order = np.argsort(level_ids, kind="stable")
     episodes = int(sampler["episodes"])
-    probability = sampler.get("probability")
     return LevelContents(
         kind=kind,
         capacity=int(state["capacity"]),
         level_ids=level_ids[order],
         score=array_of(sampler["score"])[order],
         staleness=(episodes - array_of(sampler["timestamp"]))[order],
-        probability=None if probability is None else array_of(probability)[order],
+        probability=array_of(sampler["probability"])[order],
         counters={
             "episodes": episodes,
             "episodes that replayed a level": int(state["replayed"]),

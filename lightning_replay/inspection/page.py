@@ -23,22 +23,21 @@ from lightning_replay.inspection.contents import (
 )
 from lightning_replay.inspection.rows import png_of
 
-# --- charts, as SVG: they need no library, follow the colours of a dark screen, and have tips ---
+# --- charts, as SVG: they need no library, follow the colors of a dark screen, and have tips ---
 
 WIDTH = 380
 HEIGHT = 210
-WIDE = 720  # of lanes, which have a line of the page for themselves
+WIDE = 720  # Lanes have a line of the page for themselves.
 _RIGHT = 20
 _TOP = 10
 _BOTTOM = 42
-# the name of a lane is larger on narrow screens
 _LANE = 40
-_LANE_NAME = 22
+_LANE_NAME = 22  # The name of a lane is larger on narrow screens.
 _LANE_LEFT = 20
 _LONGEST_NAME = 50
 _MOST_TICKS = 4
-_POINTS = 60  # of a curve of shares
-_SERIES = 6  # colours of lines
+_POINTS = 60  # A curve of shares has at most this number.
+_SERIES = 6  # Lines have this number of colors.
 
 
 def edges_of(values: np.ndarray, most: int = 40, *, has_log: bool = True) -> tuple[np.ndarray, bool]:
@@ -209,18 +208,22 @@ class _Chart:
         ]
 
     def x(self, value: float) -> float:
+        """Returns the pixel column of a value."""
         low, high = self._xs
         return self._left + (value - low) / (high - low) * (self._right - self._left)
 
     def y(self, value: float) -> float:
+        """Returns the pixel row of a value."""
         low, high = self._ys
         return self.bottom - (value - low) / (high - low) * (self.bottom - _TOP)
 
     def line(self, points: Sequence[tuple[float, float]], style: str) -> None:
+        """Adds a line through points, values of both axes."""
         places = " ".join(f"{self.x(x):.1f},{self.y(y):.1f}" for x, y in points)
         self.parts.append(f'<polyline class="{style}" points="{places}"/>')
 
     def svg(self) -> str:
+        """Returns the picture as SVG."""
         return _svg(self.parts, *self._frame)
 
 
@@ -232,7 +235,7 @@ def _ticks(low: float, high: float, *, whole: bool = False) -> list[float]:
     step *= next(factor for factor in (1, 2, 5, 10) if (high - low) / (step * factor) <= _MOST_TICKS)
     first = np.ceil(low / step - 1e-9)
     last = np.floor(high / step + 1e-9)
-    return [float(number * step) + 0.0 for number in np.arange(first, last + 1)]  # adding 0 turns -0.0 into 0.0
+    return [float(number * step) + 0.0 for number in np.arange(first, last + 1)]  # Adding 0 turns -0.0 into 0.0.
 
 
 def _text(x: float, y: float, content: str, style: str = 'text-anchor="middle"') -> str:
@@ -240,7 +243,7 @@ def _text(x: float, y: float, content: str, style: str = 'text-anchor="middle"')
 
 
 def _rect(x: float, y: float, width: float, height: float, tip: str, opacity: float = 1.0) -> str:
-    # the narrowest and the lowest can still be seen
+    # The narrowest and the lowest rectangle can still be seen.
     place = f'x="{x:.1f}" y="{y:.1f}" width="{max(width, 0.6):.2f}" height="{max(height, 0.5):.1f}"'
     return f'<rect class="fill0" {place} fill-opacity="{opacity:.2f}"><title>{escape(tip)}</title></rect>'
 
@@ -254,11 +257,10 @@ def _svg(parts: Sequence[str], title: str, width: int, height: float) -> str:
 _MOST_CELLS = 1_200  # beyond that a cell has several levels
 _LISTED_LEVELS = 10
 _LISTED_EPISODES = 5
-_MOST_DECADES = 6  # of a logarithmic scale of colours
-_PARTS = 120  # of the timeline
-# episodes shown as film strips, and images of each
-_STRIPS = 3
-_FRAMES = 10
+_MOST_DECADES = 6  # A logarithmic color scale covers this number.
+_PARTS = 120  # The timeline has this number of parts.
+_STRIPS = 3  # Episodes that are shown as film strips.
+_FRAMES = 10  # Images of a film strip.
 _GIVEN = "transitions given so far"
 
 
@@ -316,24 +318,24 @@ def _cards_of_levels(contents: LevelContents) -> Iterator[str]:
     probability = contents.probability
     yield _heat_map_card("Scores by level", contents, contents.score, "score")
     yield _heat_map_card("Staleness by level", contents, contents.staleness, "staleness, in episodes")
-    if probability is not None:
-        # logarithms, since one level may have nearly all of it
-        logs = np.log10(probability.clip(min=probability.max() * 10.0**-_MOST_DECADES))
-        shown = "logarithm of the probability to base 10"
-        yield _heat_map_card("Replay probability by level", contents, logs, shown)
-        effective = contents.effective_levels
-        note = "" if effective is None else f"As if {effective:,.1f} of {len(contents):,} levels were equally likely."
-        yield _card("Expected replays", _concentration(probability, "replays", "levels"), note)
+    # The scale is logarithmic, because one level may have nearly all of the probability.
+    logs = np.log10(probability.clip(min=probability.max() * 10.0**-_MOST_DECADES))
+    shown = "logarithm of the probability to base 10"
+    yield _heat_map_card("Replay probability by level", contents, logs, shown)
+    effective = contents.effective_levels
+    note = "" if effective is None else f"As if {effective:,.1f} of {len(contents):,} levels were equally likely."
+    yield _card("Expected replays", _concentration(probability, "replays", "levels"), note)
     yield _distribution("Scores", "score", contents.score, 1.0, ylabel="levels")
-    by = contents.score if probability is None else probability
-    rows = []
-    for place in np.argsort(-by, kind="stable")[:_LISTED_LEVELS].tolist():
-        score = short(float(contents.score[place]))
-        stale = f"{contents.staleness[place]:,}"
-        rows.append({"level": f"{contents.level_ids[place]}", "score": score, "staleness": stale})
-        if probability is not None:
-            rows[-1]["replay probability"] = f"{probability[place]:.2%}"
-    yield _card("Levels of the highest score" if probability is None else "Likeliest levels", _table(rows))
+    rows = [
+        {
+            "level": f"{contents.level_ids[row]}",
+            "score": short(float(contents.score[row])),
+            "staleness": f"{contents.staleness[row]:,}",
+            "replay probability": f"{probability[row]:.2%}",
+        }
+        for row in np.argsort(-probability, kind="stable")[:_LISTED_LEVELS].tolist()
+    ]
+    yield _card("Likeliest levels", _table(rows))
 
 
 def _heat_map_card(title: str, contents: LevelContents, values: np.ndarray, what: str) -> str:
@@ -516,7 +518,7 @@ def _film_strips(contents: ReplayContents, ranked: RankedEpisodes) -> str:
 
 # --- the page ---
 
-# Series in the order and near the colours of lightning_replay.inspection.plotting, lighter on a dark screen.
+# Series in the order and near the colors of lightning_replay.inspection.plotting, lighter on a dark screen.
 PAGE_STYLE = """
 :root { color-scheme: light dark; --page: #f6f7f9; --card: #ffffff; --text: #1b1f24; --muted: #59636e; --line: #dfe3e8;
   --series0: #0072b2; --series1: #d55e00; --series2: #009e73; --series3: #cc79a7; --series4: #b57f00;
@@ -563,7 +565,7 @@ svg .even { stroke: var(--muted); stroke-dasharray: 4 4; fill: none; }
     for n in range(_SERIES)
 )
 
-History = Mapping[str, tuple[Sequence[float], Sequence[float]]]  # by figure: environment steps, and values
+History = Mapping[str, tuple[Sequence[float], Sequence[float]]]  # Environment steps and values of each figure.
 
 
 class Subject(NamedTuple):
@@ -622,7 +624,7 @@ _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 def tiles_of(subject: Subject) -> list[tuple[str, str]]:
     """Returns the most important figures of a buffer, as text by name."""
     contents = subject.contents
-    figures = subject.contents.figures()
+    figures = contents.figures()
     if isinstance(contents, LevelContents):
         of = "" if contents.capacity is None else f" of {contents.capacity:,}"
         tiles = [(f"levels with a score ({contents.kind})", f"{len(contents):,}{of}")]
@@ -666,12 +668,10 @@ def _over_time(history: History) -> Iterator[str]:
 
 # --- pictures for loggers ---
 
-# pixels
-_GAP = 2
-_CELL = 12
-# from light to blue
-_LEAST = np.array([237.0, 244.0, 250.0])
-_MOST = np.array([0.0, 84.0, 140.0])
+_GAP = 2  # Pixels between images.
+_CELL = 12  # Pixels of a side of a cell.
+_LEAST = np.array([237.0, 244.0, 250.0])  # A light blue.
+_MOST = np.array([0.0, 84.0, 140.0])  # A dark blue.
 _BACKGROUND = 128
 
 

@@ -15,7 +15,7 @@ from lightning_replay.options import checked_local_path, missing_extra
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _LINES = ("-", "--")  # beyond the last colour
 _DPI = 120
-_MOST_POINTS = 100  # of a line; more are averaged in groups
+_MOST_POINTS = 100  # A line has at most this number of points; more rows are averaged in groups.
 _MOST_GROUPS = 50
 _LEAST_IN_A_GROUP = 5
 _MOST_DECADES = 6  # of a colour scale; smaller values get its lowest colour

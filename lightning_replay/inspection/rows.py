@@ -96,7 +96,7 @@ class PackedColumns:
         for _, rows in self._rows.pieces() if wanted else ():
             leaves = self.layout.leaves(rows, torch.Size([len(rows)]))
             for key in wanted:
-                pieces[key].append(_plain(leaves[key]).copy())  # of its own, so that the piece leaves memory
+                pieces[key].append(_plain(leaves[key]).copy())  # The copy lets the piece leave memory.
         return {key: np.concatenate(parts) for key, parts in pieces.items() if parts}
 
     def of_rows(self, key: Key, slots: np.ndarray) -> np.ndarray:
@@ -111,10 +111,10 @@ def _plain(values: Tensor) -> np.ndarray:
     return (values.float() if lacks else values).numpy()
 
 
-_LEAST_SIDE = 5  # pixels; smaller arrays are no images
-_MOST_PIXELS = 160  # of a side; a page shows 84
-_MOST_CHANNELS = 10  # of planes such as MinAtar's
-# of planes of flags, one for each kind of object
+_LEAST_SIDE = 5  # Pixels; smaller arrays are not images.
+_MOST_PIXELS = 160  # A side has at most this number; a page shows 84.
+_MOST_CHANNELS = 10  # MinAtar's observations have up to 10 planes.
+# Colors of planes of flags, one for each kind of object.
 _PLANES = np.array(
     [
         *((0, 114, 178), (213, 94, 0), (0, 158, 115), (204, 121, 167), (230, 159, 0)),
@@ -131,7 +131,7 @@ class RowImages(NamedTuple):
     key: Key
     frames: StoredRows | None = None
     frame_shape: tuple[int, ...] = ()
-    column: int = 0  # of those whose frames are stored once
+    column: int = 0  # Number among the columns whose frames are stored once.
 
     def of_rows(self, slots: np.ndarray) -> list[np.ndarray]:
         """Returns the images of rows by their slots, uint8 ``[H, W, 3]`` each, scaled down to at most 160 pixels."""
@@ -182,7 +182,7 @@ def as_rgb(image: np.ndarray) -> np.ndarray:
     Args:
         image: ``[H, W]``, ``[H, W, C]``, ``[C, H, W]`` with 1 or 3 channels, or a stack of frames ``[K, H, W]`` or
             ``[K, H, W, C]``, of which the last is taken. Bytes are intensities; other numbers are scaled to the largest
-            of the image. Other channels than 1 and 3, or 4 of bytes, are planes of flags, each in a colour of its own.
+            of the image. Other channels than 1 and 3, or 4 of bytes, are planes of flags, each in its own color.
     """
     *_, order = _sides(image.shape)
     if order[0] == "K":

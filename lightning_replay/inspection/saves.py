@@ -24,12 +24,12 @@ from lightning_replay.saving.states import (
     replay_manifest,
 )
 
-# of RLlib checkpoints, see rllib_ext.checkpoints and rllib_ext.sharded.checkpoint
+# Manifests of RLlib checkpoints, see rllib_ext.checkpoints and rllib_ext.sharded.checkpoint.
 _MODULES_MANIFEST = "buffer.json"
 _SHARDS_MANIFEST = "shards.json"
 _VERSIONS = {_MODULES_MANIFEST: 2, _SHARDS_MANIFEST: 1}
 _CHECKPOINT_FOLDERS = ("replay_buffer", "levels")
-_COUNT = "newest"  # of the saves of python -m rllib_ext, see rllib_ext.turns
+_COUNT = "newest"  # Count of the saves of python -m rllib_ext, see rllib_ext.turns.
 _TURNS = ("first", "second")
 
 Contents = ReplayContents | LevelContents
@@ -54,9 +54,9 @@ def read_buffers(path: str | Path) -> Iterator[SavedBuffer]:
             its folder ``replay_buffer``; a Lightning checkpoint file or the folder of a replay beside it.
 
     Raises:
-        FileNotFoundError: nothing was saved there.
-        DamagedFileError: a file that is read is missing, truncated or changed, or holds the state of something else.
-        ValueError: saved by a newer version of this library.
+        FileNotFoundError: The path holds no save.
+        DamagedFileError: A file is missing, truncated, or changed, or holds the state of another object.
+        ValueError: The save has another format, for example of a newer version of this library.
     """
     for name, place in _places(checked_local_path("path", path)):
         is_replay = (place / MANIFEST).exists()

@@ -24,7 +24,7 @@ from lightning_replay.saving.spec import DTYPES
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-CHUNK_BYTES = 4 << 20  # of 4 to 32 MiB, all as fast for a whole save: a new row writes the least
+CHUNK_BYTES = 4 << 20  # Sizes up to 32 MiB are as fast for a whole save; a new row writes least with 4 MiB.
 CHUNK_SUFFIX = ".chunk"
 _THREADS = min(4, os.cpu_count() or 1)
 
@@ -53,6 +53,7 @@ class ChunkedTensor(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
+        """Bytes of the whole tensor."""
         return math.prod(self.shape) * self.dtype.itemsize  # torch.Size.numel would wrap around
 
 
@@ -135,6 +136,7 @@ def read_chunks(tensors: Mapping[str, ChunkedTensor], scratch: Path) -> dict[str
 
 
 def check_files(parts: Iterable[tuple[Path, Mapping[str, Any], memoryview | None]]) -> None:
+    """Checks files in threads, as :func:`check_file` checks each."""
     with ThreadPoolExecutor(_THREADS) as pool:
         for _ in pool.map(lambda part: check_file(*part), parts):
             pass  # an error leaves the loop, which cancels files not yet read
@@ -165,6 +167,7 @@ def check_file(
 
 
 def fingerprint(file: Path) -> Fingerprint:
+    """Returns the length and the hash of a file."""
     with file.open("rb") as stream:
         return Fingerprint(file.stat().st_size, hashlib.file_digest(stream, _blake2b).hexdigest())
 
@@ -205,7 +208,7 @@ def _link(earlier: Path, file: Path) -> bool:
 
 
 def _allocate(num_bytes: int, directory: Path | None) -> Tensor:
-    # In a scratch file where there is a directory that can be written to.
+    # The scratch file needs a directory that can be written to.
     words = -(-num_bytes // 8)
     cpu = torch.device("cpu")
     purpose = "to read the saved buffer"

@@ -46,7 +46,7 @@ try:
 except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
-_ATTEMPTS = 5  # of a reader while another writes; then it takes the lock
+_ATTEMPTS = 5  # A reader tries so often while another process writes; then it takes the lock.
 
 T = TypeVar("T")
 
@@ -83,7 +83,7 @@ def remote_folder(url: str) -> Folder:
         return Folder.at_url(url)
     except ModuleNotFoundError as error:
         raise missing_extra(f"{url}, on another file system,", str(error.name), "remote") from error
-    except ImportError as error:  # of fsspec, from that of the protocol's package
+    except ImportError as error:  # fsspec raises it from the error of the protocol's package.
         raise MissingExtraError(f"{url} needs {getattr(error.__cause__, 'name', 'a package')}: {error}") from error
     except ValueError as error:
         raise ValueError(
@@ -168,6 +168,7 @@ def read_manifest(file: Path, version: int) -> dict[str, Any]:
 
 
 def checksum_of(manifest: Mapping[str, Any]) -> str:
+    """Returns the checksum of a manifest, which does not cover itself."""
     content = {key: value for key, value in manifest.items() if key != "checksum"}
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=20).hexdigest()

@@ -37,7 +37,7 @@ class Folder:
 
     filesystem: fs.FileSystem
     path: str
-    url: str | None = dataclasses.field(default=None, kw_only=True)  #: by which it was given, for messages
+    url: str | None = dataclasses.field(default=None, kw_only=True)  #: URL that was given, for messages.
 
     @classmethod
     def at(cls, path: str | Path | None, filesystem: fs.FileSystem | None = None) -> Folder:
@@ -74,6 +74,7 @@ class Folder:
         return self.path if self.local is not None else f"{self.filesystem.type_name}:{self.path}"
 
     def exists(self) -> bool:
+        """Returns whether the folder exists."""
         return bool(self.filesystem.get_file_info(self.path).type == fs.FileType.Directory)
 
     def names(self, *, only_folders: bool = False) -> list[str]:
@@ -111,7 +112,8 @@ class Folder:
             before = {file: file.read_bytes() for file in local.iterdir()}
             replaced = {file: data_named_in(file, DATA_FOLDERS[file.name]) for file in before}
             yield local
-            for lock in list(local.rglob(LOCK_FILE)):  # of this process; another file system locks nothing
+            # A lock excludes nobody on another file system.
+            for lock in list(local.rglob(LOCK_FILE)):
                 lock.unlink()
             kept = [file for file, content in before.items() if file.exists() and file.read_bytes() == content]
             self._upload(local, [part for part in local.iterdir() if part not in kept])

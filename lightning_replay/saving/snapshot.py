@@ -35,8 +35,8 @@ class Snapshots:
         self.lock: threading.RLock = threading.RLock()
         self._open: list[Snapshot] = []
         self._next = 1  # the number of the next snapshot
-        self._written = np.zeros(0, dtype=np.int64)  # by block, the number of the first snapshot with its rows
-        self._all_written = 0  # as if of every block, where it is not known which rows were written
+        self._written = np.zeros(0, dtype=np.int64)  # Number of the first snapshot with the rows of each block.
+        self._all_written = 0  # The same number for every block, if the written rows are not known.
         # By the first byte of a part its length, its result, and the number of the snapshot that this is of.
         self.results: dict[int, tuple[int, Any, int]] = {}
 
@@ -52,6 +52,7 @@ class Snapshots:
             return snapshot
 
     def close(self, snapshot: Snapshot) -> None:
+        """Ends a snapshot: writes copy nothing for it any more."""
         with self.lock:
             self._open.remove(snapshot)
 
@@ -109,6 +110,7 @@ class Snapshot:
         self._kept: dict[int, Tensor] = {}
 
     def keep(self, slots: slice | np.ndarray) -> None:
+        """Copies the pieces of these rows that were not read yet."""
         for piece in self._pieces_of(slots):
             if not self._is_read[piece] and piece not in self._kept:
                 start = piece * PIECE_BYTES
@@ -169,6 +171,7 @@ class Snapshot:
                 self._owner.results[start] = count, result, self._number
 
     def tensor(self) -> Tensor:
+        """Returns a copy of the whole snapshot."""
         target = torch.empty(self.nbytes, dtype=torch.uint8, device="cpu")
         self.read(0, target)
         return target.view(self.dtype).view(self.shape)

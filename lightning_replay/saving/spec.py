@@ -75,7 +75,7 @@ def rebuildable(cls: C, *, set_again: tuple[str, ...] = (), chosen_when_loaded: 
     @functools.wraps(original)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         refuse_unknown(cls.__name__, kwargs, accepted)
-        if "init_arguments" not in self.__dict__:  # of a subclass, whose constructor calls this one
+        if "init_arguments" not in self.__dict__:  # The constructor of a subclass calls this one.
             try:
                 bound = signature.bind(self, *args, **kwargs)
             except TypeError as error:
@@ -83,7 +83,7 @@ def rebuildable(cls: C, *, set_again: tuple[str, ...] = (), chosen_when_loaded: 
             bound.apply_defaults()
             arguments: dict[str, Any] = {}
             for name, value in list(bound.arguments.items())[1:]:
-                if kinds[name] is not inspect.Parameter.VAR_POSITIONAL:  # of object
+                if kinds[name] is not inspect.Parameter.VAR_POSITIONAL:  # Only object has it.
                     arguments |= value if kinds[name] is inspect.Parameter.VAR_KEYWORD else {name: value}
             object.__setattr__(self, "init_arguments", arguments)
         with torch.inference_mode(False):  # its tensors are written to later
@@ -281,10 +281,10 @@ def _check_environment(env: str, name: str, trust: Sequence[str]) -> None:
     if module not in ENVIRONMENTS and ":" in env:
         _check_trusted(module, name, env, trust)
     if module:
-        with contextlib.suppress(ImportError):  # which Gymnasium raises in its own words
+        with contextlib.suppress(ImportError):  # Gymnasium raises its own error.
             importlib.import_module(module)
     for known, found in gymnasium.registry.items():
-        if identifier in (known, known.rpartition("-v")[0]):  # without a version it stands for the newest one
+        if identifier in (known, known.rpartition("-v")[0]):  # An id without a version names the newest version.
             entry: Any = found.entry_point
             builder = entry.partition(":")[0] if isinstance(entry, str) else str(getattr(entry, "__module__", None))
             _check_trusted(builder, name, env, trust, ENVIRONMENTS)

@@ -37,13 +37,13 @@ logger: logging.Logger = logging.getLogger(__name__)
 FORMAT_VERSION = 3
 MANIFEST = "replay.json"
 SHARDS_VERSION = 1
-MANIFEST_OF_SHARDS = "replay_shards.json"  # in place of the other, of a replay divided over several processes
+MANIFEST_OF_SHARDS = "replay_shards.json"  # A replay in several processes has this manifest.
 STATE_MANIFEST = "state.json"
 STATE_FOLDER = "state"
 STATE_VERSION = 1
 TENSORS_FILE = "tensors.safetensors"
 VALUES_FILE = "values.json"
-LARGE_BYTES = 1 << 20  # tensors of at least this size are written as chunk files
+LARGE_BYTES = 1 << 20  # Tensors of at least this size are written as chunk files.
 
 
 class SavedSize(NamedTuple):
@@ -62,9 +62,11 @@ class SavedState(NamedTuple):
     chunked: dict[str, ChunkedTensor]
 
     def read(self) -> Any:
+        """Returns the whole state; raises ``DamagedFileError`` if a chunk was changed."""
         return join_state(self.values, self.tensors | read_chunks(self.chunked, scratch=self.data.parent))
 
     def check(self) -> None:
+        """Checks the chunks without keeping them; raises ``DamagedFileError`` if a chunk was changed."""
         check_files((file, expected, None) for tensor in self.chunked.values() for file, expected in tensor.files)
 
 
@@ -77,12 +79,12 @@ def write_state(path: str | Path, state: Mapping[str, Any], *, of: str | None = 
         path: directory, created when missing; or a URL of fsspec, such as ``s3://bucket/levels``, with the extra
             ``remote``.
         state: string keys; values are tensors, ``None``, bool, int, float, str, and lists and dictionaries of these.
-        of: name of the class that the state belongs to; that of another class is not replaced.
+        of: Name of the class that the state belongs to. The state of another class is not replaced.
 
     Raises:
-        TypeError: a value is none of these; the message names its key.
-        ValueError: the directory holds the state of another class; nothing is written.
-        FileExistsError: a file of the user's has the name of the manifest; nothing is written.
+        TypeError: A value has another type. The message names its key.
+        ValueError: The directory holds the state of another class. Nothing is written.
+        FileExistsError: A file of yours has the name of the manifest. Nothing is written.
     """
     with (
         local_folder(path, writes=True) as directory,
@@ -105,9 +107,9 @@ def read_state(path: str | Path) -> dict[str, Any]:
     """Reads a state that :func:`write_state` wrote.
 
     Raises:
-        FileNotFoundError: nothing was saved there.
-        DamagedFileError: a file of a save is missing, truncated or changed since it was written.
-        ValueError: written by a newer version of this library.
+        FileNotFoundError: The directory holds no state.
+        DamagedFileError: A file of the save is missing, truncated, or changed.
+        ValueError: The save has another format, for example of a newer version of this library.
     """
     with local_folder(path) as directory:
         file = directory / STATE_MANIFEST
@@ -203,7 +205,7 @@ def open_data(manifest: Mapping[str, Any], data: Path) -> SavedState:
 
 
 def chunks_of(manifest: Mapping[str, Any], data: Path) -> dict[Fingerprint, Path]:
-    # Of an earlier save, those that have the expected size.
+    """Returns the chunk files of an earlier save that have the expected size."""
     chunks = {}
     for name, record in manifest["files"].items():
         file = data / Path(name).name
@@ -240,14 +242,14 @@ def _split(value: Any, name: str, tensors: dict[str, Tensor | Snapshot]) -> Any:
         while reference in tensors:  # {"a": {"b": ...}, "a.b": ...}
             reference += "'"
         if isinstance(value, Tensor):
-            # lazy conjugates and negatives would be written as the tensors they are computed from
+            # Lazy conjugates and negatives would be written as the tensors they are computed from.
             value = value.detach().resolve_conj().resolve_neg()
         tensors[reference] = value
         return {"$tensor": reference}
     if isinstance(value, Mapping):
         prefix = f"{name}." if name else ""
         halved = {"$dict": {str(key): _split(item, f"{prefix}{key}", tensors) for key, item in value.items()}}
-        # TensorDict stores batch sizes and the nesting of its keys in an attribute of its flat state
+        # TensorDict stores batch sizes and the nesting of its keys in an attribute of its flat state.
         metadata = getattr(value, "_metadata", None)
         return halved if metadata is None else halved | {"$metadata": _split(metadata, f"{prefix}_metadata", tensors)}
     if isinstance(value, torch.Size):
