@@ -153,10 +153,9 @@ class PrioritizedBase(ReplaySampler, TorchRLPrioritizedSampler):
             self.beta = state_dict["importance_exponent"]
         different = [name for name in self._built_with if self._differs(name, state_dict)]
         if different:
-            saved = {"min_priority": 0.0} | state_dict["built_with"]
-            values = ", ".join(
-                f"{name} {_shown(self._built_with[name])} (saved: {_shown(saved[name])})" for name in different
-            )
+            built = self._built_with
+            saved = state_dict["built_with"]
+            values = ", ".join(f"{name} {_shown(built[name])} (saved: {_shown(saved[name])})" for name in different)
             logger.warning("the options with which the buffer is built count, not those of the save: %s", values)
         self._clocks = {clock: int(reading) for clock, reading in state_dict["clocks"].items()}
         self._restore_generator(state_dict)
