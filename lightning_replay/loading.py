@@ -59,7 +59,8 @@ def load_replay(
     try:
         _check_capacity(saved["built_by"], state)
         replay = build(saved["built_by"], trust=trust, chosen=chosen)
-        if not isinstance(replay, TrainingReplay):
+        is_buffer = isinstance(replay, TrainingReplay)
+        if not is_buffer:
             raise TypeError(f"it describes a {type(replay).__name__}, not a replay buffer")
         replay.load_state_dict(state)
         replay.awaits_new_episodes = end_episodes
