@@ -212,18 +212,18 @@ def _key(name: str, path: tuple[str, ...]) -> Key:
     return (name, *path) if path else name
 
 
-def _arrays(value: Any) -> list[np.ndarray]:
+def _arrays(value: object) -> list[np.ndarray]:
     return [value] if type(value) is np.ndarray else [np.asarray(part) for _, part in _leaves(value)]
 
 
-def _owned_array(array: Any) -> np.ndarray:
+def _owned_array(array: object) -> np.ndarray:
     """Returns a copy as it is stored: floats as float32."""
     if type(array) is not np.ndarray:
         array = np.asarray(array)
     return array.astype(np.float32) if array.dtype.kind == "f" else array.copy()
 
 
-def _leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+def _leaves(value: object, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yields the arrays of a value of a space, each with its path."""
     if isinstance(value, Mapping):
         for name, part in value.items():

@@ -13,7 +13,7 @@ import math
 import operator
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any
 
@@ -472,7 +472,7 @@ def _torchrl_rows(source: Storage | ReplayBuffer | TensorDictBase, keys: list[tu
     return _transitions(seen, after, rows["action"], following["reward"], ended, truncated, trajectory)
 
 
-def _checked_keys(observations: Any) -> list[tuple[str, ...]]:
+def _checked_keys(observations: object) -> list[tuple[str, ...]]:
     keys = checked_keys("observations", observations)
     if not keys or len({key[-1] for key in keys}) < len(keys):
         raise ValueError(f"observations is {observations!r}; it must be at least one key, each with another last part")
@@ -490,7 +490,13 @@ def _some(rows: Any) -> Any:
 
 
 def _episodes(
-    observation: Any, action: Any, reward: Any, terminated: Any, truncated: Any, trajectory: Any, following: Any = None
+    observation: object,
+    action: object,
+    reward: Sized,
+    terminated: np.ndarray,
+    truncated: np.ndarray,
+    trajectory: np.ndarray,
+    following: object = None,
 ) -> TensorDict:
     """Returns the rows of whole episodes, arrays ``[n, ...]`` of steps in order."""
     is_last = np.append(trajectory[1:] != trajectory[:-1], True)[: len(trajectory)]
@@ -506,7 +512,13 @@ def _episodes(
 
 
 def _transitions(
-    observation: Any, following: Any, action: Any, reward: Any, terminated: Any, truncated: Any, trajectory: Any
+    observation: object,
+    following: object,
+    action: object,
+    reward: Sized,
+    terminated: object,
+    truncated: object,
+    trajectory: object,
 ) -> TensorDict:
     count = len(reward)
     ends = [
@@ -528,7 +540,7 @@ def _transitions(
     return TensorDict(rows, [count])
 
 
-def _flags(name: str, value: Any, count: int) -> np.ndarray:
+def _flags(name: str, value: object, count: int) -> np.ndarray:
     """Returns a column of one flag for each of ``count`` steps, bool ``[count]``."""
     column = _numbers(name, value, count)
     if not ((column == 0) | (column == 1)).all():
@@ -536,7 +548,7 @@ def _flags(name: str, value: Any, count: int) -> np.ndarray:
     return column.bool().numpy()
 
 
-def _numbers(name: str, value: Any, count: int, integer: Any = None) -> Any:
+def _numbers(name: str, value: object, count: int, integer: Any = None) -> Any:
     """Returns a column of one number for each of ``count`` steps, a tensor ``[count]``."""
     column = _columns(name, value, count, integer)
     if not isinstance(column, Tensor) or column.numel() != count:
@@ -546,7 +558,7 @@ def _numbers(name: str, value: Any, count: int, integer: Any = None) -> Any:
     return column.reshape(count)
 
 
-def _columns(name: str, value: Any, count: int, integer: Any = None) -> Any:
+def _columns(name: str, value: object, count: int, integer: Any = None) -> Any:
     """Returns a column, or a tree of columns, as tensors ``[count, ...]``; integers are stored as ``integer``."""
     parts = dict(enumerate(value)) if isinstance(value, tuple) else value
     if isinstance(parts, Mapping) and len(parts.keys()):  # TorchRL's texts are trees without entries

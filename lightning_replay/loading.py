@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,7 @@ def load_replay(
     return replay
 
 
-def _check_capacity(built_by: Any, state: dict[str, Any]) -> None:
+def _check_capacity(built_by: Mapping[str, Any], state: dict[str, Any]) -> None:
     # Before the buffer is built: the capacity of a changed file could take all memory.
     storage = built_by["arguments"].get("storage")
     if storage is not None and "capacity" in storage.get("arguments", ()):  # a part that was not saved has none

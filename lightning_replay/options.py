@@ -28,13 +28,13 @@ LARGEST_COUNT = 2**63 - 1  # the largest number that an int64 index can be
 LARGEST = math.nextafter(math.inf, 0.0)  # the largest float that is finite
 
 
-def plain_number(value: Any) -> Any:
+def plain_number(value: object) -> Any:
     """Returns a tensor or array of no dimension as the number in it, anything else as it is."""
     return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
 
 
 def check_option(
-    name: str, value: Any, kind: type, accepted: str, lowest: float = -LARGEST, highest: float = LARGEST
+    name: str, value: object, kind: type, accepted: str, lowest: float = -LARGEST, highest: float = LARGEST
 ) -> None:
     """Refuses a value of another ``kind`` than ``Real``, ``Integral`` (no flags) or ``bool``, or out of its range."""
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
@@ -45,7 +45,7 @@ def check_option(
         raise ValueError(f"{name} is {value}; it must be {accepted}")
 
 
-def check_kind(name: str, value: Any, kind: Any, accepted: str) -> None:
+def check_kind(name: str, value: object, kind: Any, accepted: str) -> None:
     """Refuses an object of another class than ``kind``, and a class in place of an object."""
     if isinstance(value, type) or not isinstance(value, kind):
         given = repr(value)
@@ -63,26 +63,26 @@ def checked_count(name: str, value: Any, lowest: int = 1, *, of: str = "") -> in
     return int(value)
 
 
-def checked_optional_count(name: str, value: Any, lowest: int = 1) -> int | None:
+def checked_optional_count(name: str, value: object, lowest: int = 1) -> int | None:
     """Returns a whole number as :func:`checked_count` does; ``None`` stays."""
     return None if value is None else checked_count(name, value, lowest)
 
 
 def checked_number(
-    name: str, value: Any, lowest: float = -LARGEST, highest: float = LARGEST, *, accepted: str = ""
+    name: str, value: object, lowest: float = -LARGEST, highest: float = LARGEST, *, accepted: str = ""
 ) -> float:
     """Returns a finite number from ``lowest`` to ``highest`` as a float; see :func:`check_option`."""
-    value = plain_number(value)
-    check_option(name, value, Real, accepted or range_of(lowest, highest), lowest, highest)
-    return float(value)
+    number = plain_number(value)
+    check_option(name, number, Real, accepted or range_of(lowest, highest), lowest, highest)
+    return float(number)
 
 
-def checked_share(name: str, value: Any, lowest: float = 0.0) -> float:
+def checked_share(name: str, value: object, lowest: float = 0.0) -> float:
     """Returns a number in [0, 1], or with ``lowest=ABOVE_ZERO`` in (0, 1]."""
     return checked_number(name, value, lowest, 1.0)
 
 
-def checked_entries(name: str, values: Any, accepted: str = "a sequence of numbers") -> list[Any]:
+def checked_entries(name: str, values: object, accepted: str = "a sequence of numbers") -> list[Any]:
     """Returns the entries of a sequence (no text), an array or a tensor, themselves not checked."""
     entries = values.tolist() if hasattr(values, "tolist") else values
     if isinstance(entries, str) or not isinstance(entries, Sequence):
@@ -90,7 +90,7 @@ def checked_entries(name: str, values: Any, accepted: str = "a sequence of numbe
     return list(entries)
 
 
-def checked_names(name: str, values: Any, of: str, known: Iterable[str] | None = None) -> list[str]:
+def checked_names(name: str, values: object, of: str, known: Iterable[str] | None = None) -> list[str]:
     """Returns names of objects, ``of`` what kind, at least one and each once; only ``known`` ones if given."""
     names = checked_entries(name, values, f"a list of the names of {of}s")
     for place, one in enumerate(names):
@@ -102,7 +102,7 @@ def checked_names(name: str, values: Any, of: str, known: Iterable[str] | None =
     return names
 
 
-def checked_key(name: str, value: Any) -> tuple[str, ...]:
+def checked_key(name: str, value: object) -> tuple[str, ...]:
     """Returns the names of a column's key from the outermost on, given as a name, a tuple or, from YAML, a list."""
     parts = value if isinstance(value, list | tuple) else [value]
     names: list[str] = []
@@ -116,7 +116,7 @@ def checked_key(name: str, value: Any) -> tuple[str, ...]:
     return tuple(names)
 
 
-def checked_keys(name: str, values: Any) -> list[tuple[str, ...]]:
+def checked_keys(name: str, values: object) -> list[tuple[str, ...]]:
     """Returns keys of columns as tuples; raises ``TypeError`` for a single key."""
     if isinstance(values, str) or not isinstance(values, Iterable):
         example = repr(values) if isinstance(values, str) else "'observation'"
@@ -124,13 +124,13 @@ def checked_keys(name: str, values: Any) -> list[tuple[str, ...]]:
     return [checked_key(f"{name}[{place}]", key) for place, key in enumerate(values)]
 
 
-def checked_counts(name: str, values: Any, lowest: int = 1) -> list[int]:
+def checked_counts(name: str, values: object, lowest: int = 1) -> list[int]:
     """Returns a list of whole numbers; see :func:`checked_count`."""
     entries = checked_entries(name, values)
     return [checked_count(f"{name}[{place}]", value, lowest) for place, value in enumerate(entries)]
 
 
-def checked_numbers(name: str, values: Any) -> list[float]:
+def checked_numbers(name: str, values: object) -> list[float]:
     """Returns a list of finite numbers; see :func:`checked_number`."""
     return [checked_number(f"{name}[{place}]", value) for place, value in enumerate(checked_entries(name, values))]
 
@@ -143,17 +143,16 @@ def checked_bound(name: str, value: Any) -> float | None:
     return float(value)
 
 
-def checked_flag(name: str, value: Any) -> bool:
+def checked_flag(name: str, value: object) -> bool:
     """Returns a flag; raises ``TypeError`` for any other value."""
     check_option(name, value, bool, "True or False")
     return bool(value)
 
 
-def checked_choice(name: str, value: Any, choices: Sequence[Any]) -> Any:
+def checked_choice(name: str, value: object, choices: Sequence[Any]) -> Any:
     """Returns one of ``choices``; the ``ValueError`` lists them and names a similar one."""
     for choice in choices:
-        is_alike = isinstance(value, type(choice)) and isinstance(value, bool) is isinstance(choice, bool)
-        if is_alike and value == choice:
+        if isinstance(value, type(choice)) and isinstance(value, bool) is isinstance(choice, bool) and value == choice:
             return choice
     listed = ", ".join(map(repr, choices))
     raise ValueError(f"{name} is {value!r}; it must be one of {listed}{did_you_mean(value, choices)}")
@@ -167,7 +166,7 @@ def checked_seed(value: Any, name: str = "seed") -> int | None:
     return int(value)
 
 
-def did_you_mean(given: Any, known: Iterable[Any]) -> str:
+def did_you_mean(given: object, known: Iterable[Any]) -> str:
     """Returns ``". Did you mean 'x'?"`` for the name in ``known`` that is most similar to ``given``, or nothing."""
     names = [name for name in known if isinstance(name, str)]
     near = difflib.get_close_matches(given, names, n=1) if isinstance(given, str) else []

@@ -166,7 +166,7 @@ def _state_of(replay: Any) -> dict[str, Any]:
     }
 
 
-def _own_state(part: Any) -> dict[str, Any]:
+def _own_state(part: Sampler | Writer) -> dict[str, Any]:
     # Parts of this library return copies. Other parts may return the tensors that they write into.
     state: dict[str, Any] = part.state_dict()
     return state if is_public(type(part)) else _copied(state)
@@ -197,14 +197,12 @@ def _restore_parts(parts: SavedParts, state: dict[str, Any]) -> None:
 def _built_from(replay: Any) -> dict[str, Any]:
     # These entries must be equal in the buffer that the state is loaded into.
     storage, sampler, writer, transform, episodes, *_ = replay.saved_parts
-    samplers = [sampler]
-    if unwrap(sampler) is not sampler:
-        samplers.append(unwrap(sampler))
     built = {
         "capacity": storage.max_size,
         "storage": type(storage).__name__,
         "writer": type(writer).__name__,
-        "sampler": [type(each).__name__ for each in samplers],
+        # A sampler that wraps no other is the same object twice.
+        "sampler": [type(each).__name__ for each in dict.fromkeys((sampler, unwrap(sampler)))],
         "transforms": [type(each).__name__ for each in transform.transforms],
         "n-step links": episodes is not None,
     }
@@ -216,12 +214,12 @@ def _built_from(replay: Any) -> dict[str, Any]:
         built["check_continuity"] = episodes.check_continuity
     for part in (sampler, writer, *transform.transforms):
         if isinstance(part, Stateful):
-            for name in part.stored_options:
-                value = comparable(describe(getattr(part, name)))
-                built[f"{name.lstrip('_')} of {type(part).__name__}"] = value
+            built |= {
+                f"{name.lstrip('_')} of {type(part).__name__}": comparable(describe(getattr(part, name)))
+                for name in part.stored_options
+            }
     if replay.tables is not None:
-        capacities = zip(replay.tables.names, replay.tables.capacity, strict=True)
-        built["tables"] = [[name, int(most)] for name, most in capacities]
+        built["tables"] = [[*pair] for pair in zip(replay.tables.names, replay.tables.capacity.tolist(), strict=True)]
     return built
 
 

@@ -39,7 +39,9 @@ class _Rewards(Tensor):
     errors: list[Tensor]
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
         origin = next((each for each in args if isinstance(each, cls)), None)
         if func in _LOSSES and origin is not None and kwargs["reduction"] == "mean":
             values, targets = (each.as_subclass(Tensor) for each in args)
@@ -157,7 +159,7 @@ class RecipeBuffer(ReplayBuffer):
             )
         count = len(infos)
 
-        def of_each(name: str, value: Any, dtype: Any, *shape: int) -> np.ndarray:
+        def of_each(name: str, value: object, dtype: Any, *shape: int) -> np.ndarray:
             array = np.asarray(value, dtype=dtype)
             if array.size != count * math.prod(shape) or (count > 1 and len(array) != count):
                 raise ValueError(

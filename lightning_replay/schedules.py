@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from numbers import Real
-from typing import Any
 
 from lightning_replay.options import (
     LARGEST,
@@ -88,7 +87,7 @@ class Linear(Schedule):
         return f"Linear({self.start}, {self.end}, duration={self.duration}, clock={self.clock!r})"
 
 
-def checked_schedule(name: str, value: Any, lowest: float = 0.0, highest: float = LARGEST) -> Schedule:
+def checked_schedule(name: str, value: object, lowest: float = 0.0, highest: float = LARGEST) -> Schedule:
     """Returns a schedule of numbers in a range; a number becomes a constant one.
 
     Example:
@@ -97,9 +96,9 @@ def checked_schedule(name: str, value: Any, lowest: float = 0.0, highest: float 
     """
     accepted = f"{range_of(lowest, highest)}, or a schedule of such numbers"
     if not isinstance(value, Schedule):
-        value = plain_number(value)
-        check_option(name, value, Real, accepted, lowest, highest)
-        return Constant(value)
+        number = plain_number(value)
+        check_option(name, number, Real, accepted, lowest, highest)
+        return Constant(number)
     checked_choice(f"the clock of {name}", value.clock, CLOCKS)
     # Of a user's own schedule only the value at reading 0 is known to be meant.
     for reading in (0, value.duration) if isinstance(value, Linear) else (0,):

@@ -171,7 +171,7 @@ class SeededStateful(Stateful):
         self._restore_generator(state)
 
 
-def _copied(state: Any) -> Any:
+def _copied(state: object) -> Any:
     if isinstance(state, np.ndarray):
         return torch.from_numpy(state.copy())
     if isinstance(state, Tensor):

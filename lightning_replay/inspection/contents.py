@@ -216,7 +216,7 @@ def look_at(buffer: Replay | LevelSelector) -> ReplayContents | LevelContents:
         return contents_of(state, describe(buffer))
 
 
-def contents_of(state: Mapping[str, Any], built_by: Any) -> ReplayContents:
+def contents_of(state: Mapping[str, Any], built_by: object) -> ReplayContents:
     """Returns what a buffer holds, from its ``state``, whose tensors may be in chunk files, and its description."""
     retained = _retained_of(state["writer"])
     slots, written, given = _rows_held(state, retained)
@@ -239,7 +239,7 @@ def contents_of(state: Mapping[str, Any], built_by: Any) -> ReplayContents:
     )
 
 
-def _entry(described: Any, name: str) -> Mapping[str, Any]:
+def _entry(described: object, name: str) -> Mapping[str, Any]:
     """Returns a dictionary in a description, which a file may have in any shape; an empty one in place of others."""
     entry = described.get(name) if isinstance(described, Mapping) else None
     return entry if isinstance(entry, Mapping) else {}
@@ -259,7 +259,7 @@ def _options_of(built_from: Mapping[str, Any], arguments: Mapping[str, Any]) -> 
     return shown | {name: text_of(arguments[name]) for name in _SHOWN_OPTIONS if arguments.get(name) is not None}
 
 
-def text_of(described: Any) -> str:
+def text_of(described: object) -> str:
     """Returns a described object as a call: ``PrioritizedSampler(capacity=100, priority_exponent=0.6)``.
 
     Options that are ``None`` are left out.
@@ -437,7 +437,7 @@ def _rows_held(state: Mapping[str, Any], retained: Retained | None) -> tuple[np.
     return slots, given - 1 - (int(writer["cursor"]) - 1 - slots) % capacity, given
 
 
-def _most_rows(stored: Any) -> int:
+def _most_rows(stored: object) -> int:
     """Returns the length of the longest tensor or list in the state of a storage."""
     if isinstance(stored, Mapping):
         return max(map(_most_rows, stored.values()), default=0)

@@ -148,9 +148,8 @@ def cells(values: np.ndarray, names: Sequence[str], title: str) -> str:
 
 def _shares(values: np.ndarray) -> np.ndarray:
     """Returns values scaled to [0, 1], all 0.5 where they are equal."""
-    low = values.min()
-    high = values.max()
-    return (values - low) / (high - low) if high > low else np.full(len(values), 0.5)
+    span = np.ptp(values)
+    return (values - values.min()) / span if span > 0 else np.full(len(values), 0.5)
 
 
 def short(value: float) -> str:

@@ -4,12 +4,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from lightning_replay.options import checked_local_path, missing_extra
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
 # Okabe and Ito, "Color Universal Design", 2008, without their yellow, which is hard to see on white
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -62,7 +68,7 @@ def line_style(number: int) -> dict[str, str]:
     return {"color": COLORS[color], "linestyle": _LINES[dashes % len(_LINES)]}
 
 
-def fill_band(axes: Any, x: ArrayLike, mean: np.ndarray, spread: np.ndarray, line: Any) -> None:
+def fill_band(axes: Axes, x: ArrayLike, mean: np.ndarray, spread: np.ndarray, line: Line2D) -> None:
     """Fills ``mean ± spread``, all ``[P]``, in the colour of a line."""
     axes.fill_between(x, mean - spread, mean + spread, color=line.get_color(), alpha=0.2, linewidth=0)
 
@@ -74,7 +80,7 @@ def consecutive_groups(points: ArrayLike) -> list[np.ndarray]:
     return np.array_split(rows, min(_MOST_GROUPS, len(rows) // _LEAST_IN_A_GROUP) if many else max(1, len(rows)))
 
 
-def count_on(axis: Any) -> None:
+def count_on(axis: Axis) -> None:
     """Shortens counts on an axis: 20k and 1.5M for 20,000 and 1,500,000."""
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
@@ -93,7 +99,7 @@ def log_colors(values: ArrayLike) -> tuple[np.ndarray, Any]:
     return given.clip(lowest), LogNorm(min(lowest, largest / 10), largest)
 
 
-def save_figure(figure: Any, path: str | Path) -> None:
+def save_figure(figure: Figure, path: str | Path) -> None:
     """Writes a figure in the format of the suffix, and creates its folder if absent."""
     path = checked_local_path("path", path)
     path.parent.mkdir(parents=True, exist_ok=True)

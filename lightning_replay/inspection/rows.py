@@ -6,6 +6,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,7 +42,6 @@ class StoredRows:
         """Returns the rows from ``first`` to below ``stop``, on the CPU."""
         if isinstance(self._rows, Tensor):
             return self._rows[first:stop].detach().cpu()
-        shape = (stop - first, *self._rows.shape[1:])
         found = bytearray()
         start = first * self._row_bytes
         end = stop * self._row_bytes
@@ -58,9 +58,9 @@ class StoredRows:
             if found
             else torch.zeros(0, dtype=self._rows.dtype, device="cpu")
         )
-        return flat.view(shape)
+        return flat.view(stop - first, *self._rows.shape[1:])
 
-    def _read(self, number: int, file: Any, expected: Mapping[str, Any]) -> None:
+    def _read(self, number: int, file: Path, expected: Mapping[str, Any]) -> None:
         self._number, self._content = -1, bytearray()  # the former file leaves memory first
         check_file(file, expected, reads=False)  # before that many bytes are allocated
         content = bytearray(expected["bytes"])

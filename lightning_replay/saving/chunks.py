@@ -94,12 +94,11 @@ def locate_chunks(
     named: set[Path] = set()
     for name, record in records.items():
         try:
-            dtype = DTYPES[record["dtype"]]
             shape = torch.Size(record["shape"])
             if any(length < 0 for length in shape):
                 raise TypeError(f"{record['dtype']} {list(shape)} is no tensor")
             parts = [(directory / Path(file).name, files[file]) for file in record["files"]]
-            tensor = ChunkedTensor(dtype, shape, parts)
+            tensor = ChunkedTensor(DTYPES[record["dtype"]], shape, parts)
             missing = tensor.num_bytes - sum(expected["bytes"] for _, expected in tensor.files)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DamagedFileError(f"the chunks of {name} in {directory} are not described: {error!r}") from error
@@ -138,8 +137,8 @@ def read_chunks(tensors: Mapping[str, ChunkedTensor], scratch: Path) -> dict[str
 def check_files(parts: Iterable[tuple[Path, Mapping[str, Any], memoryview | None]]) -> None:
     """Checks files in threads, as :func:`check_file` checks each."""
     with ThreadPoolExecutor(_THREADS) as pool:
-        for _ in pool.map(lambda part: check_file(*part), parts):
-            pass  # an error leaves the loop, which cancels files not yet read
+        # An error leaves the iteration, which cancels the files that are not read yet.
+        deque(pool.map(lambda part: check_file(*part), parts), maxlen=0)
 
 
 def check_file(
@@ -172,7 +171,7 @@ def fingerprint(file: Path) -> Fingerprint:
         return Fingerprint(file.stat().st_size, hashlib.file_digest(stream, _blake2b).hexdigest())
 
 
-def is_regular(file: Path, num_bytes: Any) -> bool:
+def is_regular(file: Path, num_bytes: object) -> bool:
     """Whether ``file`` exists, is no symbolic link, which could change, and has the expected size."""
     try:
         status = file.lstat()
@@ -219,5 +218,5 @@ def _allocate(num_bytes: int, directory: Path | None) -> Tensor:
     return rows.view(-1).view(torch.uint8)[:num_bytes]
 
 
-def _blake2b(content: Any = b"") -> Any:
+def _blake2b(content: bytes | memoryview = b"") -> Any:
     return hashlib.blake2b(content, digest_size=20)

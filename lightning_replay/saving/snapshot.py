@@ -164,7 +164,7 @@ class Snapshot:
             for piece in range(*pieces.indices(len(self._is_read))):
                 self._kept.pop(piece, None)
 
-    def keep_result(self, start: int, count: int, result: Any) -> None:
+    def keep_result(self, start: int, count: int, result: object) -> None:
         """Keeps what the bytes ``[start, start + count)`` of this snapshot were found to be, for later snapshots."""
         with self._owner.lock:
             if self._number > self._owner.results.get(start, (0, None, 0))[2]:  # not over that of a newer snapshot

@@ -10,6 +10,7 @@ import inspect
 import numbers
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import FunctionType
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -133,7 +134,7 @@ def describe(value: Any) -> Any:
     }
 
 
-def comparable(description: Any) -> Any:
+def comparable(description: object) -> Any:
     """Returns what :func:`describe` returned, with functions by their names without modules.
 
     A module may move, and a script is ``__main__`` in one run and imported in another. A lambda equals every other
@@ -154,7 +155,7 @@ def comparable(description: Any) -> Any:
 
 
 def build(
-    description: Any, name: str = "replay", *, trust: Sequence[str] = (), chosen: Mapping[str, Any] | None = None
+    description: object, name: str = "replay", *, trust: Sequence[str] = (), chosen: Mapping[str, Any] | None = None
 ) -> Any:
     """Builds the object that :func:`describe` described.
 
@@ -204,7 +205,7 @@ def build(
     return type.__call__(cls, **{key: part(item, f"{name}.{key}") for key, item in given.items()})
 
 
-def _is_rebuildable(value: Any) -> bool:
+def _is_rebuildable(value: object) -> bool:
     # A subclass with its own constructor need not accept the recorded arguments of its base class.
     if not isinstance(value, type):
         return False
@@ -212,11 +213,11 @@ def _is_rebuildable(value: Any) -> bool:
     return isinstance(vars(builder).get("_record"), Record)
 
 
-def _is_listed(value: Any) -> bool:
+def _is_listed(value: object) -> bool:
     return inspect.isfunction(value) and value.__qualname__ in FUNCTIONS
 
 
-def is_public(value: Any) -> bool:
+def is_public(value: type | FunctionType) -> bool:
     """Whether a class or function is one of this library's public ones."""
     return _import_path(value).partition(":")[0] in PUBLIC
 
@@ -249,7 +250,7 @@ def _importable(value: Any) -> bool:
         return False
 
 
-def _resolve(path: Any, name: str, trust: Sequence[str], is_accepted: Callable[[Any], bool]) -> Any:
+def _resolve(path: object, name: str, trust: Sequence[str], is_accepted: Callable[[Any], bool]) -> Any:
     # A class or function of this library that is_accepted needs no trust.
     if not isinstance(path, str):
         raise TypeError(f"the option {name} has the import path {path!r}")

@@ -226,7 +226,7 @@ def split_state(state: Mapping[str, Any]) -> tuple[Any, dict[str, Tensor | Snaps
     return _split(state, "", tensors), tensors
 
 
-def join_state(values: Any, tensors: Mapping[str, Tensor]) -> Any:
+def join_state(values: object, tensors: Mapping[str, Tensor]) -> Any:
     """Returns the state that :func:`split_state` took apart; raises ``DamagedFileError`` if the halves do not fit."""
     try:
         return _join(values, tensors)
@@ -236,7 +236,7 @@ def join_state(values: Any, tensors: Mapping[str, Tensor]) -> Any:
         ) from error
 
 
-def _split(value: Any, name: str, tensors: dict[str, Tensor | Snapshot]) -> Any:
+def _split(value: object, name: str, tensors: dict[str, Tensor | Snapshot]) -> Any:
     if isinstance(value, Tensor | Snapshot):
         reference = name or "tensor"
         while reference in tensors:  # {"a": {"b": ...}, "a.b": ...}
@@ -266,7 +266,7 @@ def _split(value: Any, name: str, tensors: dict[str, Tensor | Snapshot]) -> Any:
     )
 
 
-def _join(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+def _join(value: object, tensors: Mapping[str, Tensor]) -> Any:
     if isinstance(value, dict):
         if "$tensor" in value:
             return tensors[value["$tensor"]]
