@@ -37,15 +37,18 @@ class Division:
 class Divider(SeededStateful):
     """Divides draws over S replays ("shards") such that each row has the probability it has in one replay of all rows.
 
-    Keep the last known :class:`~lightning_replay.parts.GroupTotals` of each shard. :meth:`divide` draws points in
-    the sum of their masses and returns those of each shard, whose :meth:`Replay.sample_shard
-    <lightning_replay.Replay.sample_shard>` draws its rows; :meth:`weigh` makes the weights of the replies. Rows that a
-    shard got or lost in between change how likely its other rows are, and the weights take that into account: row i of
-    shard s is drawn with q_i = (M_s / M) p_i / M'_s, where M_s and M are the masses when the draw was divided and M'_s
-    that at the draw. Without such changes rows and weights are those of one replay; weights to rounding.
+    Keep the last known :class:`~lightning_replay.parts.GroupTotals` of each shard. :meth:`divide` draws points in the
+    sum of the masses, and returns the points of each shard. :meth:`Replay.sample_shard
+    <lightning_replay.Replay.sample_shard>` of a shard draws its rows, and :meth:`weigh` computes the weights from the
+    replies.
 
-    A sampler whose draws have no weights, such as the uniform one, has none here either: its draws are as uniform as
-    the totals are recent.
+    Rows may change between :meth:`divide` and the draw of a shard. Row i of shard s then has the probability
+    q_i = (M_s / M) p_i / M'_s. Here p_i is its priority, M_s and M are the masses at :meth:`divide`, and M'_s is the
+    mass of s at its draw. The weights use q_i. Without such changes, rows and weights equal those of one replay, except
+    for rounding.
+
+    A sampler without weights, such as the uniform one, has no weights here either. Its draws are as uniform as the
+    totals are recent.
 
     Args:
         sampler: built with the options of the samplers of the shards, and a capacity of any size: it holds no rows. Its

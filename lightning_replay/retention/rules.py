@@ -140,9 +140,9 @@ class SurpriseOnPolicyness(_Weighing, _Surprising):
             decides.
         greedy_epsilon: On-policyness of actions that are not greedy, in place of the softmax; slightly worse.
         surprise_exponent: Exponent of the surprise; a schedule anneals all stored priorities.
-        draw_discount: Factor of the priority for each draw of the row whose TD error was reported, in (0, 1]. Rows
-            whose error no training removes, because chance decides it, leave after some draws. 1 is the rule of the
-            paper; docs/retention.md has measurements of 0.9.
+        draw_discount: Factor in (0, 1] by which each reported TD error multiplies the priority of its row. Rows with
+            irreducible error therefore leave after some draws. 1 is the rule of the paper. docs/retention.md shows
+            measurements of 0.9.
     """
 
     def __init__(

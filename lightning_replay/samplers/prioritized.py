@@ -29,7 +29,8 @@ logger: logging.Logger = logging.getLogger(__name__)
 class PrioritizedBase(ReplaySampler, TorchRLPrioritizedSampler):
     """Exponents, clocks and TorchRL's names, which all prioritized samplers share.
 
-    Of TorchRL's class only the type is used, for which its buffers look: no constructor, tree or compiled code.
+    TorchRL's class is a base only because its buffers check the type. Its constructor, tree, and compiled code are not
+    used.
     """
 
     uses_priorities = True
@@ -112,9 +113,13 @@ class PrioritizedBase(ReplaySampler, TorchRLPrioritizedSampler):
     def update_priority(self, index: Any, priority: Any, *, storage: Storage | None = None) -> None:
         """Sets priorities, one for all, ``[n]`` or ``[n, 1]``; TorchRL's buffers call it.
 
-        Of several for one slot the last counts, index -1 is skipped. Slots are an int or int64 ``[n]``, ``[n, d]`` or a
-        tuple where the storage has d dimensions; its length bounds them, without it the capacity does. A priority
-        that is negative, infinite or NaN is a ValueError, a slot that is not there an IndexError, with nothing changed.
+        If a slot occurs twice, the last priority counts. Index -1 is skipped. Slots are an int or int64 ``[n]``. If the
+        storage has d dimensions, they are ``[n, d]`` or a tuple. They lie below the length of the storage, or below the
+        capacity if no storage is given.
+
+        Raises:
+            ValueError: A priority is negative, infinite, or NaN. Nothing is changed.
+            IndexError: A slot holds no row. Nothing is changed.
         """
         slots = flat_index(index, storage)
         self.set_priorities(slots, matching_priority(priority, slots), storage)
@@ -275,8 +280,8 @@ class PrioritizedSampler(PrioritizedBase):
             raise self._without_mass(len(storage))
         generator = self._generator
         uniform = torch.rand(batch_size, dtype=torch.float64, generator=generator, device=generator.device)
-        # The tree also returns the importance weights (p / smallest p) ** -beta. One loop over 256 rows takes 27
-        # microseconds, and the steps of a divided draw take 73.
+        # The tree also returns the importance weights (p / smallest p) ** -beta, so that the rarest row has weight 1.
+        # One compiled loop draws and weighs 256 rows in 27 microseconds. Separate torch calls take 73.
         index, weight = tree.draw(uniform.cpu(), over_batch=self.normalize_over_batch, exponent=-self.beta)
         self._clocks["draws"] += 1
         if storage.ndim > 1:

@@ -76,7 +76,8 @@ def rebuildable(cls: C, *, set_again: tuple[str, ...] = (), chosen_when_loaded: 
     @functools.wraps(original)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         refuse_unknown(cls.__name__, kwargs, accepted)
-        if "init_arguments" not in self.__dict__:  # The constructor of a subclass calls this one.
+        # The constructor of a subclass may have recorded its own arguments already.
+        if "init_arguments" not in self.__dict__:
             try:
                 bound = signature.bind(self, *args, **kwargs)
             except TypeError as error:
@@ -87,7 +88,8 @@ def rebuildable(cls: C, *, set_again: tuple[str, ...] = (), chosen_when_loaded: 
                 if kinds[name] is not inspect.Parameter.VAR_POSITIONAL:  # Only object has it.
                     arguments |= value if kinds[name] is inspect.Parameter.VAR_KEYWORD else {name: value}
             object.__setattr__(self, "init_arguments", arguments)
-        with torch.inference_mode(False):  # its tensors are written to later
+        # The tensors of the object are written to later.
+        with torch.inference_mode(False):
             original(self, *args, **kwargs)
 
     cls.__init__ = __init__  # type: ignore[misc]
@@ -167,7 +169,7 @@ def build(
         description: JSON.
         name: name of the option, for errors.
         trust: further modules and packages.
-        chosen: arguments in ``chosen_when_loaded``, see :func:`recorded`.
+        chosen: arguments in ``chosen_when_loaded``, see :func:`rebuildable`.
 
     Raises:
         NotRebuildableError: an option was neither a plain value nor one of the names above.

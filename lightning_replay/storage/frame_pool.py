@@ -21,7 +21,7 @@ class Found(NamedTuple):
     """Frames of two stacks ``[N, k, ...]`` each, as they were found in a pool."""
 
     frames: np.ndarray  # int32 [N, 2 k], the place in the pool, or -1 - number for a new frame
-    sources: np.ndarray  # int64 [new], where each new one comes first in it, flattened
+    sources: np.ndarray  #: int64 ``[new]``, the first position of each new frame in the flattened stacks.
     hashes: np.ndarray  # int64 [new]
 
 
@@ -83,8 +83,8 @@ class TorchSearch:
 
 
 def _matched(keys: list[int], index: FrameIndex, is_equal: Callable[[int, int], bool]) -> tuple[np.ndarray, list[int]]:
-    # Frames and sources of Found. is_equal compares a given frame with one in the pool, a place above 0, or one given
-    # before it, -1 - place.
+    # Returns frames and sources of Found. is_equal(own, other) compares a given frame with another one. If other is
+    # above 0, it is a place in the pool. If it is negative, -1 - other is the position of an earlier given frame.
     hashes, heads, following = index
     frames = np.empty(len(keys), dtype=np.int32)
     sources: list[int] = []

@@ -76,12 +76,12 @@ class TransitionBlock(SingleAgentEpisode):
 
     @property
     def is_terminated(self) -> bool:
-        """Whether the last step of every row terminated."""
+        """Whether the last row is terminated."""
         return self.ends[0]
 
     @property
     def is_truncated(self) -> bool:
-        """Whether the last step of every row was truncated."""
+        """Whether the last row is truncated."""
         return self.ends[1]
 
     def slice(self, slice_: Any, *, len_lookback_buffer: int | None = None) -> TransitionBlock:
@@ -152,12 +152,12 @@ class FlaggedBlock(TransitionBlock):
 
     @property
     def is_terminated(self) -> bool:
-        """Raises ``NotImplementedError``, because each row has its own flag."""
+        """Raises ``ValueError``, because each row has its own flag."""
         self._refuse_one_end("is_terminated")
 
     @property
     def is_truncated(self) -> bool:
-        """Raises ``NotImplementedError``, because each row has its own flag."""
+        """Raises ``ValueError``, because each row has its own flag."""
         self._refuse_one_end("is_truncated")
 
     def _ends_of(self, rows: Any) -> tuple[Any, Any]:
@@ -179,10 +179,10 @@ def _active(options: dict[str, Any]) -> bool:
 
 
 class Piece(NamedTuple):
-    """Rows that travel together: as the Learner gets them, and the place in the drawn batch of each, int64 ``[n]``."""
+    """Rows that travel together."""
 
-    episode: SingleAgentEpisode
-    places: np.ndarray
+    episode: SingleAgentEpisode  #: Rows in the form that a Learner reads.
+    places: np.ndarray  #: int64 ``[n]``, the position of each row in the drawn batch.
 
 
 class BatchCutter:
@@ -330,9 +330,9 @@ class _Span:
 
 
 def _in_rounds(pieces: Mapping[str, list[Piece]], num_learners: int) -> list[Owned]:
-    # For each module as many pieces of one length as there are Learners, which RLlib deals out evenly; then single
-    # rows, which may go to any Learner. Learners average gradients in the order in which they have them, of whatever
-    # module: without rows of each module, in the same order, their weights would drift apart silently.
+    # Each module gets as many pieces of one length as there are Learners, because RLlib deals these out evenly. Single
+    # rows follow, which may go to any Learner. Learners average gradients by position, and not by module. Each Learner
+    # therefore needs rows of each module in the same order. Otherwise the weights of Learners drift apart silently.
     rounds: list[Owned] = []
     others: list[Owned] = []
     for module, (longest, *singles) in pieces.items():
