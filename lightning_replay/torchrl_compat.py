@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
-from torchrl.data.replay_buffers import ReplayBuffer, RoundRobinWriter, Sampler, SliceSampler, Storage, Writer
+
+if TYPE_CHECKING:  # The inspection of a save reads rows without TorchRL.
+    from torchrl.data.replay_buffers import ReplayBuffer, RoundRobinWriter, Sampler, SliceSampler, Storage, Writer
 
 
 def attached_buffers(storage: Storage) -> Sequence[ReplayBuffer]:

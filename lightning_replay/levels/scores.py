@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scores of levels, means over the steps of an episode: how much a policy could still learn from a level.
 
-Most scores exist twice: a class accepts a segment, and a function accepts tensors. A segment is a TensorDict ``[T]`` in TorchRL's layout.
+Most scores exist twice: a class accepts a segment, and a function accepts tensors. A segment is a TensorDict ``[T]`` in
+TorchRL's layout.
 Table 1 of Jiang et al. 2021, "Prioritized Level Replay", https://arxiv.org/abs/2010.03934; positive value loss and
 MaxMC from Jiang et al. 2021, "Replay-Guided Adversarial Environment Design", https://arxiv.org/abs/2110.02439.
 """
