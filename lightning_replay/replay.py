@@ -265,6 +265,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
                 :meth:`extend` refuses. Nothing is changed.
 
         Example:
+            >>> from lightning_replay import PackedStorage
             >>> replay = Replay(storage=PackedStorage(capacity=100), batch_size=4, seed=0)
             >>> reward = np.ones((1, 1), dtype=np.float32)
             >>> columns = {"observation": np.zeros((1, 3), dtype=np.float32), ("next", "reward"): reward}
@@ -748,9 +749,15 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
 
         Returns:
             Slots of the rows that were stored by this call, int64.
+
+        Raises:
+            ValueError: ``slots`` are given without ``generation``. No episode is ended.
         """
         if slots is not None:
-            assert generation is not None, "slots= needs generation="
+            if generation is None:
+                raise ValueError(
+                    "end_episodes got slots and no generation; give generation= of the batch that names these slots"
+                )
             with self._changing():
                 self._ends.end_slots(slots, generation)
             return slots[:0]

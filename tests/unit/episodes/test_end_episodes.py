@@ -129,3 +129,10 @@ def test_without_an_order_of_rows_nothing_is_marked_and_nothing_follows() -> Non
     rows = {int(row["observation"][0]): row for row in replay.sample(256)}
     assert [rows[number]["steps_to_next_obs"].item() for number in (0, 1, 2)] == [2, 1, 1]
     assert not any(flags(replay, "truncated").values())
+
+
+def test_slots_without_generations_are_refused() -> None:
+    replay = recipes.uniform(capacity=8, batch_size=2)
+    slots = replay.extend(interleaved(0, [1, 1]))
+    with pytest.raises(ValueError, match="end_episodes got slots and no generation; give generation="):
+        replay.end_episodes(slots=slots)
