@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fast paths past methods that a subclass may override: a class declares that they may be taken for its objects.
 
-A class says so by ``exact = True`` in its body. A subclass does not inherit this, because it may override a method that
-the fast path leaves out. If it overrides none, it sets ``exact = True`` itself.
+A class declares this by ``exact = True`` in its body. A subclass does not inherit the declaration, because it may
+override a method that the fast path leaves out. If it overrides no such method, it sets ``exact = True`` itself.
 """
 
 from __future__ import annotations

@@ -194,7 +194,7 @@ class ApexDQN(DQN):
         return {**state, RATE_LIMITER: self.rate_limiter.state_dict()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restores :meth:`get_state`, or the state of a DQN, of which the ratio starts anew."""
+        """Restores :meth:`get_state`, or the state of a DQN, with the ratio at its start."""
         super().set_state(state)
         if RATE_LIMITER in state:
             self.rate_limiter.load_state_dict(state[RATE_LIMITER])

@@ -113,7 +113,7 @@ class CheckpointPart(Protocol):
 
 
 class ReplayPart:
-    """Saves and restores the replay buffer and the warm-up; without the buffer, a restored algorithm warms up anew."""
+    """Saves and restores the replay buffer and the warm-up; without the buffer, a restored algorithm warms up again."""
 
     folder = FOLDER
     option = "restore_replay"

@@ -153,7 +153,7 @@ class Discontinuities(NamedTuple):
     begins: list[tuple[int, int]]  #: Rows with which another episode of the same trajectory begins, and these.
 
     def parts(self) -> Iterator[tuple[slice, int | None]]:
-        """Yields the rows in parts, each with the trajectory whose episode begins anew with it, if one does."""
+        """Yields the rows in parts, each with the trajectory of the episode that begins with it, if one begins."""
         bounds = [(0, None), *self.begins] if not self.begins or self.begins[0][0] else self.begins
         for place, (first, name) in enumerate(bounds):
             yield slice(first, bounds[place + 1][0] if place + 1 < len(bounds) else len(self.done)), name

@@ -319,7 +319,7 @@ class LevelBuffer(LevelSelector):
         return torch.from_numpy(scores[place])
 
     def forget(self) -> None:
-        """Makes all levels as they were at the start, to be measured anew; levels in flight stay so."""
+        """Resets all levels to the start, so that they are measured again; levels in flight stay in flight."""
         self.table.clear()
         self._new.restart()
         self._best_returns.clear()

@@ -257,7 +257,7 @@ class LevelWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     A level is set by ``reset(seed=level_id)``, or by ``set_level(level_id)`` and a ``reset()`` without a seed if the
     environment or one of its wrappers has that method, or by ``reset(options={level_option: level_id})``. Inside other
-    level wrappers and vectors this one is told its level. The level of a reset is taken, in this order, from
+    level wrappers and vectors this environment gets its level. The level of a reset is taken, in this order, from
     ``options={"level_id": 7}``, :meth:`set_level`, ``next_level()``. Without ``next_level``, the ``seed`` of a reset is
     the id of the level. With ``next_level``, the seed, such as the ``seed=0`` of a training library, only seeds the
     environment's own generator. It has no effect if the level is the seed. A level buffer counts an episode in

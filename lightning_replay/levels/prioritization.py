@@ -176,7 +176,7 @@ class Top(Greedy):
     """Draws the ``count`` highest scores with equal probability; the temperature has no effect.
 
     The buffer of the most learnable levels in Rutherford et al. 2024, algorithm 1, https://arxiv.org/abs/2408.15099,
-    which changes only where all is measured anew; here also with every score that is recorded meanwhile.
+    which changes only if all levels are measured again. Here it also changes with every recorded score.
 
     Args:
         count: K, levels that are drawn; all where fewer have a score.

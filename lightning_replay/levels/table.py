@@ -54,7 +54,7 @@ class LevelTable:
         self._generations = np.zeros(0, np.int64)
         self._count = 0
         self._sums = SumTree()  # sums over timestamps
-        self._is_behind = False  # whether trees and sorted lists are to be built anew before the next draw of one row
+        self._is_behind = False  # Whether the next draw of one row must rebuild trees and sorted lists.
         self._concentration = ReplayConcentration(self._order)
 
     def __len__(self) -> int:
@@ -155,7 +155,7 @@ class LevelTable:
         return new
 
     def defer(self, changes: int) -> None:
-        """Has trees and sorted lists built anew before the next draw, if that is quicker than to change them."""
+        """Lets the next draw rebuild trees and sorted lists, if that is quicker than to change them."""
         self._is_behind |= changes > 1 and 16 * changes > self._count  # a change takes as long as 16 rows of a new tree
 
     def put_all(self, rows: np.ndarray, scores: np.ndarray, timestamps: np.ndarray) -> None:
@@ -295,7 +295,7 @@ class LevelTable:
         self._timestamps = state_dict["timestamp"].cpu().numpy().astype(np.int64)
         self._generations = state_dict["generation"].cpu().numpy().astype(np.int64)
         self._count = len(self._scores)
-        # Trees and sorted lists follow from scores and timestamps, and are built anew.
+        # Trees and sorted lists follow from scores and timestamps, and are rebuilt.
         self._is_behind = True
         if state_dict["prioritization"]:
             self._catch_up()

@@ -123,7 +123,7 @@ class PackedStorage(LazyTensorStorage):
         self._last_cursor: int | None = None  # the slot written last
         # Where rows come from; None until the first ones since this storage was built or loaded.
         self._given_device: torch.device | None = None
-        self.occupancy_owner: Occupancy | None = None  # Which slots hold a row, where a writer into tables says so.
+        self.occupancy_owner: Occupancy | None = None  # The slots that hold a row, if a writer into tables decides it.
         self._reached = 0  # one more than the highest slot ever written
         self._has_views = False  # whether rows may be written without notice, through views handed out
         self._least_generation = 0  # of rows written from now on, less 1: above all that were handed out before a load

@@ -38,7 +38,7 @@ class RelabelGoals(ReplayTransform):
 
     The new goal of a row is the achieved goal after one step of its episode (under ``"next"``), drawn along the links
     between stored rows: never across the end of an episode, a gap, an overwritten row or environments. The reward is
-    computed anew, and so is ``terminated`` where a function for it is given; with ``n_steps`` of the buffer for every
+    computed again, and so is ``terminated`` where a function for it is given; with ``n_steps`` of the buffer for every
     step of the return, which ends where the new goal terminates it. Stored rows, ``index``, weights and priorities stay
     as they are. Hindsight Experience Replay, Andrychowicz et al. 2017, https://arxiv.org/abs/1707.01495, section 4.5.
 

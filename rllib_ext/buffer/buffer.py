@@ -610,7 +610,7 @@ class ModuleReplay:
             raise ValueError(
                 "update_priorities got TD errors, but nothing was drawn since the last update; sample first"
             )
-        # The generations are those of the draw: rows written anew since then get no TD error.
+        # The generations are those of the draw, so rows that were written since then get no TD error.
         index, generation, action, sequences = self._expected
         given: Any = np.asarray(td_errors)
         if sequences is not None:

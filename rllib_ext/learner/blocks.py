@@ -198,7 +198,7 @@ class BatchCutter:
         rewards, terminated, truncated = (
             leaf("next", name).reshape(-1) for name in ("reward", "terminated", "truncated")
         )
-        # Read once and nested in each piece anew: tree.map_structure over the nested columns takes longer than a draw.
+        # Columns are read once and nested for each piece, because tree.map_structure takes longer than a draw.
         read = [
             [leaf(*part.key) for part in observation.leaves],
             [leaf("next", *part.key) for part in observation.leaves],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Ray actor that holds a part of a sharded replay, and saved episodes dealt out anew to it."""
+"""The Ray actor that holds one shard of a sharded replay, and the saved episodes that it gets at a load."""
 
 from __future__ import annotations
 
