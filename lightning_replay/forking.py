@@ -69,7 +69,8 @@ def _pause_collector() -> None:
 
 def _resume_collector() -> None:
     if threading.get_ident() in _pausing:
-        gc.enable()  # first: a thread that forks before the next line finds it on, or this thread among those that fork
+        # The collector comes first. A fork between the two lines would otherwise leave it off in the child.
+        gc.enable()
         _pausing.remove(threading.get_ident())
 
 

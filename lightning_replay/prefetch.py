@@ -50,7 +50,10 @@ class Prefetch:
         wait(ahead)
 
     def batches(self) -> list[Any]:
-        """Returns the batches that were drawn ahead. A draw that failed fails again where the state is loaded."""
+        """Returns the batches that were drawn ahead.
+
+        Failed draws are left out. They are drawn again after a load, and fail there.
+        """
         return [future.result() for future in self.queue if future.exception() is None]
 
     def replace(self, batches: list[Any]) -> None:

@@ -376,7 +376,7 @@ class LevelBuffer(LevelSelector):
         count = len(self.table)
         if count == 0 or count / self.capacity < self.min_fill:
             return False
-        # While all levels with a score are being played, a new one goes first, if there is any that is not.
+        # While all levels with a score are being played, an idle new level is played first.
         return self._new.num_idle == 0 or len(self.table.rows_among(self._left_out)) < count
 
     def _is_known(self, level_id: int) -> bool:

@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _add_current_folder() -> None:
-    # Behind the libraries: a file with the name of one would be run in its place.
+    # The folder comes last. In front, a file that is named like a library would replace the library.
     if not sys.flags.safe_path and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
 

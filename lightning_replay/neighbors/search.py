@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lightning_replay.options import checked_choice, missing_extra
 
-# Rows of a group are ranked by their smallest distance first.
+# Groups of this many rows are ranked by their smallest distance. Then the rows of the best groups are compared.
 _GROUP = 16
 # One product has this many queries.
 _BLOCK = 256

@@ -42,7 +42,7 @@ class DrawnRatios(NamedTuple):
     """How often the rows of a batch are drawn, compared with a uniform draw from the table of each."""
 
     ratio: np.ndarray  #: float64 ``[B]``, ``|B| P`` of each row.
-    smallest: float  #: The least it can be for any row of any table drawn from.
+    smallest: float  #: Smallest possible ratio over all tables that have a share.
 
     def importance(self, exponent: float) -> np.ndarray:
         """Returns ``ratio ** -exponent`` over the largest it can be, float64 ``[B]``."""
@@ -57,7 +57,7 @@ class SummedTables(NamedTuple):
 
 
 class ShardOfTables(Tables):
-    """Tables of one of several replays, whose lengths are those of all of them; all else is shared with ``tables``."""
+    """The tables of one replay among several; ``length`` is summed over all replays, the rest is that of ``tables``."""
 
     length: Any = None
     drawn_among: Any = None

@@ -41,14 +41,14 @@ class Folder:
 
     @classmethod
     def at(cls, path: str | Path | None, filesystem: fs.FileSystem | None = None) -> Folder:
-        """Returns the folder at a path or URI; local where RLlib chose the path."""
+        """Returns the folder at a path or URI of a checkpoint of RLlib."""
         if filesystem is None and path is not None:
             filesystem, path = fs.FileSystem.from_uri(str(path))
         return cls(filesystem or fs.LocalFileSystem(), Path(str(path)).as_posix())
 
     @classmethod
     def of_user(cls, path: str | Path, filesystem: fs.FileSystem | None = None) -> Folder:
-        """Returns the folder at a path or URI that was given here, where a relative path is one of this process."""
+        """Returns the folder at a path or URI of a user; a relative path is relative to this process."""
         check_kind("filesystem", filesystem, fs.FileSystem | None, "a file system of pyarrow, or None")
         if filesystem is None and "://" not in str(path):
             path = os.path.abspath(checked_local_path("path", path, LOCAL_OR_URL))
@@ -56,7 +56,7 @@ class Folder:
 
     @classmethod
     def at_url(cls, url: str) -> Folder:
-        """Returns the folder at a URL of fsspec, such as ``s3://bucket/folder``, as Lightning's paths are."""
+        """Returns the folder at a URL of fsspec, such as ``s3://bucket/folder`` of a Lightning checkpoint."""
         filesystem, path = fsspec.core.url_to_fs(url)
         return cls(fs.PyFileSystem(fs.FSSpecHandler(filesystem)), path, url=url)
 
