@@ -178,7 +178,7 @@ class Divider(SeededStateful):
 def check_divisible(sampler: Sampler) -> None:
     """Refuses a sampler whose draws cannot be divided, or which pairs the rows of one, by raising ``TypeError``."""
     for one in dict.fromkeys((sampler, unwrap(sampler))):
-        # A class that overrides sample alone would have its parts drawn as its base class draws.
+        # If a class overrides only sample, divided draws would follow the rule of its base class.
         drawing = next(base for base in type(one).__mro__ if {"sample", "sample_shard"} & vars(base).keys())
         if not isinstance(one, ReplaySampler) or "sample_shard" not in vars(drawing):
             raise TypeError(

@@ -300,7 +300,7 @@ class MixedReplay(SeededStateful, TrainingReplay):
         generation: Tensor | None = None,
         **signals: Any,
     ) -> None:
-        """Returns TD errors and signals to their rows, as :meth:`~lightning_replay.Replay.update_priority`."""
+        """Passes TD errors and signals on to their rows, see :meth:`~lightning_replay.Replay.update_priority`."""
         td_error = td_error_of(td_error, signals, self.online.signals + self.offline.signals)
         index, td_error, generation = parse_td_errors(index, td_error, generation)
         first, of_rows = index if index.ndim == 1 else index[:, 0], {"td_error": td_error, "generation": generation}
@@ -374,7 +374,7 @@ class MixedReplay(SeededStateful, TrainingReplay):
     has_snapshots: Any = _of_both("has_snapshots", operator.and_)
     sequence_length: Any = _of_online("sequence_length")  # the same in both
     burn_in: Any = _of_online("burn_in")
-    # Those of ``online``, which alone is written to.
+    # The attribute is that of ``online``, because only ``online`` is written to.
     extend: Any = _of_online("extend")
     extend_columns: Any = _of_online("extend_columns")
     write_count: Any = _of_online("write_count")

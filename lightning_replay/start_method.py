@@ -26,7 +26,7 @@ class _TorchRLFinder(MetaPathFinder):
     ) -> ModuleSpec | None:
         if fullname != "torchrl":
             return None
-        sys.meta_path.remove(self)  # once; the other finders find it as usual
+        sys.meta_path.remove(self)  # This finder acts once. After that the other finders find the module.
         spec = importlib.util.find_spec(fullname)
         if hooks.are_on and _is_imported_by_us() and spec is not None and spec.loader is not None:
             loader: Any = spec.loader

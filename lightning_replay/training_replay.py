@@ -94,7 +94,7 @@ class TrainingReplay(BreaksGraphs):
         raise NotImplementedError("this replay has no curriculum, whose tasks make progress")
 
     def actor_tasks(self, num_actors: int) -> list[int]:
-        """Returns the next task of each actor in a curriculum; other replays refuse it."""
+        """Returns the next task of each actor. Replays without a curriculum refuse the call."""
         raise NotImplementedError("this replay has no curriculum, whose tasks actors play")
 
     def set_initial_surprise(self, measure: Callable[[TensorDictBase], Tensor] | None) -> None:

@@ -28,7 +28,7 @@ from rllib_ext.buffer.buffer import ModuleReplay, RecipeEpisodeReplayBuffer
 
 logger: logging.Logger = logging.getLogger(__name__)
 MANIFEST = "buffer.json"
-# A sharded replay has this manifest in place of the other.
+# A sharded replay has this manifest in place of the manifest of one replay.
 MANIFEST_OF_SHARDS = "shards.json"
 ROWS = "rows"
 FORMAT = "lightning-replay-rllib"
@@ -85,7 +85,7 @@ class CheckpointedAlgorithm:
                 f"gone. Nothing was restored; {self._part.instead}"
             )
         check_files = functools.partial(check_fingerprints, checkpoint, instead=self._part.instead)
-        # Read and checked before the algorithm changes; `finish` puts the part in place after it has.
+        # The part is read and checked before the algorithm changes. `finish` puts it in place after the change.
         finish = self._part.read(folder, check_files) if restores else self._part.leave_out(folder)
         self._restore_algorithm(path, filesystem=filesystem, **options)
         finish()

@@ -69,7 +69,7 @@ class Stop:
 
 
 class Settings(NamedTuple):
-    """The settings of a file beside the config; without a path no checkpoint is written."""
+    """Settings in a file that are not part of the algorithm's config. Without a path no checkpoint is written."""
 
     stop: Stop
     checkpoint: str | None

@@ -295,7 +295,9 @@ class Columns:
         columns.name = state["name"]
         columns._nesting = state["struct"]
         columns.leaves = [Leaf(tuple(key), np.dtype(dtype), tuple(shape)) for key, dtype, shape in state["leaves"]]
-        if not all(leaf.dtype.kind in "biufc" for leaf in columns.leaves):  # an object would be read from its bytes
+        if not all(
+            leaf.dtype.kind in "biufc" for leaf in columns.leaves
+        ):  # An array of objects could not be read from its bytes.
             raise ValueError(f"the saved {state['name']} has columns of {state['leaves']}; load an earlier save")
         return columns
 

@@ -52,7 +52,9 @@ class LevelBatchSampler(Sampler[list[int]]):
         return self.num_batches
 
     def __iter__(self) -> Iterator[list[int]]:
-        if self._loaded is None:  # a state waits for the first batch: DataLoaders make iterators that they do not use
+        if (
+            self._loaded is None
+        ):  # The state is kept until the first batch, because a DataLoader makes iterators that it never uses.
             self._drawn = 0
         return self._batches()
 

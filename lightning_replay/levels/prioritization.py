@@ -345,7 +345,7 @@ class SumTree:
         return node - self.first_leaf
 
     def find_below(self, top: int, rows: int, prefix: int) -> int:
-        """As :meth:`find`, for the numbers ``top - value`` of the first ``rows`` rows, in integers."""
+        """Works like :meth:`find` on the integers ``top - value`` of the first ``rows`` rows."""
         nodes = self.nodes
         node = 1
         row, width = 0, self.first_leaf  # the first row below a node, and the number of its leaves

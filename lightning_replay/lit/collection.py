@@ -276,7 +276,7 @@ class Collection(Collector):
         steps_of_all = state["env_steps"] * state["processes"]
         super().load_state_dict(state | {"env_steps": -(-steps_of_all // self._world_size)})
         self._stored_steps = self.env_steps
-        # The state is that of the first of several processes; the others may have begun more episodes in these steps.
+        # The state comes from the first process. Other processes may have begun more episodes in these steps.
         self._next_trajectory = state["next_trajectory"] + (state["env_steps"] if self._rank else 0)
         self._begin_rank()
         self._is_interrupted = True

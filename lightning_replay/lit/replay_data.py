@@ -230,7 +230,7 @@ class ReplayDataModule(EnvStepDataModule):
             raise ValueError(
                 f"env_steps is {self.pace.env_steps}; {world_size} processes share it, give a multiple of {world_size}"
             )
-        # With replays of their own, the draws of each process would wait for the others without an end.
+        # If each process had its own replay, the processes would wait forever for the draws of the others.
         if not strategy.reduce_boolean_decision(strategy.broadcast(self.replay.name) == self.replay.name):
             raise ValueError(
                 "each process has built a replay of its own, of which none would get batches. Give all the same name, "

@@ -109,7 +109,7 @@ class ActionReader:
             self._parts = ActionReader(Discrete(len(self.actions.boxes))), ActionReader(self._parameters)
 
     def __call__(self, returned: object, count: int, source: str) -> Action:
-        """Reads the actions returned for ``count`` observations by ``source``, a class and method."""
+        """Reads the actions that ``source``, a method, returned for ``count`` observations."""
         if self.actions is not None:
             if not isinstance(returned, tuple | list) or len(returned) != 2:
                 raise TypeError(

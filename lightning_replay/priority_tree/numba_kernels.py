@@ -267,7 +267,7 @@ def find(remaining, index, leaves, sums, starts, counts):  # type: ignore[no-unt
 
 @compiled
 def draw(uniform, exponent, over_batch, index, weight, leaves, sums, minima, starts, counts):  # type: ignore[no-untyped-def]
-    """Draws in proportion; ``weight`` is the value over the smallest of all, or of the batch, to the ``exponent``."""
+    """Draws slots in proportion to their leaves; ``weight`` is ``(leaf / smallest) ** exponent``."""
     root = starts[counts.size - 1]
     find(uniform * sums[root], index, leaves, sums, starts, counts)
     smallest = minima[root]

@@ -212,7 +212,7 @@ class SmallestReturnLeaves(RetentionRule):
 class StochasticSurprise(RetentionRule):
     """The victim is drawn in proportion to ``(1 / (abs(td_error) + offset)) ** exponent``; candidates always enter.
 
-    The TD error is the root of the surprise, so that all rules have the same feedback.
+    Feedback is the surprise, which is the squared TD error, so this rule takes its square root.
 
     Args:
         exponent: Exponent α; 0 draws victims uniformly.

@@ -104,7 +104,7 @@ class SamplerWrapper(ReplaySampler, TorchRLPrioritizedSampler):
         self.base_sampler.extend(index)
 
     def add(self, index: Any) -> None:
-        """Passes one new slot to ``base_sampler``, by TorchRL's name."""
+        """Passes one new slot to ``base_sampler``. TorchRL calls this method ``add``."""
         self.base_sampler.add(index)
 
     @property

@@ -416,7 +416,7 @@ class PrioritizedSampler(PrioritizedBase):
         self._priority_exponent = value
 
     def _repowered(self, exponent: float) -> Tensor:
-        # The tree keeps p ** α: p ** (α'/α · α) is the priority at the new exponent α'.
+        # The tree keeps p ** α. Raised to α'/α, it becomes p ** α', the value at the new exponent.
         return self._tree.leaves().pow(exponent / self._priority_exponent)
 
     def _empty(self) -> None:

@@ -28,7 +28,7 @@ def count(frames, step, references):  # type: ignore[no-untyped-def]
 
 @compiled
 def let_go(frames, references, free, num_free, hashes, heads, following):  # type: ignore[no-untyped-def]
-    """Removes a reference to each of ``frames``, int32 ``[M]``; those without any become free. Returns ``num_free``."""
+    """Removes one reference to each frame, int32 ``[M]``. Frames without references become free."""
     mask = heads.size - 1
     for place in range(frames.size):
         frame = frames[place]

@@ -107,7 +107,7 @@ class Mixing:
             self._shaped[kind] = self._coefficient.to(pairs.dtype).reshape(shape), untouched
         weight, untouched = self._shaped[kind]
         first, second = pairs.unbind(1)
-        # In this order a weight of 1 returns the first exactly, and so do two equal rows.
+        # This order returns the first row exactly if its weight is 1, and if both rows are equal.
         mixed = torch.lerp(second, first, weight)
         # A weight of 1 does not remove the NaN or infinity of a partner.
         return mixed if untouched is None else torch.where(untouched, first, mixed)

@@ -221,7 +221,7 @@ class CounterLog:
             self._log_sum(whole, counter, "", counts[counter, ""])
             for name in rows:
                 self._log_sum(f"num_module_{counter}", counter, name, counts[counter, name])
-            if list(rows) == [DEFAULT_MODULE_ID]:  # one agent, or several of which the rows do not say which
+            if list(rows) == [DEFAULT_MODULE_ID]:  # There is one agent, or the rows do not name their agent.
                 amount = counts[counter, DEFAULT_MODULE_ID]
                 self._log_sum(f"num_agent_{counter}", f"agent_{counter}", DEFAULT_AGENT_ID, amount)
         for (counter, agent), amount in counts.items():

@@ -49,7 +49,9 @@ def checked_levels(
     """Builds a level buffer and checks on a copy that the algorithm can play and score its levels."""
     source = built_levels(levels, config)
     check_algorithm(config, source.plays_unlearned, flush)
-    source.check_held_out(held_out)  # evaluation warns of those that an unbounded level set reached
+    source.check_held_out(
+        held_out
+    )  # The evaluation warns of held-out levels that an unbounded set of levels has reached.
     trial = cloudpickle.loads(cloudpickle.dumps(source))
     trial.claim()  # Tune builds the algorithm in another process than the config
     drawn = [trial.next_level(actor) for actor in range(_DRAWN)]

@@ -19,10 +19,11 @@ _SUPPLY = Attached["LevelSupply"]("level_supply")
 
 
 class LevelSupply:
-    """Draws the levels of an EnvRunner, in one call those of a round of sampling, and does not wait for them.
+    """Draws the levels of an EnvRunner without waiting for them, one call for each round of sampling.
 
-    The first step of a round draws as many as the round before had episodes, less those left over, by the newest
-    scores. If they are too few, a quarter as many is drawn at a time; those left over come first in the next round.
+    The first step of a round draws by the newest scores. It draws as many levels as the last round had episodes, minus
+    the leftover levels. If levels run out, each further call draws a quarter of this number. Leftover levels come first
+    in the next round.
     """
 
     def __init__(self, server: Any, env_runner: Any) -> None:
