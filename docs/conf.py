@@ -27,6 +27,7 @@ NOT_IN_AN_INVENTORY = (
     "C",
     "MeasureSurprise",
     "ModuleReplay",
+    "Tables",
     "minigrid.envs.multiroom.MultiRoomEnv",
     "minigrid.envs.obstructedmaze_v1.ObstructedMaze_Full_V1",
     "pyarrow._fs.FileSystem",

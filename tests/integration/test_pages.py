@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from lightning_replay import hooks
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -44,6 +46,12 @@ def _sections(page: Path) -> list[tuple[str, str]]:
 
 SECTIONS = [section for page in PAGES for section in _sections(page)]
 NEEDS_RAY = [section for section in SECTIONS if "ray" in section[1] or "rllib_ext" in section[1]]
+
+
+@pytest.fixture(autouse=True)
+def hooks_stay_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page turns the hooks off, which later tests of this process need."""
+    monkeypatch.setattr(hooks, "are_on", True)
 
 
 def _run(name: str, code: str) -> None:
