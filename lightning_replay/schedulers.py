@@ -108,7 +108,10 @@ class Scheduler(Stateful, ABC):
         return [tasks[actor % len(tasks)] for actor in range(num_actors)]
 
     def index_of(self, name: str) -> int:
-        """Returns the number of a task; raises ``ValueError`` if there is none of this name."""
+        """Returns the number of a task; raises ``ValueError`` if there is none of this name.
+
+        :meta private:
+        """
         self._check_started()
         if name not in self.tasks:
             raise ValueError(f"task is {name!r}; the tasks are {', '.join(map(repr, self.tasks))}")

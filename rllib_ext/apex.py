@@ -58,7 +58,10 @@ class ApexDQN(DQN):
 
     @classmethod
     def get_default_config(cls) -> ApexDQNConfig:
-        """Returns a new :class:`ApexDQNConfig`."""
+        """Returns a new :class:`ApexDQNConfig`.
+
+        :meta private:
+        """
         return ApexDQNConfig()
 
     def setup(self, config: AlgorithmConfig) -> None:
@@ -81,7 +84,10 @@ class ApexDQN(DQN):
             )
 
     def restore_env_runners(self, env_runner_group: Any) -> list[int]:
-        """Restores lost EnvRunners once they answer again; returns their numbers."""
+        """Restores lost EnvRunners once they answer again; returns their numbers.
+
+        :meta private:
+        """
         is_ours = env_runner_group is self.env_runner_group
         if is_ours and not probe_lost(env_runner_group):
             return []
@@ -294,7 +300,10 @@ class ApexDQNConfig(DQNConfig):
         self.new_rate_limiter()
 
     def new_rate_limiter(self) -> RateLimiter:
-        """Returns the limiter that these options describe."""
+        """Returns the limiter that these options describe.
+
+        :meta private:
+        """
         first_rows = max(self.num_steps_sampled_before_learning_starts, 1)
         ratio = self.samples_per_insert
         error_buffer = 0.0 if self.error_buffer is None else self.error_buffer
@@ -313,7 +322,10 @@ class ApexDQNConfig(DQNConfig):
 
     @property
     def rows_per_request(self) -> int:
-        """Steps that an EnvRunner plays for one request, at least; complete episodes have more."""
+        """Steps that an EnvRunner plays for one request, at least; complete episodes have more.
+
+        :meta private:
+        """
         steps = 1 if self.batch_mode == "complete_episodes" else self.get_rollout_fragment_length()
         return self.num_envs_per_env_runner * steps
 

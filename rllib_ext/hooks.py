@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
@@ -25,6 +25,10 @@ from rllib_ext.rllib_compat import (
     values,
 )
 from rllib_ext.sharded.routing import check_trial
+
+if TYPE_CHECKING:
+    from ray.rllib.algorithms.algorithm import Algorithm
+    from ray.rllib.core.learner.learner import Learner
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -48,7 +52,7 @@ def set_hooks(config: AlgorithmConfig, hooks: Mapping[str, Hook]) -> None:
 
 
 def install_replay(
-    algorithm: Any, *, restore: bool, incremental: bool, assign_tasks: bool = False, **ignored: Any
+    algorithm: Algorithm, *, restore: bool, incremental: bool, assign_tasks: bool = False, **ignored: Any
 ) -> None:
     """Connects the replay buffer to the algorithm; the callback ``on_algorithm_init``."""
     from rllib_ext.checkpoints import CheckpointedAlgorithm, ReplayPart
@@ -104,13 +108,13 @@ def install_replay(
     CheckpointedAlgorithm(algorithm, part(algorithm, restore=restore, incremental=incremental))
 
 
-def _stacks_frames(learner: Any) -> bool:
+def _stacks_frames(learner: Learner) -> bool:
     from ray.rllib.connectors.common.frame_stacking import FrameStacking
 
     return any(isinstance(piece, FrameStacking) for piece in learner_connector_of(learner).connectors)
 
 
-def _modules_with_state(learner: Any) -> list[str]:
+def _modules_with_state(learner: Learner) -> list[str]:
     from ray.rllib.algorithms.sac.default_sac_rl_module import DefaultSACRLModule
     from ray.rllib.algorithms.tqc.default_tqc_rl_module import DefaultTQCRLModule
 
@@ -124,7 +128,7 @@ def _modules_with_state(learner: Any) -> list[str]:
 
 
 def install_levels(
-    algorithm: Any, *, packed: bytes | None, flush: bool, held_out: Sequence[int] | None, **ignored: Any
+    algorithm: Algorithm, *, packed: bytes | None, flush: bool, held_out: Sequence[int] | None, **ignored: Any
 ) -> None:
     """Connects the level buffer, of the config or ``packed``, to the algorithm; the callback ``on_algorithm_init``."""
     from ray import cloudpickle
@@ -162,7 +166,7 @@ def install_levels(
     _at_end(algorithm, levels.stop)
 
 
-def _at_end(algorithm: Any, stop: Callable[[], None]) -> None:
+def _at_end(algorithm: Algorithm, stop: Callable[[], None]) -> None:
     cleanup = algorithm.cleanup  # RLlib has no callback for the end of an algorithm
 
     def cleanup_all() -> None:
@@ -173,7 +177,9 @@ def _at_end(algorithm: Any, stop: Callable[[], None]) -> None:
     algorithm.cleanup = cleanup_all
 
 
-def sync_recreated(*, algorithm: Any, env_runner_indices: Sequence[int], is_evaluation: bool, **ignored: Any) -> None:
+def sync_recreated(
+    *, algorithm: Algorithm, env_runner_indices: Sequence[int], is_evaluation: bool, **ignored: Any
+) -> None:
     """Sends tasks or the level buffer to restarted EnvRunners; the callback ``on_env_runners_recreated``."""
     if is_evaluation:
         return
@@ -195,7 +201,7 @@ def sync_recreated(*, algorithm: Any, env_runner_indices: Sequence[int], is_eval
         )
 
 
-def add_results(*, algorithm: Any, result: dict[str, Any], **ignored: Any) -> None:
+def add_results(*, algorithm: Algorithm, result: dict[str, Any], **ignored: Any) -> None:
     """Adds the clocks to a result, and figures of levels under ``levels``; the callback ``on_train_result``.
 
     ``num_updates_lifetime`` counts gradient steps over the whole run, those before a restore included.
@@ -215,7 +221,7 @@ def add_results(*, algorithm: Any, result: dict[str, Any], **ignored: Any) -> No
     }
 
 
-def _log_gradient_steps(learner: Any) -> None:
+def _log_gradient_steps(learner: Learner) -> None:
     # Learners step together, and RLlib adds up their counts.
     if not is_first_learner(learner):
         return
@@ -229,7 +235,7 @@ def _log_gradient_steps(learner: Any) -> None:
     learner.apply_gradients = counted
 
 
-def start_shards(algorithm: Any, reads_flags: bool) -> None:
+def start_shards(algorithm: Algorithm, reads_flags: bool) -> None:
     """Starts the shards of an algorithm that was just built, and ends them with it."""
     config = algorithm.config
     replay = algorithm.local_replay_buffer

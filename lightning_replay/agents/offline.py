@@ -188,5 +188,8 @@ class CQL(SAC):
         return weighted.logsumexp(1) - self.critics.values(features, batch.get("action"))
 
     def critic_rows(self, distances: Tensor, batch: TensorDictBase) -> Tensor:
-        """Returns also the conservative term in the loss of each row, ``[2, B]``."""
+        """Returns also the conservative term in the loss of each row, ``[2, B]``.
+
+        :meta private:
+        """
         return distances.square() + self.hparams["conservative_weight"] * self.overestimate(batch)

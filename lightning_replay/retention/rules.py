@@ -186,7 +186,10 @@ class OldestLeaves(RetentionRule):
     always_admits = True
 
     def first_priority(self, rows: TensorDictBase) -> Tensor | None:
-        """Returns 0 for each row."""
+        """Returns 0 for each row.
+
+        :meta private:
+        """
         return torch.zeros(rows.shape[0], dtype=torch.float32, device="cpu")
 
 
@@ -197,7 +200,10 @@ class SmallestReturnLeaves(RetentionRule):
     always_admits = True
 
     def first_priority(self, rows: TensorDictBase) -> Tensor | None:
-        """Returns the rewards; raises ``ValueError`` unless each row has one number that is not NaN."""
+        """Returns the rewards; raises ``ValueError`` unless each row has one number that is not NaN.
+
+        :meta private:
+        """
         reward = rows.get(("next", "reward"), None)
         if reward is None or reward.numel() != rows.shape[0] or bool(reward.isnan().any()):
             given = "none" if reward is None else f"shape {list(reward.shape)}, {int(reward.isnan().sum())} of them NaN"

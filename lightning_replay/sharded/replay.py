@@ -232,14 +232,20 @@ class ShardedReplay(TrainingReplay):
         return shared
 
     def client(self) -> ShardedReplay:
-        """Returns this replay for another process that fills it or draws whole batches."""
+        """Returns this replay for another process that fills it or draws whole batches.
+
+        :meta private:
+        """
         copied = copy.copy(self)
         copied.__dict__ |= {"_router": None, "_rank": None, "_clocks": {}, "_draws_since_update": 0}
         copied._connection = copy.copy(self._connection)
         return copied
 
     def clients(self, num_clients: int) -> list[ShardedReplay]:
-        """Returns :meth:`client` for several processes; TorchRL's ``RayCollector`` gives one to each collector."""
+        """Returns :meth:`client` for several processes; TorchRL's ``RayCollector`` gives one to each collector.
+
+        :meta private:
+        """
         return [self.client() for _ in range(num_clients)]
 
     def add(self, data: TensorDictBase) -> Tensor:

@@ -224,7 +224,10 @@ class PackedStorage(LazyTensorStorage):
 
     @property
     def num_stored(self) -> int:
-        """Rows that are stored; fewer than the length where some below it were released."""
+        """Rows that are stored; fewer than the length where some below it were released.
+
+        :meta private:
+        """
         return self.occupancy.count
 
     def build_options(self) -> dict[str, Any]:

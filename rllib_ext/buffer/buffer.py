@@ -106,11 +106,17 @@ class RecipeEpisodeReplayBuffer(RowBuffer):
         self.capacity: int = self.replay.capacity
 
     def form_returns(self, n_step: int | tuple[int, int], gamma: float) -> None:
-        """Sets length and discount of returns that are formed before rows are stored."""
+        """Sets length and discount of returns that are formed before rows are stored.
+
+        :meta private:
+        """
         self.modules |= self.options.form_returns((n_step, gamma), self.modules)
 
     def set_initial_surprise(self, measure: MeasureSurprise) -> None:
-        """Gives replays that keep rows by surprise a measure of it for new rows, unless they have one."""
+        """Gives replays that keep rows by surprise a measure of it for new rows, unless they have one.
+
+        :meta private:
+        """
         self.options.measure = measure
         for module in self.modules.values():
             module.set_initial_surprise(measure)
@@ -270,11 +276,16 @@ class RecipeEpisodeReplayBuffer(RowBuffer):
         """Returns counters under RLlib's keys, in the form of its metrics logger; call it once per draw.
 
         Computing them takes longer than a draw. With ``draws_per_report`` above 1 other calls return an empty dict.
+
+        :meta private:
         """
         return self.counters.report(self.modules, self.draws_per_report)
 
     def remaining_metrics(self) -> dict[str, Any]:
-        """Returns the counters if something was drawn since they were last returned."""
+        """Returns the counters if something was drawn since they were last returned.
+
+        :meta private:
+        """
         return self.counters.remaining(self.modules)
 
     def get_num_timesteps(self, module_id: str | None = None) -> int:
@@ -293,11 +304,17 @@ class RecipeEpisodeReplayBuffer(RowBuffer):
         return list(self.modules.values()) if module_id is None else [self.modules[module_id]]
 
     def get_sampled_timesteps(self, module_id: str | None = None) -> int:
-        """Returns the steps drawn since the start."""
+        """Returns the steps drawn since the start.
+
+        :meta private:
+        """
         return self.counters.total("steps_sampled", module_id)
 
     def get_added_timesteps(self, module_id: str | None = None) -> int:
-        """Returns the steps added since the start."""
+        """Returns the steps added since the start.
+
+        :meta private:
+        """
         return self.counters.total("steps_added", module_id)
 
     def get_state(self) -> dict[str, Any]:
@@ -317,7 +334,10 @@ class RecipeEpisodeReplayBuffer(RowBuffer):
         self.take_over(modules, state)
 
     def plain_state(self) -> dict[str, Any]:
-        """Returns the state without the replays', of values that JSON takes."""
+        """Returns the state without the replays', of values that JSON takes.
+
+        :meta private:
+        """
         return {
             "recipe": self.recipe,
             "several_agents": self._several_agents,
@@ -326,7 +346,10 @@ class RecipeEpisodeReplayBuffer(RowBuffer):
         }
 
     def take_over(self, modules: dict[str, ModuleReplay], state: dict[str, Any]) -> None:
-        """Replaces the modules by restored ones, and the counters by those of :meth:`plain_state`."""
+        """Replaces the modules by restored ones, and the counters by those of :meth:`plain_state`.
+
+        :meta private:
+        """
         self.modules = modules
         self._several_agents = state["several_agents"]
         self.counters.load(state["counters"])

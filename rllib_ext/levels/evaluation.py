@@ -5,12 +5,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lightning_replay.levels.environments import LevelWrapper
 from rllib_ext.rllib_compat import Attached, reset_at_next_sample
+
+if TYPE_CHECKING:
+    from ray.rllib.algorithms.algorithm import Algorithm
+    from ray.rllib.env.env_runner import EnvRunner
 
 logger: logging.Logger = logging.getLogger(__name__)
 DrawnLevel = tuple[str, Callable[[], int]]  # RLlib's id of the episode, and what waits for its level
@@ -23,7 +27,7 @@ RESULTS = "levels"  # key of results
 _STEPS = 10
 
 
-def measure_gap(*, algorithm: Any, evaluation_metrics: dict[str, Any], **ignored: Any) -> None:
+def measure_gap(*, algorithm: Algorithm, evaluation_metrics: dict[str, Any], **ignored: Any) -> None:
     """Adds mean returns on training levels and on held-out levels, and the first minus the second, under ``levels``.
 
     The callback ``on_evaluate_end``. RLlib's evaluation plays the held-out levels. Then as many levels are drawn
@@ -47,7 +51,7 @@ def measure_gap(*, algorithm: Any, evaluation_metrics: dict[str, Any], **ignored
     evaluation_metrics[RESULTS] = figures
 
 
-def check_evaluation(*, algorithm: Any, held_out: Sequence[int], **ignored: Any) -> None:
+def check_evaluation(*, algorithm: Algorithm, held_out: Sequence[int], **ignored: Any) -> None:
     """Refuses an evaluation on the EnvRunners that train; warns of held-out levels that were trained on."""
     if algorithm.eval_env_runner_group is None:
         raise ValueError(
@@ -60,7 +64,7 @@ def check_evaluation(*, algorithm: Any, held_out: Sequence[int], **ignored: Any)
 
 
 def note_return(
-    *, episode: Any, env_runner: Any, env_index: int, prev_episode_chunks: Sequence[Any] = (), **ignored: Any
+    *, episode: Any, env_runner: EnvRunner, env_index: int, prev_episode_chunks: Sequence[Any] = (), **ignored: Any
 ) -> None:
     """Notes the return of an episode played to evaluate; the callback ``on_episode_end``."""
     test = _TEST.of(env_runner)
@@ -68,7 +72,7 @@ def note_return(
         test.turns.end(env_index, float(sum(piece.get_return() for piece in (*prev_episode_chunks, episode))))
 
 
-def test_of(env_runner: Any, held_out: Sequence[int]) -> LevelTest:
+def test_of(env_runner: EnvRunner, held_out: Sequence[int]) -> LevelTest:
     """Returns the test of an EnvRunner, which is made at the first call."""
     test = _TEST.of(env_runner)
     if test is None:
@@ -96,7 +100,7 @@ class LevelTest:
             self.turns.given.pop(env_index, None)  # it ended, though its return may be missing
         return self.turns.begin(env_index)
 
-    def play(self, env_runner: Any, levels: Sequence[int]) -> list[float]:
+    def play(self, env_runner: EnvRunner, levels: Sequence[int]) -> list[float]:
         """Plays one whole episode on each of these levels and returns their returns; other turns are kept."""
         if not levels:
             return []
@@ -114,7 +118,7 @@ class LevelTest:
         env_runner.get_metrics()
         return [turns.returns[turn] for turn in range(len(levels))]
 
-    def finish(self, env_runner: Any) -> list[float]:
+    def finish(self, env_runner: EnvRunner) -> list[float]:
         """Returns the returns on as many held-out levels, in turn, as episodes ended since the last call."""
         returns, late = self._held_out.close()
         return returns + self.play(env_runner, late)
@@ -186,9 +190,9 @@ class PlayedLevel(LevelWrapper):
         return result
 
 
-def _each(algorithm: Any, function: Callable[[LevelTest, Any], list[float]]) -> list[tuple[int, list[float]]]:
+def _each(algorithm: Algorithm, function: Callable[[LevelTest, Any], list[float]]) -> list[tuple[int, list[float]]]:
     # By index, of the EnvRunners that have played held-out levels.
-    def answer(env_runner: Any) -> tuple[int, list[float]] | None:
+    def answer(env_runner: EnvRunner) -> tuple[int, list[float]] | None:
         """Returns the number of an EnvRunner and the returns of its test."""
         test = _TEST.of(env_runner)
         return None if test is None else (env_runner.worker_index or 0, function(test, env_runner))

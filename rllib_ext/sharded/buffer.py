@@ -163,12 +163,18 @@ class ShardedEpisodeReplayBuffer(RowBuffer):
         return sum(report.env_steps_stored for report in self._settled().reports)
 
     def form_returns(self, n_step: int | tuple[int, int], gamma: float) -> None:
-        """Sets length and discount of returns that are formed before rows are stored; called before :meth:`start`."""
+        """Sets length and discount of returns that are formed before rows are stored; called before :meth:`start`.
+
+        :meta private:
+        """
         self._given["returns"] = n_step, gamma
         self._templates |= self.options.form_returns((n_step, gamma), self._templates)
 
     def template(self, module_id: str) -> ModuleReplay:
-        """Returns a replay of a module without rows, whose sampler divides draws."""
+        """Returns a replay of a module without rows, whose sampler divides draws.
+
+        :meta private:
+        """
         if module_id not in self._templates:
             self._templates[module_id] = self.options.build(module_id)
         return self._templates[module_id]
@@ -262,11 +268,17 @@ class ShardedEpisodeReplayBuffer(RowBuffer):
             del self.expected[module_id]
 
     def get_metrics(self) -> dict[str, Any]:
-        """Returns counters under RLlib's keys, in the form of its metrics logger; call it once per draw."""
+        """Returns counters under RLlib's keys, in the form of its metrics logger; call it once per draw.
+
+        :meta private:
+        """
         return self._metrics.report(self.draws_per_report)
 
     def remaining_metrics(self) -> dict[str, Any]:
-        """Returns the metrics that have been kept back."""
+        """Returns the metrics that have been kept back.
+
+        :meta private:
+        """
         return self._metrics.remaining()
 
     def stats(self) -> dict[str, Any]:
@@ -286,11 +298,17 @@ class ShardedEpisodeReplayBuffer(RowBuffer):
         return self._settled().counts["episodes_evicted", module_id or ""]
 
     def get_added_timesteps(self, module_id: str | None = None) -> int:
-        """Returns the added steps of a module, or of all."""
+        """Returns the added steps of a module, or of all.
+
+        :meta private:
+        """
         return self._settled().counts["steps_added", module_id or ""]
 
     def get_sampled_timesteps(self, module_id: str | None = None) -> int:
-        """Returns the drawn steps of a module, or of all."""
+        """Returns the drawn steps of a module, or of all.
+
+        :meta private:
+        """
         return self._metrics.sampled["steps_sampled", module_id or ""]
 
     def get_state(self) -> dict[str, Any]:
@@ -315,19 +333,28 @@ class ShardedEpisodeReplayBuffer(RowBuffer):
         self.load_driver_state(state)
 
     def driver_state(self) -> dict[str, Any]:
-        """Returns the state of the draws and the counters in the driver."""
+        """Returns the state of the draws and the counters in the driver.
+
+        :meta private:
+        """
         counts = {"num_draws": self._num_draws, "metrics": self._metrics.state(), "losses": self.shards.lost.state()}
         return {"dividers": self.draws.state_dict(), **counts}
 
     def load_driver_state(self, state: dict[str, Any]) -> None:
-        """Restores :meth:`driver_state`; rows drawn before get no TD errors, and draws in flight are discarded."""
+        """Restores :meth:`driver_state`; rows drawn before get no TD errors, and draws in flight are discarded.
+
+        :meta private:
+        """
         self.resume_at(state["num_draws"])
         self.draws.load_state_dict(state["dividers"])
         self._metrics.load(state["metrics"])
         self.shards.lost.load(state["losses"])
 
     def resume_at(self, num_draws: int) -> None:
-        """Sets the number of draws made, by which schedules go, where a save has no state of the driver."""
+        """Sets the number of draws made, by which schedules go, where a save has no state of the driver.
+
+        :meta private:
+        """
         self.draws.in_flight.clear()
         self._num_draws = num_draws
         self.expected = {}
