@@ -19,6 +19,7 @@ from torch import Tensor
 from torchrl.data import LazyTensorStorage
 from torchrl.data.replay_buffers import Storage
 
+from lightning_replay.deferred_checks import DeferredChecks
 from lightning_replay.forking import ForkGuard
 from lightning_replay.free_memory import allocate_rows
 from lightning_replay.options import checked_count
@@ -82,6 +83,10 @@ class PackedStorage(LazyTensorStorage):
     #:
     #: :meta private:
     stores_frames: bool = False
+    #: Refusals that are read later, of a replay that draws on the device; ``None`` where all are raised at once.
+    #:
+    #: :meta private:
+    deferred: DeferredChecks | None = None
     _mutation_revision = 0  # a plain number, for TorchRL's samplers that keep what they read of the rows
     # Set with the columns by the first rows or a load; views, which do not survive a copy as views.
     _of_columns: tuple[str, ...] = (

@@ -19,7 +19,8 @@ LIGHTNING = {"lightning", "lightning_fabric", "pytorch_lightning", "lightning_ut
 # Lowest first: what stands here may import from what stands before it, at any place in a file.
 ORDER = (
     "torchrl_compat",
-    *("lazy", "fast_path", "hooks", "forking", "options", "envs", "free_memory", "saving", "state", "jit", "parts"),
+    *("lazy", "fast_path", "hooks", "forking", "options", "envs", "free_memory", "saving", "state", "jit"),
+    *("deferred_checks", "parts"),
     *("storage", "levels"),
     *("divided_draws", "episodes", "tables", "feedback", "events", "neighbors", "priority_tree", "schedulers"),
     *("schedules", "losses", "samplers", "training_replay", "prefetch", "saves", "retention", "writers"),
@@ -31,7 +32,7 @@ ORDER = (
 CORE = (
     "torchrl_compat",
     *("divided_draws", "fast_path", "feedback", "forking", "free_memory", "jit", "lazy", "options", "parts"),
-    *("episode_ends", "hooks", "prefetch", "replay_parts"),
+    *("deferred_checks", "episode_ends", "hooks", "prefetch", "replay_parts"),
     *("replay", "saves", "schedules", "start_method", "state", "training_replay", "priority_tree.numba_kernels"),
     *("priority_tree.torch_tree", "priority_tree.tree", "episodes.beginnings", "episodes.groups", "episodes.kernels"),
     *("episodes.links", "episodes.returns", "episodes.running", "samplers.prioritized", "samplers.slice_check"),

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Refusals that are collected on a device and raised by a later call, so that no call waits for the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from lightning_replay.options import checked_count
+
+_NEVER = torch.iinfo(torch.int64).max
+
+
+class DeferredChecks:
+    """Collects on a device what a buffer would refuse, and raises it in a later call.
+
+    A check that the CPU reads waits for the device. Here, the device keeps the number of the first call that brought
+    something wrong. All numbers are read together, in one transfer, once in :attr:`check_every` calls.
+
+    Args:
+        check_every: Number of calls between two reads.
+        device: Device of the checked values.
+
+    Example:
+        >>> checks = DeferredChecks(2, "cpu")
+        >>> for reward in (1.0, float("nan"), 1.0):
+        ...     try:
+        ...         checks.begin("extend")
+        ...         checks.note("extend", ["call {} of extend brought NaN"], torch.tensor([reward]).isnan())
+        ...     except ValueError as error:
+        ...         print(error)
+        call 2 of extend brought NaN
+    """
+
+    def __init__(self, check_every: int, device: torch.device | str) -> None:
+        self.check_every: int = checked_count("check_every", check_every, of="calls")
+        self.device: torch.device = torch.device(device)
+        self._calls: dict[str, int] = {}
+        self._unread = 0  # Calls since the last read.
+        self._first: dict[tuple[str, ...], Tensor] = {}  # The first wrong calls by problems, int64 [n].
+        self._reads: list[tuple[Callable[[], Tensor], Callable[[int], None]]] = []
+
+    def begin(self, method: str) -> None:
+        """Counts a call of ``method``, such as ``extend``; call it before anything is changed.
+
+        Raises:
+            ValueError: An earlier call brought something wrong. The present call is not counted.
+        """
+        if self._unread >= self.check_every:
+            self.read()
+        self._unread += 1
+        self._calls[method] = self._calls.get(method, 0) + 1
+
+    def note(self, method: str, problems: Sequence[str], are_wrong: Tensor) -> None:
+        """Keeps the number of the present call for each problem that it has; waits for nothing.
+
+        Args:
+            method: Method that was given to :meth:`begin`.
+            problems: Sentences in which ``{}`` stands for the number of the call.
+            are_wrong: bool ``[n]`` on the device, whether the call has each of the n problems.
+        """
+        key = tuple(problems)
+        if key not in self._first:
+            self._first[key] = torch.full((len(key),), _NEVER, dtype=torch.int64, device=self.device)
+        first = self._first[key]
+        torch.minimum(first, torch.where(are_wrong.reshape(-1), self._calls[method], _NEVER), out=first)
+
+    def register(self, value: Callable[[], Tensor], receive: Callable[[int], None]) -> None:
+        """Has a whole number on the device read in the same transfer as the refusals.
+
+        Args:
+            value: Function that returns the number, a tensor of one entry on the device.
+            receive: Function that gets the number at each read.
+        """
+        self._reads.append((value, receive))
+
+    def read(self) -> None:
+        """Waits for the device, passes the registered numbers on, and raises what was found.
+
+        Raises:
+            ValueError: An earlier call brought something wrong. It is reported once.
+        """
+        self._unread = 0
+        values = [*self._first.values(), *(value() for value, _ in self._reads)]
+        if not values:
+            return
+        found = torch.cat([value.reshape(-1) for value in values]).cpu().tolist()
+        numbers = found[len(found) - len(self._reads) :]
+        for (_, receive), number in zip(self._reads, numbers, strict=True):
+            receive(number)
+        problems = [problem for several in self._first for problem in several]
+        wrong = [problem.format(call) for problem, call in zip(problems, found, strict=False) if call < _NEVER]
+        if wrong:
+            for first in self._first.values():
+                first.fill_(_NEVER)
+            raise ValueError(". ".join(wrong))
