@@ -190,6 +190,8 @@ class EpisodeLinks:
         continuity: compares the observations of two rows; ``None`` links rows by their trajectory alone.
     """
 
+    compares: type[Continuity] = Continuity  #: Comparison of observations that these links take.
+
     @torch.inference_mode(False)
     def __init__(self, capacity: int, continuity: Continuity | None = None) -> None:
         self.continuity: Continuity | None = continuity

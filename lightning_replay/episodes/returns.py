@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -44,14 +45,20 @@ def n_step_returns(reward: Tensor, steps_used: Tensor, discount: float) -> Tenso
     if not reward.is_floating_point() or reward.itemsize < torch.float32.itemsize:
         reward = reward.to(torch.float32)  # powers of a discount below 1 are no integers
     step = torch.arange(reward.shape[1], device=reward.device)
-    factors = torch.tensor([discount**power for power in range(len(step))], dtype=reward.dtype, device=reward.device)
+    factors = _powers(discount, len(step), reward.dtype, reward.device)
     # A product with 0 would keep NaN, which the ignored rewards may be.
     return torch.where(step < steps_used.unsqueeze(1), reward * factors, 0).sum(1)
 
 
+@functools.lru_cache(maxsize=16)
+def _powers(discount: float, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    # Kept, because a copy to a device waits for it.
+    return torch.tensor([discount**power for power in range(count)], dtype=dtype, device=device)
+
+
 def bootstrap_discounts(steps_used: Tensor, terminated: Tensor, discount: float) -> Tensor:
     """Computes ``discount**steps_used``, and 0 where the last step used terminated, float64 ``[B]``."""
-    factors = torch.pow(torch.tensor(discount, dtype=torch.float64, device=steps_used.device), steps_used)
+    factors = torch.pow(torch.full((), discount, dtype=torch.float64, device=steps_used.device), steps_used)
     return factors.masked_fill(terminated, 0.0)
 
 
@@ -60,12 +67,24 @@ class EpisodeTracker(FollowedEpisodes):
 
     A return never crosses an episode end, the newest row, another trajectory or a row that was overwritten, nor a row
     that starts with another observation than the row before ended with. Sutton and Barto, section 7.1.
+
+    Args:
+        n_steps: Number of rewards in the longest return.
+        discount: Discount γ.
+        check_continuity: Whether observations are compared, see :class:`~lightning_replay.episodes.links.Continuity`.
+        device: Device of rows, links, and drawn slots; ``None`` follows episodes on the CPU.
     """
 
-    def __init__(self, n_steps: int, discount: float, check_continuity: bool = True) -> None:
+    def __init__(
+        self,
+        n_steps: int,
+        discount: float,
+        check_continuity: bool = True,
+        device: str | torch.device | None = None,
+    ) -> None:
         self.n_steps: int = checked_count("n_steps", n_steps, of="rewards in a return")
         self.discount: float = checked_share("discount", discount)
-        super().__init__(("next", "done"), check_continuity)
+        super().__init__(("next", "done"), check_continuity, device)
 
     def check_rows(self, rows: TensorDictBase) -> None:
         """Refuses first rows ``[N]`` without the columns of a return, or whose rewards are returns already."""

@@ -16,7 +16,6 @@ from torchrl.data.replay_buffers import Storage
 from lightning_replay.episodes.groups import EpisodeGroups
 from lightning_replay.episodes.links import (
     TRAJECTORY_KEYS,
-    Continuity,
     DiscontinuityCount,
     EpisodeLinks,
     consecutive,
@@ -26,6 +25,7 @@ from lightning_replay.episodes.links import (
 )
 from lightning_replay.options import checked_flag, checked_key
 from lightning_replay.parts import WriterHooks
+from lightning_replay.storage.columns import checked_device
 from lightning_replay.storage.packed import PackedStorage, occupancy_of, read_columns, readable_rows, stored_before
 
 ObservationPair = tuple[Any, Any]  # columns [N, numbers] of one observation before and after the step of each row
@@ -33,13 +33,19 @@ ObservationPair = tuple[Any, Any]  # columns [N, numbers] of one observation bef
 
 def read_trajectory(storage: Storage, index: Tensor) -> Tensor | None:
     """Returns the running episode of each stored row, int64 ``[N]`` on the CPU; ``None`` when the rows name none."""
+    trajectory = stored_trajectory(storage, index)
+    return None if trajectory is None else trajectory.cpu()
+
+
+def stored_trajectory(storage: Storage, index: Tensor) -> Tensor | None:
+    """Returns the running episode of each stored row, int64 ``[N]``; ``None`` if the rows name none."""
     if isinstance(storage, PackedStorage):
         columns = (storage.column(key, index) for key in TRAJECTORY_KEYS if storage.has_column(key))
         trajectory = next(columns, None)
     else:
         named = trajectory_of(readable_rows(storage))
         trajectory = None if named is None else named[index]
-    return None if trajectory is None else trajectory.flatten().cpu()
+    return None if trajectory is None else trajectory.flatten()
 
 
 def require_columns(rows: TensorDictBase, purpose: str) -> None:
@@ -73,13 +79,29 @@ def require_one_each(rows: TensorDictBase, key: NestedKey, purpose: str, *, is_f
 
 
 class FollowedEpisodes:
-    """The links between the rows of a storage."""
+    """The links between the rows of a storage.
 
-    def __init__(self, done_key: NestedKey, check_continuity: bool) -> None:
+    Args:
+        done_key: Flag of rows that ended their episode.
+        check_continuity: Whether observations are compared.
+        device: Device of rows and links; ``None`` keeps the links on the CPU.
+        counts_steps: Whether links on a device count the steps of each episode.
+    """
+
+    def __init__(
+        self,
+        done_key: NestedKey,
+        check_continuity: bool,
+        device: str | torch.device | None = None,
+        counts_steps: bool = False,
+    ) -> None:
         checked_key("done_key", done_key)
         self.done_key: NestedKey = tuple(done_key) if isinstance(done_key, list) else done_key
         self.check_continuity: bool = checked_flag("check_continuity", check_continuity)
-        self.links: Any = None  # EpisodeLinks, once rows are stored
+        self.device: torch.device | None = None if device is None else checked_device(device)
+        self._counts_steps = counts_steps
+        # EpisodeLinks or DeviceLinks, once rows are stored.
+        self.links: Any = None
 
     def check_ends(self, rows: TensorDictBase, sampler: str, purpose: str) -> None:
         """Refuses the first rows ``[N]`` where they have no flags of episode ends; later ones have their columns."""
@@ -98,16 +120,25 @@ class FollowedEpisodes:
         Returns the slots that were linked: with the first rows also those that were stored before, in slot order.
         """
         if self.links is None:
+            index = index.cpu()
             index = torch.cat((stored_before(storage, index), index))
             if not len(index):
                 return index
         (done,) = read_columns(storage, index, [self.done_key])
         if self.links is None:
-            self.links = EpisodeLinks(storage.max_size)
+            self.links = self._new_links(storage.max_size)
         if self.check_continuity and self.links.continuity is None:
-            self.links.continuity = Continuity(storage)
-        self.links.write(index, read_trajectory(storage, index), done)
+            self.links.continuity = self.links.compares(storage)
+        self.links.write(index, stored_trajectory(storage, index), done)
         return index
+
+    def _new_links(self, capacity: int) -> Any:
+        if self.device is None:
+            return EpisodeLinks(capacity)
+        # Most replays draw on the CPU.
+        from lightning_replay.episodes.device_links import DeviceLinks
+
+        return DeviceLinks(capacity, self.device, counts_steps=self._counts_steps)
 
     def warn(self) -> None:
         """Warns once if most rows do not continue the row before; call it when the sampler has the new rows."""
@@ -141,7 +172,7 @@ class FollowedEpisodes:
         """Restores what :meth:`state_dict` returned."""
         self.links = None
         if state_dict["links"] is not None:
-            self.links = EpisodeLinks(state_dict["links"]["successor"].numel())
+            self.links = self._new_links(state_dict["links"]["successor"].numel())
             self.links.load_state_dict(state_dict["links"])
 
 
