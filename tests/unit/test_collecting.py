@@ -15,6 +15,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 
 from lightning_replay import recipes
 from lightning_replay.collecting import VectorSteps
+from lightning_replay.envs.pendulums import Pendulums
 from lightning_replay.levels import SequentialLevels
 from lightning_replay.levels.environments import make_level_vector
 from lightning_replay.replay import Replay
@@ -261,6 +262,33 @@ def test_vectors_may_return_tensors(mode: AutoresetMode) -> None:
         if mode is DISABLED and bool(ended.any()):
             of_tensors.reset(options={"reset_mask": ended})
     assert (replays[0][:] == replays[1][:]).all()
+
+
+@pytest.mark.parametrize("noise", [None, 0.1])
+def test_rows_of_a_simulator_are_steps_that_were_played(noise: float | None) -> None:
+    names = None if noise is None else {"observation": "observation", "critic_observation": "critic_observation"}
+    envs = VectorSteps(Pendulums(6, max_steps=5, staggered=True, noise=noise), observation_columns=names)
+    replay = recipes.uniform(capacity=1_000, batch_size=8, n_steps=3)
+    envs.reset(seed=0)
+    ends, lasts = [], []
+    for step in range(12):
+        _, _, _, truncated, info = envs.step(torch.full((6, 1), step / 12, dtype=torch.float64))
+        assert all(isinstance(column, torch.Tensor) for column in envs.columns.values())
+        envs.store(replay)
+        ends.append(truncated)
+        lasts.append(info["final_observation"])
+    rows = replay[:].reshape(12, 6)
+    done = torch.stack(ends)
+    assert torch.equal(rows["next", "truncated"][..., 0], done) and not rows["next", "terminated"].any()
+    for name in names or ["observation"]:
+        last = torch.stack([one[name] if names else one for one in lasts])
+        assert torch.equal(rows["next", name], last)
+        follows = ~done[:-1]
+        assert torch.equal(rows[name][1:][follows], rows["next", name][:-1][follows])
+    numbers = rows["trajectory"]
+    assert ((numbers[1:] != numbers[:-1]) == done[:-1]).all() and rows["action"].dtype == torch.float32
+    began = torch.cat([numbers[0], numbers[1:][done[:-1]]])
+    assert began.tolist() == list(range(len(began))) and envs.next_trajectory == len(began) + int(done[-1].sum())
 
 
 def test_levels_are_rows_too() -> None:

@@ -24,7 +24,17 @@ ORDER = (
     *("storage", "levels"),
     *("divided_draws", "episodes", "tables", "feedback", "events", "neighbors", "priority_tree", "schedulers"),
     *("schedules", "losses", "samplers", "training_replay", "prefetch", "saves", "retention", "writers"),
-    *("replay_parts", "episode_ends", "replay", "transforms", "lightning_compat", "agents", "collecting", "loading"),
+    *(
+        "replay_parts",
+        "episode_ends",
+        "replay",
+        "transforms",
+        "lightning_compat",
+        "agents",
+        "simulators",
+        "collecting",
+        "loading",
+    ),
     *("inspection", "table_replay", "mixed_replay", "recipes", "lit", "__main__"),
     *("dataset_files", "datasets", "sb3", "sharded", "start_method"),
 )

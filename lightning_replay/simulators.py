@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Simulators that step thousands of environments in tensors, as vectors of Gymnasium."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+ACCEPTED = (
+    'a vector of environments, such as gymnasium.make_vec("CartPole-v1", num_envs=1), or a simulator with num_envs, '
+    "reset and step"
+)
+_MEMBERS = ("num_envs", "reset", "step")
+
+
+class SimulatorVector(VectorEnv[Any, Any, Any]):
+    """A simulator with ``num_envs``, ``reset``, and ``step`` as a vector of Gymnasium.
+
+    ``reset`` passes only the arguments that are given, and returns observations and infos. ``step`` returns five
+    values. A step of four values is read as ``(observation, reward, done, info)``, and ``info["time_outs"]`` marks the
+    ends by a time limit. Attributes that a vector lacks are those of the simulator.
+
+    Args:
+        simulator: Simulator, which resets its environments in the step that ends their episodes.
+    """
+
+    def __init__(self, simulator: Any) -> None:
+        base = getattr(simulator, "unwrapped", simulator)  # Gymnasium's wrappers hide num_envs.
+        lacking = [name for name in _MEMBERS if not hasattr(simulator, name) and not hasattr(base, name)]
+        if isinstance(simulator, type) or lacking:
+            missing = f" without {', '.join(lacking)}" if lacking else ""
+            raise TypeError(f"env is {simulator!r}{missing}; it must be {ACCEPTED}")
+        self.simulator: Any = simulator
+        self.num_envs: int = int(simulator.num_envs if hasattr(simulator, "num_envs") else base.num_envs)
+        self.metadata: dict[str, Any] = {
+            "autoreset_mode": AutoresetMode.SAME_STEP,
+            **(getattr(simulator, "metadata", None) or {}),
+        }
+        self._base = base
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("simulator", "_base"):  # while a copy is built
+            raise AttributeError(name)
+        holder = self.simulator if hasattr(self.simulator, name) else self._base
+        return getattr(holder, name)
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begins an episode in each environment."""
+        given = {"seed": seed, "options": options}
+        results = self.simulator.reset(**{name: value for name, value in given.items() if value is not None})
+        return results if isinstance(results, tuple) else (results, {})
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Takes a step in each environment."""
+        results = self.simulator.step(actions)
+        if len(results) == 5:
+            return results
+        if len(results) != 4:
+            raise ValueError(
+                f"{self.simulator!r} returned {len(results)} values for a step; it must return (observation, reward, "
+                "terminated, truncated, info), or (observation, reward, done, info). Nothing was stored"
+            )
+        observation, reward, done, info = results
+        if "time_outs" not in info:
+            raise ValueError(
+                f"{self.simulator!r} returned four values for a step, and info has no 'time_outs', so that ends by a "
+                "time limit cannot be told from terminations. Return info['time_outs'], bool [num_envs]. Nothing was "
+                "stored"
+            )
+        truncated = info["time_outs"] != 0
+        return observation, reward, (done != 0) & ~truncated, truncated, info
+
+    def close(self, **options: Any) -> None:
+        """Closes the simulator, if it can be closed."""
+        if hasattr(self.simulator, "close"):
+            self.simulator.close(**options)
+
+    def __del__(self) -> None:
+        """Leaves the simulator open, which Gymnasium's vectors would close here."""
+
+    def __repr__(self) -> str:
+        return repr(self.simulator)
