@@ -1,25 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running episodes of a storage: their trajectories, newest rows, and what their last observations were."""
+"""Running episodes of a storage: their trajectories and newest rows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-import numpy as np
 import torch
 from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
-from lightning_replay.episodes.groups import EpisodeGroups
 from lightning_replay.episodes.links import (
     TRAJECTORY_KEYS,
-    DiscontinuityCount,
     EpisodeLinks,
-    consecutive,
-    equal_rows,
     trajectory_name,
     trajectory_of,
 )
@@ -27,8 +22,6 @@ from lightning_replay.options import checked_flag, checked_key
 from lightning_replay.parts import WriterHooks
 from lightning_replay.storage.columns import checked_device
 from lightning_replay.storage.packed import PackedStorage, occupancy_of, read_columns, readable_rows, stored_before
-
-ObservationPair = tuple[Any, Any]  # columns [N, numbers] of one observation before and after the step of each row
 
 
 def read_trajectory(storage: Storage, index: Tensor) -> Tensor | None:
@@ -174,100 +167,6 @@ class FollowedEpisodes:
         if state_dict["links"] is not None:
             self.links = self._new_links(state_dict["links"]["successor"].numel())
             self.links.load_state_dict(state_dict["links"])
-
-
-class Discontinuities(NamedTuple):
-    """Where new rows ``[N]`` start with another observation than the row before ended with."""
-
-    done: np.ndarray  #: bool ``[N]``, whether an episode ends with each row; also where it breaks off.
-    starts: list[int]  #: The running episodes that the rows given before them do not continue.
-    begins: list[tuple[int, int]]  #: Rows with which another episode of the same trajectory begins, and these.
-
-    def parts(self) -> Iterator[tuple[slice, int | None]]:
-        """Yields the rows in parts, each with the trajectory of the episode that begins with it, if one begins."""
-        bounds = [(0, None), *self.begins] if not self.begins or self.begins[0][0] else self.begins
-        for place, (first, name) in enumerate(bounds):
-            yield slice(first, bounds[place + 1][0] if place + 1 < len(bounds) else len(self.done)), name
-
-
-class LastObservations:
-    """The observations that running episodes ended with so far, with which their next rows must start, bit for bit."""
-
-    def __init__(self) -> None:
-        self._last: dict[int, bytes] = {}
-        self.tally: DiscontinuityCount = DiscontinuityCount()  #: Of rows that do not continue the row before.
-
-    def breaks(self, pairs: Sequence[ObservationPair], episodes: EpisodeGroups) -> Discontinuities | None:
-        """Returns where new rows do not continue the rows before them; ``None`` where all do, as without ``pairs``."""
-        if not pairs:
-            return None
-        if len(episodes.done) == 1:  # One row takes half the time.
-            name = int(episodes.trajectory[0])
-            observation = b"".join([own.tobytes() for own, _ in pairs])
-            continues = self._last.get(name, observation) == observation
-            return None if continues else Discontinuities(episodes.done, [name], [(0, name)])
-        begins: list[tuple[int, int]] = []
-        # The first row of each episode in the batch is compared with the last observation of the episode.
-        named = episodes.trajectory.tolist()
-        heads = episodes.order[episodes.start[:-1]]
-        is_one = len(named) == 1
-        owns = [own for own, _ in pairs]
-        given = [b"".join([own[0].tobytes() for own in owns])] if is_one else _bytes_at(owns, heads)
-        if list(map(self._last.get, named)) != given:
-            rows = zip(heads.tolist(), named, given, strict=True)
-            begins = [(first, name) for first, name, seen in rows if self._last.get(name, seen) != seen]
-        starts = [name for _, name in begins]
-        done = episodes.done
-        # Within the batch: each row against the one before it in its episode. One run of rows that all continue is
-        # compared without copies, in a third of the time.
-        is_one_run = is_one and all(own[1:].tobytes() == following[:-1].tobytes() for own, following in pairs)
-        if len(done) > len(named) and not is_one_run:
-            before, after = consecutive(episodes)
-            broken = np.zeros(len(before), dtype=np.bool_)
-            for own, following in pairs:
-                broken |= ~equal_rows(own[after], following[before])
-            if broken.any():
-                done = done.copy()
-                done[before[broken]] = True
-                names = np.empty(len(done), dtype=np.int64)
-                names[episodes.order] = np.repeat(episodes.trajectory, np.diff(episodes.start))
-                begins += [(row, int(names[row])) for row in after[broken].tolist()]
-        return Discontinuities(done, starts, sorted(begins)) if begins else None
-
-    def follow(self, pairs: Sequence[ObservationPair], episodes: EpisodeGroups, num_broken: int) -> None:
-        """Keeps the observations that rows ended with, once they are stored; ``num_broken`` do not continue others."""
-        if not pairs:
-            return
-        self.tally.add(len(episodes.done), num_broken)
-        if len(episodes.trajectory) == 1 and not episodes.done[-1]:  # One episode takes half the time.
-            self._last[int(episodes.trajectory[0])] = b"".join([following[-1].tobytes() for _, following in pairs])
-            return
-        lasts = _bytes_at([following for _, following in pairs], episodes.order[episodes.start[1:] - 1])
-        self._last.update(zip(episodes.trajectory.tolist(), lasts, strict=True))
-        self.end_episodes(episodes.trajectory[episodes.ended].tolist())
-
-    def end_episodes(self, trajectories: Iterable[int]) -> None:
-        """Forgets the last observations of these episodes, so that any row may begin the next episode."""
-        for name in trajectories:
-            self._last.pop(name, None)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the running episodes, int64 ``[E]``, and their last observations, uint8 ``[E, bytes]``."""
-        last = np.frombuffer(b"".join(self._last.values()), dtype=np.uint8).reshape(len(self._last) or 1, -1)
-        names = torch.tensor(list(self._last), dtype=torch.int64, device="cpu")
-        return {"trajectory": names, "last": torch.from_numpy(last.copy())}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned."""
-        rows = zip(state["trajectory"].tolist(), state["last"].numpy(), strict=False)
-        self._last = {name: row.tobytes() for name, row in rows}
-
-
-def _bytes_at(columns: Sequence[np.ndarray], places: np.ndarray) -> list[bytes]:
-    """Returns the bytes of all columns ``[N, numbers]`` in each of the rows at ``places``."""
-    parts = [np.ascontiguousarray(column[places]) for column in columns]
-    rows = parts[0] if len(parts) == 1 else np.concatenate([part.view(np.uint8) for part in parts], 1)
-    return rows.view(f"V{rows.shape[1] * rows.itemsize}")[:, 0].tolist()
 
 
 def held_slots(storage: Storage) -> Tensor:

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from lightning_replay.episodes.groups import EpisodeGroups
+from lightning_replay.episodes.running_rows import RunningRows
 from lightning_replay.storage.occupancy import are_within
 from lightning_replay.tables import kernels
 from lightning_replay.tables.kernels import EventArrays, HistoryArrays
@@ -33,12 +34,9 @@ class Histories:
         self._clear()
 
     def _clear(self) -> None:
-        self.arrays: HistoryArrays = HistoryArrays(
-            np.zeros((0, self._length), dtype=np.int64), np.zeros(0, dtype=np.int64)
-        )
-        # The row of each episode. The episode continued last is last: a dictionary keeps the order of insertion.
-        self._running: dict[int, int] = {}
-        self._unused: list[int] = []
+        self._running = RunningRows()
+        self.arrays: HistoryArrays = HistoryArrays(np.zeros((0, self._length), dtype=np.int64), _NONE, _NONE)
+        self._now = 0  # Episodes continued so far, which orders the running episodes.
         self.forgotten: int = 0
 
     def __len__(self) -> int:
@@ -46,27 +44,42 @@ class Histories:
 
     def of(self, trajectory: int) -> np.ndarray:
         """Returns the slots of the remembered steps of a running episode, int64, oldest first."""
-        row = self._running.get(trajectory)
-        if row is None:
-            return _NONE
-        count = int(self.arrays.added[row])
-        return self.arrays.steps[row, np.arange(max(count - self._length, 0), count) % max(self._length, 1)]
+        return self._steps_in(self._rows_of([trajectory]))
 
-    def _rows_of(self, trajectories: Sequence[int]) -> list[int]:
-        before = len(self.arrays.added)
-        needed = len(self._running) + len(trajectories)
-        if needed > before:
-            further = max(needed - before, before)
-            steps = np.concatenate((self.arrays.steps, np.zeros((further, self._length), dtype=np.int64)))
-            self.arrays = HistoryArrays(steps, np.concatenate((self.arrays.added, np.zeros(further, dtype=np.int64))))
-            self._unused.extend(range(before, before + further))
-        return [self._running[name] if name in self._running else self._unused.pop() for name in trajectories]
+    def _rows_of(self, trajectories: Sequence[int] | np.ndarray) -> np.ndarray:
+        """Returns the rows of episodes that run, int64, each once and in the order in which they are given."""
+        rows = self._running.find(np.asarray(trajectories, dtype=np.int64))
+        _, firsts = np.unique(rows, return_index=True)
+        rows = rows[np.sort(firsts)]
+        return rows[rows >= 0]
+
+    def _lengths_in(self, rows: np.ndarray) -> np.ndarray:
+        return np.minimum(self.arrays.added[rows], self._length)
+
+    def _steps_in(self, rows: np.ndarray) -> np.ndarray:
+        """Returns the slots of the remembered steps in rows of the arrays, row after row, oldest first."""
+        # A row with fewer steps has its steps in its first places.
+        first = (self.arrays.added[rows] - self._lengths_in(rows))[:, None]
+        places = (first + np.arange(self._length)) % max(self._length, 1)
+        return self.arrays.steps[rows[:, None], places][np.arange(self._length) < self._lengths_in(rows)[:, None]]
+
+    def _oldest_first(self) -> np.ndarray:
+        """Returns the running episodes, int64; the episode continued last is last."""
+        return self._running.names[np.argsort(self.arrays.continued[self._running.rows])]
+
+    def _open(self, trajectories: np.ndarray) -> np.ndarray:
+        rows = self._running.open(trajectories)
+        further = self._running.capacity - len(self.arrays.added)
+        if further:
+            grown = [np.concatenate((one, np.zeros((further, *one.shape[1:]), np.int64))) for one in self.arrays]
+            self.arrays = HistoryArrays(*grown)
+        return rows
 
     def check_room(self, parts: Sequence[EpisodeGroups]) -> None:
         """Raises ``ValueError`` for batches, written in turn, with which too many episodes would run at once."""
         if not self._length or len(self) + sum([len(part.trajectory) for part in parts]) <= self._max_trajectories:
             return
-        running = list(self._running)
+        running = self._oldest_first()
         for part in parts:
             staying, opened = _running_after(running, part)
             excess = len(staying) + len(opened) - self._max_trajectories
@@ -75,18 +88,20 @@ class Histories:
                     f"{len(staying) + len(opened)} episodes would run at once, of max_trajectories="
                     f"{self._max_trajectories}. Nothing was stored. Raise it, or mark last steps of ended episodes done"
                 )
-            running = staying[max(excess, 0) :] + opened
+            running = np.concatenate((staying[max(excess, 0) :], opened))
 
-    def evict_stale(self, rows: EpisodeGroups) -> list[int]:
+    def evict_stale(self, rows: EpisodeGroups) -> np.ndarray:
         """Evicts the episodes continued longest ago, if checked rows need their room; returns their trajectories."""
-        staying, opened = _running_after(list(self._running), rows)
+        if len(self) + len(rows.trajectory) <= self._max_trajectories:
+            return _NONE
+        staying, opened = _running_after(self._oldest_first(), rows)
         return self._evict(staying[: max(0, len(staying) + len(opened) - self._max_trajectories)])
 
-    def evict_oldest(self) -> list[int]:
+    def evict_oldest(self) -> np.ndarray:
         """Evicts the episode continued longest ago; returns its trajectory, or nothing if no episode runs."""
-        return self._evict([*self._running][:1])
+        return self._evict(self._oldest_first()[:1])
 
-    def _evict(self, trajectories: list[int]) -> list[int]:
+    def _evict(self, trajectories: np.ndarray) -> np.ndarray:
         self.end_episodes(trajectories)
         self.forgotten += len(trajectories)
         return trajectories
@@ -99,12 +114,10 @@ class Histories:
         A step goes to a table once. Tables are filled in turn, each in the order of its events. An episode that ends
         has no history any more. Returns tables and slots of the steps, int64, in the order in which they were appended.
         """
-        names = episodes.trajectory.tolist()
-        rows = self._rows_of(names)
+        held_in = self._open(episodes.trajectory)
         # A storage of frames learns of the slots that the compiled loops free after the loops.
         before = self._tables.num_freed
         arrays = self._tables.arrays
-        held_in = np.array(rows, dtype=np.int64)
         events.sent[slots] = False  # Earlier rows of these slots may have been sent.
         tables = steps = _NONE
         if np.count_nonzero(happened):
@@ -113,34 +126,33 @@ class Histories:
             )
             kernels.append(tuple(arrays), tables, steps)
         grouped = episodes.order, episodes.start, episodes.done
-        kernels.remember(arrays.references, arrays.free, arrays.counters, *grouped, slots, held_in, *self.arrays)
+        kernels.remember(
+            arrays.references, arrays.free, arrays.counters, *grouped, slots, held_in, *self.arrays, self._now
+        )
+        self._now += len(held_in)
         self._tables.announce(before)
-        for name, row, ended in zip(names, rows, episodes.ended.tolist(), strict=True):
-            # An episode that goes on is inserted again, so that it becomes the last one.
-            self._running.pop(name, None)
-            if ended or not (self._length or self._forget_stale):
-                self._unused.append(row)
-            else:
-                self._running[name] = row
+        if not (self._length or self._forget_stale):
+            self._running.close(held_in)
+        elif episodes.ended.any():
+            self._running.close(held_in[episodes.ended])
         return tables, steps
 
-    def end_episodes(self, trajectories: Iterable[int]) -> None:
+    def end_episodes(self, trajectories: Sequence[int] | np.ndarray) -> None:
         """Releases the remembered steps of episodes that nothing continues; others are ignored."""
-        for name in trajectories:
-            slots = self.of(name)
-            row = self._running.pop(name, None)
-            if row is not None:
-                self.arrays.added[row] = 0
-                self._unused.append(row)
-                self._tables.release(slots)
+        rows = self._rows_of(trajectories)
+        slots = self._steps_in(rows)
+        self.arrays.added[rows] = 0
+        self._running.close(rows)
+        self._tables.release(slots)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the slots of the remembered steps, episode after episode."""
-        held = [self.of(name) for name in self._running]
+        running = self._oldest_first()
+        rows = self._running.find(running)
         return {
-            "trajectory": torch.tensor(list(self._running), dtype=torch.int64, device="cpu"),
-            "length": torch.tensor([len(slots) for slots in held], dtype=torch.int64, device="cpu"),
-            "slots": torch.from_numpy(np.concatenate([_NONE, *held])),
+            "trajectory": torch.from_numpy(running),
+            "length": torch.from_numpy(self._lengths_in(rows)),
+            "slots": torch.from_numpy(self._steps_in(rows)),
             "forgotten": self.forgotten,
         }
 
@@ -160,18 +172,21 @@ class Histories:
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restores what :meth:`state_dict` returned, after :meth:`slots_in`."""
         self._clear()
-        names = state_dict["trajectory"].tolist()
-        slots = np.split(state_dict["slots"].numpy(), np.cumsum(state_dict["length"].numpy()))
+        names, length = state_dict["trajectory"].numpy(), state_dict["length"].numpy()
+        self._open(np.sort(names))
+        rows = self._running.find(names)
+        self.arrays.added[rows] = length
+        self.arrays.continued[rows] = np.arange(len(names))
+        self._now = len(names)
         # The state of the tables counts the references to these slots.
-        for name, row, held in zip(names, self._rows_of(names), slots, strict=False):
-            self.arrays.steps[row, : len(held)] = held
-            self.arrays.added[row] = len(held)
-            self._running[name] = row
+        self.arrays.steps[np.repeat(rows, length), _within(length)] = state_dict["slots"].numpy()
         self.forgotten = int(state_dict["forgotten"])
 
 
-def _running_after(running: Sequence[int], rows: EpisodeGroups) -> tuple[list[int], list[int]]:
-    given = rows.trajectory.tolist()
-    opened = [name for name, ended in zip(given, rows.ended.tolist(), strict=True) if not ended]
-    named = set(given)
-    return [name for name in running if name not in named], opened
+def _running_after(running: np.ndarray, rows: EpisodeGroups) -> tuple[np.ndarray, np.ndarray]:
+    return running[~np.isin(running, rows.trajectory)], rows.trajectory[~rows.ended]
+
+
+def _within(lengths: np.ndarray) -> np.ndarray:
+    """Returns the numbers from 0 to the length, for one length after the other."""
+    return np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)

@@ -39,6 +39,7 @@ class HistoryArrays(NamedTuple):
 
     steps: np.ndarray  #: Slots ``[R, length]``: step k of an episode lies at ``k % length``.
     added: np.ndarray  #: int64 ``[R]``, steps added to each episode since it began; only the last are remembered.
+    continued: np.ndarray  #: int64 ``[R]``, when each episode was continued last.
 
 
 class EventArrays(NamedTuple):
@@ -232,11 +233,17 @@ def led_to_events(happened, all_events, all_groups, slots, held_in, all_historie
 
 
 @compiled
-def remember(references, free, counters, order, start, done, slots, held_in, steps, added):  # type: ignore[no-untyped-def]
-    """Appends new rows to the histories of their episodes, and empties those of episodes that ended."""
+def remember(  # type: ignore[no-untyped-def]
+    references, free, counters, order, start, done, slots, held_in, steps, added, continued, now
+):
+    """Appends new rows to the histories of their episodes, and empties those of episodes that ended.
+
+    The episodes are continued one after the other, from ``now`` on.
+    """
     length = steps.shape[1]
     for group in range(start.size - 1):
         history, first, stop = held_in[group], start[group], start[group + 1]
+        continued[history] = now + group
         for step in range(first, stop):
             if done[order[step]]:
                 for old in range(max(added[history] - length, 0), added[history]):
@@ -252,6 +259,42 @@ def remember(references, free, counters, order, start, done, slots, held_in, ste
                 _release(steps[history, added[history] % length], references, free, counters)
             steps[history, added[history] % length] = slots[order[step]]
             added[history] += 1
+
+
+@njit(inline="always")
+def _group_at(rows, count):  # type: ignore[no-untyped-def]
+    """Returns the group whose row is at each of ``count`` places, or -1, because memory is read faster in order."""
+    groups = np.full(count, -1)
+    for group in range(rows.size):
+        groups[rows[group]] = group
+    return groups
+
+
+@compiled
+def mark_others(own, order, start, last, first, found, is_other):  # type: ignore[no-untyped-def]
+    """Marks episodes whose first new row differs from their last observation; returns how many are marked.
+
+    The words ``own`` lie in ``last`` from the word ``first`` on. Episode k has the row ``found[k]`` in ``last``.
+    """
+    groups = _group_at(order[start[:-1]], order.size)
+    for row in range(order.size):
+        group = groups[row]
+        if group >= 0 and found[group] >= 0:
+            difference = own[row, 0] ^ own[row, 0]
+            # A loop that stops at the first difference takes twice the time, as most rows are equal.
+            for word in range(own.shape[1]):
+                difference |= own[row, word] ^ last[found[group], first + word]
+            is_other[group] |= difference != 0
+    return np.count_nonzero(is_other)
+
+
+@compiled
+def keep_last(following, order, start, last, first, rows):  # type: ignore[no-untyped-def]
+    """Copies the words of the last new row of each episode to its row of ``last``, from the word ``first`` on."""
+    groups = _group_at(order[start[1:] - 1], order.size)
+    for row in range(order.size):
+        if groups[row] >= 0:
+            last[rows[groups[row]], first : first + following.shape[1]] = following[row]
 
 
 @compiled

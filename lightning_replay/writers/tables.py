@@ -14,7 +14,6 @@ from torchrl.data.replay_buffers import Storage
 
 from lightning_replay.episodes.groups import EpisodeGroups, groups_of
 from lightning_replay.episodes.links import MOST_NUMBERS, comparable, trajectory_name, trajectory_of
-from lightning_replay.episodes.running import Discontinuities, LastObservations, ObservationPair
 from lightning_replay.events.compiled import ConditionBlock
 from lightning_replay.events.conditions import Condition, ConditionError, holds, load_state_of, state_of, warn_of_unmet
 from lightning_replay.events.event_table import EventTable
@@ -27,6 +26,7 @@ from lightning_replay.storage.rows import Key, observation_keys
 from lightning_replay.tables.counts import StateActionCounts, state_action_keys
 from lightning_replay.tables.histories import Histories
 from lightning_replay.tables.kernels import EventArrays
+from lightning_replay.tables.last_observations import Discontinuities, LastObservations, ObservationPair
 from lightning_replay.tables.tables import Tables
 from lightning_replay.torchrl_compat import attached_buffers
 from lightning_replay.writers.rows import announce, chosen, packed_storage, write_slots
@@ -234,7 +234,7 @@ class EventTableWriter(TableWriter):
                 happened = np.ascontiguousarray(fired[:, part])
                 self._write([column[part] for column in columns], happened, episodes, keys and keys[part])
             index = torch.from_numpy(self.tables.slots_of(0)[-count:])
-        self._running.follow(new.observations, new.episodes, 0 if new.breaks is None else len(new.breaks.begins))
+        self._running.follow(new.observations, new.episodes, 0 if new.breaks is None else new.breaks.num_broken)
         self._count(fired)  # It may warn, and a warning may be made an error.
         return Insertion(index, slice(count - len(index), count))
 
@@ -317,9 +317,9 @@ class EventTableWriter(TableWriter):
                 if breaks is None or not isinstance(condition, Condition):
                     happened[number] = holds(condition, rows).cpu().numpy()
                     continue
-                for part, name in breaks.parts():
-                    if name is not None:
-                        condition.end_episodes([name if self._trajectory_at is not None else None])
+                for part, ending in breaks.parts():
+                    if len(ending):
+                        condition.end_episodes([None] if self._trajectory_at is None else ending.tolist())
                     happened[number, part] = holds(condition, rows[part]).cpu().numpy()
             except ConditionError as error:
                 table = self._table_of(number).name
@@ -331,7 +331,7 @@ class EventTableWriter(TableWriter):
     ) -> Tensor:
         if self.forget_stale:
             stale = self._histories.evict_stale(episodes)
-            self._end_conditions(stale)
+            self._end_conditions(stale.tolist())
             self._running.end_episodes(stale)
         # Order: slots are taken from the default table, rows are written there, and only then the steps before an event
         # are referred to by its table, which may free slots of others.
@@ -351,7 +351,7 @@ class EventTableWriter(TableWriter):
         self._mark_update(index)
         self._push((0,), slots, are_new=True)
         if len(steps):
-            self._push({*table.tolist()}, steps, are_new=False)
+            self._push(np.flatnonzero(np.bincount(table)).tolist(), steps, are_new=False)
         return index
 
     def _count(self, fired: np.ndarray) -> None:
@@ -408,7 +408,7 @@ class EventTableWriter(TableWriter):
         """
         evicted = self._histories.evict_oldest()
         self._running.end_episodes(evicted)
-        return bool(evicted)
+        return len(evicted) > 0
 
     def _held_by(self, state_dict: Mapping[str, Any]) -> np.ndarray:
         return self._histories.slots_in(state_dict["histories"])
@@ -418,11 +418,11 @@ class EventTableWriter(TableWriter):
         if not len(slots):
             return
         trajectory = trajectory_of(self._storage.readable_rows)
-        names = [None] if trajectory is None else trajectory[slots].flatten().tolist()
-        numbers = [name or 0 for name in names]  # The rows of unnamed episodes have the number 0.
+        # The rows of unnamed episodes have the number 0.
+        numbers = np.zeros(1, dtype=np.int64) if trajectory is None else trajectory[slots].flatten().cpu().numpy()
         self._histories.end_episodes(numbers)
         self._running.end_episodes(numbers)
-        self._end_conditions(names)
+        self._end_conditions([None] if trajectory is None else numbers.tolist())
 
     def _end_conditions(self, trajectories: Sequence[int | None]) -> None:
         # Conditions also remember the episodes of lost workers, which nothing continues.
