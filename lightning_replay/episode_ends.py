@@ -57,7 +57,11 @@ class EpisodeEnds:
         parts: list[Any] = [self._parts.sampler, *self._parts.delaying]
         follows = self.cuts_slices or (self._checks_continuity and self._episodes is not None)
         compares = (follows, self._parts.writer.compares_rows, *(part.check_continuity for part in parts))
-        self.beginnings = Beginnings(any(compares), self.beginnings.is_silent)
+        packed = self._parts.packed
+        if packed is not None and packed.deferred is not None:  # A comparison would wait for the device.
+            self.beginnings = Beginnings(compares=False, is_silent=True)
+        else:
+            self.beginnings = Beginnings(any(compares), self.beginnings.is_silent)
 
     def keep(self, beginnings: Beginnings) -> None:
         """Keeps the beginnings of rows that are stored now, and reports ends that look wrong."""
@@ -92,7 +96,8 @@ class EpisodeEnds:
     def end_slots(self, slots: Tensor, generation: Tensor) -> None:
         """Marks the newest rows of episodes, slots ``[n]``, if their slots still have this ``generation``."""
         assert self._parts.packed is not None, "slots= needs a PackedStorage"
-        slots = slots[self._parts.packed.generation_of(slots) == generation]
+        stored = self._parts.packed.generation_of(slots).cpu()
+        slots = slots.cpu()[stored == generation.cpu()]
         if len(slots):
             self.mark(slots)
             self._parts.writer.end_episodes(slots)

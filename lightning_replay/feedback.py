@@ -122,6 +122,33 @@ def match_td_errors(index: Any, td_error: Any, generation: Any, storage: Storage
     return _without(index, errors, stale | ~held)
 
 
+def match_there(index: Any, td_error: Any, generation: Any, storage: PackedStorage) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns slots, TD errors, and whether each row still holds what was drawn, ``[n]`` each; waits for nothing.
+
+    All are on the device of the rows. A slot outside of the storage counts as one that holds another row.
+    """
+    device = storage.slot_device
+    for name, value in (("index", index), ("td_error", td_error), ("generation", generation)):
+        if value is not None and value.device.type != device.type:
+            raise ValueError(
+                f"{name} is on {value.device}, and slots are drawn on {device}; give it on that device. "
+                "No priority was changed"
+            )
+    if index.dtype != torch.int64 or index.ndim != 1:
+        raise ValueError(f"index must be int64 [B], the batch's 'index'; got {index.dtype} {list(index.shape)}")
+    if generation is not None and generation.shape != index.shape:
+        raise ValueError(
+            f"generation must be the batch's own, of shape {list(index.shape)}; got {list(generation.shape)}. "
+            "No priority was changed"
+        )
+    if td_error.numel() != len(index):
+        raise one_each(td_error, len(index), "No priority was changed")
+    slots = index.clamp(0, storage.capacity - 1)
+    if generation is None:
+        return slots, td_error.reshape(-1), (index >= 0) & (index < len(storage))
+    return slots, td_error.reshape(-1), (storage.generation_of(slots) == generation) & (slots == index)
+
+
 def _without(index: Tensor, magnitude: Tensor, stale: Tensor) -> Judged:
     # Samplers skip -1.
     rows = stale if stale.ndim == 1 else stale[:, 0]
@@ -139,12 +166,12 @@ class Feedback(Stateful):
         self.draws_since_update: int = 0
         self.last_index: Tensor | None = None
         self.received: int = 0
-        self._stale = 0
+        self._stale: Any = 0  # A tensor, where slots are drawn on a device.
 
-    def count(self, received: int, stale: int) -> None:
+    def count(self, received: int, stale: int | Tensor) -> None:
         self.draws_since_update = 0
         self.received += received
-        self._stale += stale
+        self._stale = self._stale + stale
 
     def forget(self) -> None:
         """Discards the last batch, whose rows are gone; the counts stay."""
@@ -153,6 +180,7 @@ class Feedback(Stateful):
 
     def stats(self, age_of: Callable[[Tensor], Tensor | None]) -> dict[str, Any]:
         """Returns counts, and ages of the rows of the last batch in transitions written since."""
+        self._stale = int(self._stale)
         stats: dict[str, Any] = {
             "priorities_updated": self.received - self._stale,
             "stale_updates_dropped": self._stale,
@@ -161,6 +189,10 @@ class Feedback(Stateful):
         if ages is not None:
             stats |= {"drawn_age_mean": float(ages.float().mean()), "drawn_age_max": float(ages.max())}
         return stats
+
+    def _read_attributes(self) -> dict[str, Any]:
+        self._stale = int(self._stale)
+        return super()._read_attributes()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.forget()
@@ -171,10 +203,7 @@ def magnitudes(td_error: Any, count: int, outcome: str) -> Tensor:
     """Returns ``|δ|``, float32 ``[B]`` on the CPU, of signed TD errors ``[B]`` or ``[B, 1]``, finite, one a row."""
     td_error = real_numbers("td_error", td_error, outcome)
     if td_error.numel() != count:
-        raise ValueError(
-            f"td_error must hold one value for each of the {count} rows; got shape {list(td_error.shape)}. {outcome}. "
-            "Reduce it over everything but the batch dimension"
-        )
+        raise one_each(td_error, count, outcome)
     errors = td_error.cpu().reshape(-1).abs().to(torch.float32)
     # A sum is NaN or infinite when any term is: one reduction instead of an elementwise test and a reduction.
     if not bool(errors.sum(dtype=torch.float64).isfinite()):
@@ -183,6 +212,13 @@ def magnitudes(td_error: Any, count: int, outcome: str) -> Tensor:
             f"td_error must be finite; rows {rows[:10]} are NaN or infinite. {outcome}. Look for a diverging loss"
         )
     return errors
+
+
+def one_each(td_error: Tensor, count: int, outcome: str) -> ValueError:
+    return ValueError(
+        f"td_error must hold one value for each of the {count} rows; got shape {list(td_error.shape)}. {outcome}. "
+        "Reduce it over everything but the batch dimension"
+    )
 
 
 def _check_slots(index: Tensor, length: int) -> int:

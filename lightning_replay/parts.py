@@ -204,6 +204,8 @@ class ReplaySampler(PartHooks, Sampler):
     #:
     #: :meta private:
     rows_drawn: Sequence[int] | np.ndarray = ()
+    #: Device on which slots are drawn, which is that of the rows; ``None`` draws them on the CPU.
+    draw_device: torch.device | None = None
     _draws_from_tables: bool = False  # whether rows are drawn from the tables that a writer keeps
     _reads_columns: bool = False  # whether it reads columns of stored rows, which a storage of tensors has
 
@@ -252,6 +254,21 @@ class ReplaySampler(PartHooks, Sampler):
             magnitudes: float32 ``[B]``, finite, from 0 on.
             storage: of the rows.
         """
+
+    def set_priorities_there(self, slots: Tensor, td_error: Tensor, is_fresh: Tensor) -> Tensor:
+        """Sets priorities without a wait for :attr:`draw_device`; called in place of :meth:`set_priorities`.
+
+        Args:
+            slots: int64 ``[n]`` on the device, all below the capacity. Of several for one the last counts.
+            td_error: Signed TD errors ``[n]``, not checked.
+            is_fresh: bool ``[n]``; the other rows have left, and are skipped.
+
+        Returns:
+            bool ``[n]``, whether each TD error can be a priority. The others are skipped.
+
+        :meta private:
+        """
+        raise NotImplementedError
 
     def feedback_of_rows(
         self, index: Tensor, td_error: Tensor | None, generation: Tensor | None
@@ -393,6 +410,7 @@ class ReplayTransform(SeededStateful, Transform):
     #:
     #: :meta private:
     shaping_discount: float | None = None
+    draws_there: bool = False  #: Whether it changes batches without a wait where slots are drawn on a device.
     takes_sequences: bool = True  #: Whether it leaves steps of a sequence in their order, each as it is.
     # Returns what forward makes of the pairs of rows in the slots [B, 2] of a PackedStorage; called where the
     # transform's own class is exact, see lightning_replay.fast_path.

@@ -82,10 +82,15 @@ class ReplayOptions(TypedDict, total=False):
     Args:
         n_steps: rewards summed into one return when a row is drawn; 1 by default.
         discount: γ of that return; 0.99 by default.
-        device: where transitions are kept and batches put together; the CPU by default. Slots are drawn on the CPU.
+        device: where transitions are kept and batches put together; the CPU by default.
+        draws_on: ``"cpu"`` (the default), or ``"device"``: slots are drawn on the device of the transitions, where
+            priorities, generations, and links between steps are kept then, and no call waits for it. For
+            :func:`uniform`, :func:`prioritized`, :func:`sequences`, and :func:`hindsight`.
         memmap: a directory for a scratch file that holds the transitions, for buffers larger than memory.
         prefetch: batches drawn ahead in threads.
         check_finite: refuse rows with NaN or infinity in rewards or observations; on by default.
+        check_every: calls between two reads of what was refused on the device, with ``draws_on="device"``, see
+            :class:`~lightning_replay.Replay`.
         check_continuity: a row follows another only if it starts with the observation that the other ended with, bit
             for bit; on by default, see :class:`~lightning_replay.episodes.links.Continuity`.
         transform: applied to drawn batches after the recipe's own, such as
@@ -96,9 +101,11 @@ class ReplayOptions(TypedDict, total=False):
     n_steps: int
     discount: float
     device: str
+    draws_on: str
     memmap: str | None
     prefetch: int | None
     check_finite: bool
+    check_every: int | None
     check_continuity: bool
     transform: Transform | None
     seed: int | None
@@ -212,6 +219,11 @@ def assemble(
     **parts: Any,
 ) -> B:
     """Builds the buffer of a recipe from the options that recipes share and its own parts, which come before them."""
+    if draw_device(options) is not None:
+        raise ValueError(
+            "draws_on is 'device', and this recipe draws slots on the CPU; the recipes uniform, prioritized, "
+            "sequences, and hindsight draw on the device. Leave draws_on out"
+        )
     storage = storage_for(
         slots,
         **taken(options, "device", "memmap", "frame_stack", "image_key", "frame_capacity"),
@@ -232,6 +244,12 @@ def taken(options: Any, *names: str) -> dict[str, Any]:
     return {name: options.pop(name) for name in names if name in options}
 
 
+def draw_device(options: Any) -> str | None:
+    """Takes ``draws_on`` out of the options of a recipe, and returns the device to draw on; ``None`` is the CPU."""
+    draws_on = checked_choice("draws_on", options.pop("draws_on", "cpu"), ("cpu", "device"))
+    return options.get("device", "cpu") if draws_on == "device" else None
+
+
 def mixing(options: Any) -> MixPairs:
     """Takes the options of mixup out of the options of a recipe, and returns their transform."""
     return MixPairs(**taken(options, "mixup_concentration", "fraction", "keys"))
@@ -247,14 +265,15 @@ def prioritized_or_uniform(
     priority_exponent: float = 0.0,
     importance_exponent: float | Schedule = 0.4,
     priority_offset: float = 1e-6,
+    device: str | None = None,
 ) -> Sampler:
     if priority_exponent != 0:
-        return PrioritizedSampler(capacity, priority_exponent, importance_exponent, priority_offset)
+        return PrioritizedSampler(capacity, priority_exponent, importance_exponent, priority_offset, device=device)
     checked_schedule(
         "importance_exponent", importance_exponent, highest=1.0
     )  # Both options have no effect, and are checked all the same.
     checked_number("priority_offset", priority_offset, 0.0)
-    return UniformSampler()
+    return UniformSampler(device=device)
 
 
 @with_named_arguments
@@ -367,7 +386,8 @@ def noisy(
 @with_named_arguments
 def uniform(capacity: int, batch_size: int | None = None, **options: Unpack[FrameOptions]) -> Replay:
     """Draws uniformly and evicts the oldest: experience replay as introduced by Lin (1992)."""
-    return assemble(Replay, capacity, batch_size, options, UniformSampler())
+    sampler = UniformSampler(device=draw_device(options))
+    return assemble(Replay, capacity, batch_size, options, sampler)
 
 
 @with_named_arguments
@@ -402,6 +422,7 @@ def prioritized(
         priority_offset,
         normalize_over_batch,
         min_priority=min_priority,
+        device=draw_device(options),
     )
     return assemble(Replay, capacity, batch_size, options, sampler)
 
@@ -438,7 +459,7 @@ def hindsight(
     Raises:
         ValueError: neither ``reward`` nor an ``env`` that computes it.
     """
-    sampler = prioritized_or_uniform(capacity, **priorities(options))
+    sampler = prioritized_or_uniform(capacity, **priorities(options), device=draw_device(options))
     relabel = RelabelGoals(strategy, share, reward, env, terminated, achieved_key, desired_key)
     return assemble(Replay, capacity, batch_size, options, sampler, transform=relabel)
 

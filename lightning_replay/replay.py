@@ -20,6 +20,7 @@ from torchrl.data import TensorDictReplayBuffer
 from torchrl.data.replay_buffers import Sampler, Storage, TensorStorage, Writer
 from torchrl.envs import Transform
 
+from lightning_replay.deferred_checks import DeferredChecks
 from lightning_replay.divided_draws import check_divisible
 from lightning_replay.episode_ends import EpisodeEnds
 from lightning_replay.episodes.links import with_real_ends
@@ -31,6 +32,8 @@ from lightning_replay.feedback import (
     Judged,
     magnitudes,
     match_td_errors,
+    match_there,
+    one_each,
     parse_td_errors,
     td_error_of,
     update_matching,
@@ -110,6 +113,12 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         check_finite: refuse NaN and infinity in rewards and observations, see
             :class:`~lightning_replay.storage.columns.TransitionCheck`. About 5 % of the time of an insert of
             64 rows.
+        check_every: calls between two reads of what was refused on a device, where nothing waits for it. NaN, infinity,
+            and contradicting flags in rows, and NaN and infinity in TD errors, are collected there and raised by a call
+            of :meth:`extend` or :meth:`update_priority` at most so many calls later, with the number of the call that
+            brought them. Its rows are stored by then, its priorities are not. ``None`` raises at once; if slots are
+            drawn on another device than the CPU, it is 16. With it, observations of first rows and last rows are not
+            compared, no warning is given of them, and rows that TorchRL's trainers mark truncated are refused.
         check_continuity: returns over several steps go on to the next row only if that row starts with the observation
             that the row before ended with, bit for bit, see :class:`~lightning_replay.episodes.links.Continuity`. Turn
             it off where observations change between two steps: wrappers that draw noise each time they are read, or
@@ -149,6 +158,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
     awaits_new_episodes: bool
     # Refuses the first rows, TensorDict [N], of a side of a MixedReplay, where they do not fit the other side's.
     _check_first: Callable[[TensorDictBase], None] | None = None
+    _deferred: DeferredChecks | None
     # Draws for samplers that have no generator: those of TorchRL. ``None`` if the sampler is one of this library.
     _torchrl_generator: torch.Generator | None = None
 
@@ -165,6 +175,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         priority_key: str = "td_error",
         prefetch: int | None = None,
         check_finite: bool = True,
+        check_every: int | None = None,
         check_continuity: bool = True,
         seed: int | None = None,
     ) -> None:
@@ -189,6 +200,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         self._feedback = Feedback()
         self.awaits_new_episodes = False
         self._row_check = TransitionCheck(checked_flag("check_finite", check_finite))
+        self._check_every = None if check_every is None else checked_count("check_every", check_every, of="calls")
         sampler = UniformSampler() if sampler is None else sampler
         writer = FirstInFirstOutWriter() if writer is None else writer
         check_parts(storage, sampler, writer, n_steps)
@@ -287,6 +299,8 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         try:
             with self._replay_lock, self._write_lock:
                 self.fork_guard.check()
+                if self._deferred is not None:
+                    self._deferred.begin("extend")
                 # The environments that played the episodes of a save are gone. Until the first new rows, contents and
                 # draws are those that were saved.
                 if self.awaits_new_episodes:
@@ -386,7 +400,9 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             if columns is None or self._storage.has_column(self.priority_key):
                 rows = as_rows(rows)
                 priority = rows.get(self.priority_key, None)
-            if priority is not None:
+            if priority is not None and parts.draws_there:
+                priority = self._checked_there("extend", priority, rows.shape[0])
+            elif priority is not None:
                 refused = f"Nothing was stored; leave {self.priority_key!r} out, or pass update_priority=False"
                 priority = magnitudes(priority, rows.shape[0], refused)
                 # Before the writer writes: a priority that is refused later would leave the row without one.
@@ -407,7 +423,9 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         if index.numel():
             self._sampler.extend(index)
             # After mark_update, which gave the new rows the largest priority so far.
-            if priority is not None:
+            if priority is not None and parts.draws_there:
+                sampler.set_priorities_there(index, priority[inserted.rows], torch.ones_like(index, dtype=torch.bool))
+            elif priority is not None:
                 sampler.set_priorities(index, priority[inserted.rows], self._storage)
         if self._episodes is not None:
             self._episodes.warn()
@@ -517,7 +535,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             info["index"] = index
             if parts.device is not None:  # one copy of each column, for which nothing waits
                 info = {key: value.to(parts.device, non_blocking=True) for key, value in info.items()}
-                index = index.cpu()  # as most samplers draw
+                index = info["index"] if parts.draws_there else index.cpu()  # as most samplers draw
             if packed is not None and not self._forms_returns and not parts.has_transforms and not is_slices:
                 # A batch that is just rows; the storage adds ``generation``, a stored column.
                 return storage.get(info["index"], extra=info), info
@@ -622,6 +640,9 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             self._ahead.wait()
         with self._replay_lock, self._write_lock:
             self.fork_guard.check()
+            if parts.draws_there:
+                self._update_there(index, td_error, generation)
+                return
             # A sampler on the CPU compares generations in the same pass in which it sets priorities. Not where the
             # writer needs the slots of the rows that are left, too.
             if parts.update_matching is not None and not needs_feedback:
@@ -635,6 +656,33 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             if needs_feedback:
                 writer.update_priority(slots, feedback, both=sampler.update_partners)
             self._feedback.count(len(slots), stale)
+
+    def _update_there(self, index: Any, td_error: Any, generation: Any) -> None:
+        if td_error is None:
+            self.read_feedback(index, td_error, generation)  # which refuses it
+        if self._deferred is not None:
+            self._deferred.begin("update_priority")
+        index, td_error, generation = parse_td_errors(index, td_error, generation)
+        if self.sequence_length is not None:
+            index, td_error, generation = self.parts.sampler.feedback_of_rows(index, td_error, generation)
+        slots, errors, is_fresh = match_there(index, td_error, generation, self._storage)
+        self._checked_there("update_priority", errors, len(slots))
+        self.parts.sampler.set_priorities_there(slots, errors, is_fresh)
+        self._feedback.count(len(slots), (~is_fresh).sum())
+
+    def _checked_there(self, method: str, td_error: Tensor, count: int) -> Tensor:
+        # TD errors [count] on the device that slots are drawn on; refused at once, or later without a wait.
+        if self._deferred is None:
+            magnitudes(td_error, count, "Nothing was changed")
+        elif td_error.numel() != count:
+            raise one_each(td_error, count, "Nothing was changed")
+        else:
+            problem = (
+                f"call {{}} of {method} brought TD errors that are NaN or infinite. Their rows keep the priorities "
+                "that they had. Look for a diverging loss"
+            )
+            self._deferred.note(method, [problem], ~(td_error.abs() < torch.inf).all())
+        return td_error.reshape(-1)
 
     def read_feedback(self, index: Any, td_error: Any, generation: Any, **signals: Any) -> tuple[Any, Judged]:
         # What writer and sampler get. Both are checked before anything is changed: a refusal leaves all as it is.
@@ -844,8 +892,9 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
     def _attach_parts(self) -> None:
         self.parts: ReplayParts = ReplayParts(self._storage, self._sampler, self._writer, self._transform)
         self._packed = self.parts.packed
+        self._defer_checks()
         if self._packed is not None:
-            self._packed.row_check = self._row_check
+            self._packed.check_rows_by(self._row_check)
         self.sequence_length: int | None = self.parts.sampler.sequence_length
         self.burn_in: int = self.parts.sampler.burn_in
         self._takes_columns = has_fast_path(self)
@@ -853,6 +902,23 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         self._share_generator()
         self._ends.attach(self.parts, self._episodes)
         self._attach_transforms()
+
+    def _defer_checks(self) -> None:
+        device = self.parts.sampler.draw_device
+        there = None if device is None or self._packed is None else torch.device(self._packed.device)
+        every = 16 if self._check_every is None and there is not None and there.type != "cpu" else self._check_every
+        if every is not None and there is None:
+            raise ValueError(
+                f"check_every is {every}, and slots are drawn on the CPU, which waits for the rows; leave it out, or "
+                "draw on their device (draws_on='device')"
+            )
+        self._deferred = None if every is None or there is None else DeferredChecks(every, there)
+        self._row_check.deferred = self._deferred
+        if self._packed is not None:
+            self._packed.deferred = self._deferred
+            self._packed.keep_generations(there=there is not None)
+        if self._episodes is not None:
+            self._episodes.device = device
 
     def _share_generator(self) -> None:
         self._torchrl_generator = generator_of_torchrl(self._sampler, self._storage, self._torchrl_generator)
@@ -865,7 +931,9 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
     def _attach_transforms(self) -> None:
         own = self.parts.checked_transforms(self)
         if self._episodes is None and any(transform.follows_episodes for transform in own):
-            self._follow(EpisodeTracker(1, 1.0))
+            episodes = EpisodeTracker(1, 1.0)
+            episodes.device = self.parts.sampler.draw_device
+            self._follow(episodes)
         self.parts.own_transforms = own
         self._ends.begin()
 
@@ -1012,8 +1080,10 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
 
     def mark_update(self, index: Tensor | int) -> None:
         """Informs sampler and episodes of rows just written to these slots; the writer calls it."""
-        if not isinstance(index, Tensor) or index.ndim != 1 or not index.is_cpu:  # as TorchRL's writers give slots
-            index = as_tensor(index).reshape(-1).cpu()
+        if not isinstance(index, Tensor) or index.ndim != 1:
+            index = as_tensor(index).reshape(-1)
+        if not index.is_cpu and not self.parts.draws_there:  # as TorchRL's writers give slots
+            index = index.cpu()
         self._ends.mark_broken(index)
         if self._episodes is not None:
             self._episodes.mark_update(index, self._storage)
@@ -1035,7 +1105,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         ``None`` where episodes are not followed: with ``n_steps=1`` and without a transform that needs them.
         """
         links = None if self._episodes is None else self._episodes.links
-        return None if links is None else links.successor[index.cpu()]
+        return None if links is None else links.successor[index.to(links.successor.device)]
 
     def advance(self, *, env_steps: int | None = None, updates: int | None = None) -> None:
         """Sets the clocks of schedules: environment steps collected and updates made, since the start of training."""

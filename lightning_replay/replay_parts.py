@@ -28,6 +28,7 @@ from lightning_replay.parts import (
 from lightning_replay.samplers.slice_check import check_slice_writer
 from lightning_replay.state import SeededStateful, seeded_generator
 from lightning_replay.storage.packed import PackedStorage, device_of
+from lightning_replay.writers.first_in_first_out import FirstInFirstOutWriter
 
 
 class ReplayParts:
@@ -48,10 +49,13 @@ class ReplayParts:
         device = device_of(storage)
         #: Device on which batches are put together; ``None`` for the CPU.
         self.device: torch.device | None = None if device is None or device.type == "cpu" else device
+        #: Whether slots are drawn on the device of the rows, and nothing waits for it.
+        self.draws_there: bool = self.sampler.draw_device is not None
         hooks: Any = self.writer
         #: Fast paths for rows that a packed storage has read, and for TD errors of a batch as it was drawn.
         self.insert_columns: Any = hooks._insert_columns if has_fast_path(hooks) else None
-        self.update_matching: Any = self.sampler._update_matching if has_fast_path(sampler) else None
+        matches = has_fast_path(sampler) and not self.draws_there
+        self.update_matching: Any = self.sampler._update_matching if matches else None
         self.checks_rows: bool = overrides(self.sampler, ReplaySampler, "check_rows")
         #: Whether the sampler cuts slices out of rows that lie side by side.
         self.cuts_slices: bool = isinstance(sampler, SliceSampler)
@@ -136,6 +140,12 @@ class ReplayParts:
     def checked_transforms(self, replay: Any) -> list[ReplayTransform]:
         """Returns the transforms of this library, if they fit the other parts of ``replay``."""
         own = [transform for transform in self.transforms if isinstance(transform, ReplayTransform)]
+        waiting = [type(transform).__name__ for transform in own if self.draws_there and not transform.draws_there]
+        if waiting:
+            raise ValueError(
+                f"{', '.join(waiting)} works on the CPU, and slots are drawn on a device; leave it out, or draw on the "
+                "CPU (draws_on='cpu')"
+            )
         if self.sampler.sequence_length is not None:
             self._check_sequences(own, replay.returns)
         for transform in own:
@@ -208,6 +218,24 @@ def without_columns(reader: str, storage: Storage) -> TypeError:
     )
 
 
+def _check_there(sampler: str, device: torch.device, storage: Storage, writer: Writer) -> None:
+    """Refuses a storage or a writer for a sampler that draws slots on a device."""
+    draws = f"{sampler} draws on {device}"
+    if not isinstance(storage, PackedStorage) or not storage.draws_there:
+        raise TypeError(
+            f"{draws}, and a {type(storage).__name__} is read by slots on the CPU; use a PackedStorage on that device, "
+            "or leave out device= of the sampler"
+        )
+    there = torch.device(storage.device)
+    if (there.type, there.index or 0) != (device.type, device.index or 0):
+        raise ValueError(f"{draws}, and the rows are on {there}; give sampler and storage the same device")
+    if not isinstance(writer, FirstInFirstOutWriter):
+        raise TypeError(
+            f"{draws}, and {type(writer).__name__} chooses slots on the CPU; use FirstInFirstOutWriter, or leave out "
+            "device= of the sampler"
+        )
+
+
 def check_parts(storage: Storage, sampler: Sampler, writer: Writer, n_steps: int) -> None:
     """Refuses parts that do not work together; some of them would fail only once rows are stored or drawn."""
     hooks, name, capacity = as_replay_sampler(sampler), type(unwrap(sampler)).__name__, storage.max_size
@@ -219,6 +247,8 @@ def check_parts(storage: Storage, sampler: Sampler, writer: Writer, n_steps: int
             f"capacity of {name} is {hooks.num_slots} and that of the storage {capacity}; "
             f"build the sampler with capacity={capacity}"
         )
+    if hooks.draw_device is not None:
+        _check_there(name, hooks.draw_device, storage, writer)
     if hooks._draws_from_tables and as_replay_writer(writer).tables is None:
         raise without_tables(name)
     if not isinstance(storage, TensorStorage) and (hooks._reads_columns or n_steps > 1):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,9 @@ from torch import Tensor
 
 from lightning_replay.options import checked_seed
 
+logger: logging.Logger = logging.getLogger(__name__)
+
+_STATE_BYTES = {16, 5056}  # Bytes of the states of generators on a GPU and on the CPU.
 _STEPS = 2**53  # Number of floats of equal spacing in [0, 1).
 
 
@@ -157,8 +161,17 @@ class SeededStateful(Stateful):
         return {"generator": self._generator.get_state()} if self._has_generator else {}
 
     def _restore_generator(self, state: Mapping[str, Any]) -> None:
-        if self._has_generator:
-            self._generator.set_state(state["generator"].cpu().to(torch.uint8))
+        if not self._has_generator:
+            return
+        saved = state["generator"].cpu().to(torch.uint8)
+        sizes = {len(saved), len(self._generator.get_state())}
+        if sizes == _STATE_BYTES:
+            logger.warning(
+                "the save has the generator of another kind of device, so that %s goes on with draws of its own",
+                type(self).__name__,
+            )
+        else:
+            self._generator.set_state(saved)
 
     def _entries(self) -> list[str]:
         return [*super()._entries(), *self._generator_state()]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums and minima over slots, in a tree with a compiled back end on a CPU and one in torch on devices."""
+"""Sums and minima over slots: a compiled tree on a CPU, and cumulative sums in torch on devices."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch import Tensor
 from lightning_replay.free_memory import check_free
 from lightning_replay.options import checked_choice, checked_count
 from lightning_replay.priority_tree import numba_kernels as kernels
+from lightning_replay.priority_tree.cumulative_sums import CumulativeSums
 from lightning_replay.priority_tree.numba_kernels import FAN_OUT
-from lightning_replay.priority_tree.torch_tree import TorchTree
 
 CACHE_LINE = 64
 # Strided as generations in a batch and in packed rows are, so that kernels are compiled once.
@@ -157,14 +157,15 @@ class PriorityTree:
 
     Leaves are float32; every sum above them is float64 and recomputed from its children at each write, so that
     no error accumulates and small values can be drawn next to large sums, where trees of float32 sums lose them.
-    Values are validated by the samplers. On CUDA only :meth:`has_mass`, :meth:`bounds`, :meth:`set_checked` and
-    :meth:`fill_checked` wait for the device.
+    On devices there is no tree: each draw adds all values up, see
+    :class:`~lightning_replay.priority_tree.cumulative_sums.CumulativeSums`. Values are validated by the samplers.
+    Only :meth:`has_mass`, :meth:`bounds`, :meth:`set_checked`, and :meth:`fill_checked` wait for a device.
 
     Args:
         capacity: Number of slots.
         device: Device of the tree, indices, and values.
         backend: Back end: ``"numba"`` (CPU), ``"torch"`` (any device), or ``"auto"``: numba on the CPU, torch
-            elsewhere.
+            elsewhere. On the CPU, a draw with ``"torch"`` reads all values.
 
     Example:
         >>> tree = PriorityTree(4, backend="torch")
@@ -188,7 +189,7 @@ class PriorityTree:
         if backend == "auto":
             self.backend = "numba" if self.device.type == "cpu" else "torch"
         check_free(4 * self.capacity, f"a priority tree of {self.capacity:,} slots", self.device)
-        kind: Any = NumbaTree if self.backend == "numba" else TorchTree
+        kind: Any = NumbaTree if self.backend == "numba" else CumulativeSums
         self._backend = kind(self.capacity, self.device)
 
     def set(self, index: Tensor, value: Tensor | float) -> None:
@@ -198,7 +199,8 @@ class PriorityTree:
         """
         index = self._as(index, torch.int64)
         if isinstance(value, Tensor):
-            value = self._as(value, torch.float32).expand(index.shape).contiguous()
+            value = self._as(value, torch.float32)
+            value = value.expand(index.shape).contiguous() if value.ndim else value
         elif self.device.type != "cpu":  # This avoids a copy from the host.
             value = torch.full(index.shape, value, dtype=torch.float32, device=self.device)
         if index.numel():
@@ -231,7 +233,16 @@ class PriorityTree:
         """
         return self._backend.find(self._as(prefix_sum, torch.float64))
 
-    def draw(self, uniform: Tensor, *, over_batch: bool = False, exponent: float = 1.0) -> tuple[Tensor, Tensor]:
+    def set_kept(self, index: Tensor, value: Tensor, is_kept: Tensor) -> None:
+        """Writes the values, float32 ``[n]``, that are kept, bool ``[n]``, as :meth:`set`; with torch only.
+
+        :meta private:
+        """
+        self._backend.set_kept(index, value, is_kept)
+
+    def draw(
+        self, uniform: Tensor, *, over_batch: bool = False, exponent: float | Tensor = 1.0
+    ) -> tuple[Tensor, Tensor]:
         """Draws in proportion to the values, by ``uniform``, float64 ``[n]`` in ``[0, 1)``.
 
         Returns slots int64 ``[n]``, and each drawn value over the smallest positive one of all slots (of the drawn ones
@@ -255,12 +266,12 @@ class PriorityTree:
 
     def set_checked(
         self, index: Tensor, priority: Tensor, limit: int, *, offset: float = 0.0, exponent: float = 1.0
-    ) -> float | Tensor | None:
+    ) -> float | None:
         """Validates priorities, float32 ``[n]``, and writes ``(priority + offset) ** exponent`` as :meth:`set`.
 
-        Slots, int64 ``[n]``, n > 0, are in ``[-1, limit)``; -1 is skipped. Returns the largest priority written (a
-        scalar tensor on CUDA), -1 when every entry was skipped, or ``None`` with nothing written when an entry is
-        invalid: not finite, or negative. While a CUDA graph is captured invalid entries are skipped.
+        Slots, int64 ``[n]``, n > 0, are in ``[-1, limit)``; -1 is skipped. Returns the largest priority written,
+        -1 when every entry was skipped, or ``None`` with nothing written when an entry is invalid: not finite, or
+        negative.
 
         :meta private:
         """

@@ -15,12 +15,12 @@ from torchrl.data.replay_buffers import PrioritizedSampler as TorchRLPrioritized
 from torchrl.data.replay_buffers import Sampler, Storage
 
 from lightning_replay.feedback import flat_index, matching_priority, refusal
-from lightning_replay.options import checked_flag, checked_number
+from lightning_replay.options import checked_choice, checked_flag, checked_number
 from lightning_replay.parts import GroupTotals, ReplaySampler, ShardDraw, ShardRequest
 from lightning_replay.priority_tree import PriorityTree
 from lightning_replay.saving.spec import describe, rebuildable
 from lightning_replay.schedules import Constant, Schedule, checked_schedule
-from lightning_replay.storage.columns import as_tensor
+from lightning_replay.storage.columns import as_tensor, checked_device
 from lightning_replay.storage.packed import empty_storage, occupancy_of
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -39,7 +39,8 @@ class PrioritizedBase(ReplaySampler, TorchRLPrioritizedSampler):
 
     priority_exponent: float
     _tree: PriorityTree
-    _largest: float  # Largest priority so far, before any exponent; negative before the first one.
+    # Largest priority so far, before any exponent; negative before the first one. A tensor of a sampler on a device.
+    _largest: Any
 
     def __init__(
         self,
@@ -143,7 +144,7 @@ class PrioritizedBase(ReplaySampler, TorchRLPrioritizedSampler):
     def _shared_state(self) -> dict[str, Any]:
         schedule = self._importance_exponent
         return {
-            "max_priority": self._largest,
+            "max_priority": float(self._largest),
             "priority_exponent": self.priority_exponent,
             "importance_exponent": schedule.value if isinstance(schedule, Constant) else None,
             "priority_offset": self.priority_offset,
@@ -189,8 +190,8 @@ class PrioritizedSampler(PrioritizedBase):
 
     New items get the largest priority so far, or 1 if there is none, so that each is drawn early. Call
     :meth:`update_priority` after every update with the magnitudes of the TD errors. TorchRL's ``isinstance`` checks
-    accept it as their sampler of this name; its compiled code is not needed. Priorities and draws stay on the CPU
-    wherever the rows are; a draw waits for no device.
+    accept it as their sampler of this name; its compiled code is not needed. A draw waits for no device. Priorities
+    and draws stay on the CPU wherever the rows are, unless ``device`` is given.
     Proportional variant of Schaul et al. 2016, https://arxiv.org/abs/1511.05952.
 
     Args:
@@ -207,6 +208,9 @@ class PrioritizedSampler(PrioritizedBase):
             memory.
         backend: Back end of the :class:`~lightning_replay.priority_tree.PriorityTree`.
         seed: Seed for the sampler's own generator; ``None`` seeds it from torch's global generator.
+        device: Device of the rows, on which priorities are kept and slots drawn; ``None`` does both on the CPU. On the
+            device, a draw reads all priorities, and neither a draw nor an update waits. Probabilities are those of
+            :class:`~lightning_replay.priority_tree.cumulative_sums.CumulativeSums`.
 
     Sampled keys:
         index: int64 ``[B]``.
@@ -236,18 +240,32 @@ class PrioritizedSampler(PrioritizedBase):
         backend: str = "auto",
         seed: int | None = None,
         min_priority: float = 0.0,
+        device: str | torch.device | None = None,
     ) -> None:
         super().__init__(priority_exponent, importance_exponent, priority_offset, seed)
         self.normalize_over_batch: bool = checked_flag("normalize_over_batch", normalize_over_batch)
         self.min_priority: float = checked_number("min_priority", min_priority, 0.0)
         self._built_with["min_priority"] = self.min_priority
-        self._tree = PriorityTree(capacity, backend=backend)
-        self._largest = -1.0
+        self.draw_device = None if device is None else checked_device(device)
+        if self.draw_device is None:
+            self._tree = PriorityTree(capacity, backend=backend)
+        else:
+            backend = checked_choice("backend", backend, ("auto", "torch"))
+            self._tree = PriorityTree(capacity, device=self.draw_device, backend="torch")
+            self._seed_generator(seed, self.draw_device)
+            self._largest = torch.zeros((), dtype=torch.float32, device=self.draw_device)
+        self._set_largest(-1.0)
         self._has_rows = False
 
     def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
         """Gives new rows at ``index``, an int or int64 ``[n]``, the largest priority so far."""
         self._attach_storage(storage)
+        if self.draw_device is not None:
+            slots = torch.as_tensor(index, dtype=torch.int64, device=self.draw_device).reshape(-1)
+            priority = torch.where(self._largest > 0, self._largest, max(1.0, self.min_priority))
+            self._tree.set(slots, self._powered_there(priority))
+            self._has_rows = True
+            return
         if isinstance(index, Tensor) and index.dtype == torch.int64 and index.numel() == 1:
             # An int is written in a third of the time.
             index = int(index)
@@ -276,13 +294,16 @@ class PrioritizedSampler(PrioritizedBase):
             raise empty_storage()
         self._attach_storage(storage)
         tree = self._tree
-        if not tree.has_mass():
+        # On a device, priorities of 0 alone would be found by a wait. The first row is drawn then.
+        if self.draw_device is None and not tree.has_mass():
             raise self._without_mass(len(storage))
         generator = self._generator
-        uniform = torch.rand(batch_size, dtype=torch.float64, generator=generator, device=generator.device)
+        where = self.draw_device or generator.device
+        uniform = torch.rand(batch_size, dtype=torch.float64, generator=generator, device=where)
         # The tree also returns the importance weights (p / smallest p) ** -beta, so that the rarest row has weight 1.
         # One compiled loop draws and weighs 256 rows in 27 microseconds. Separate torch calls take 73.
-        index, weight = tree.draw(uniform.cpu(), over_batch=self.normalize_over_batch, exponent=-self.beta)
+        uniform = uniform if self.draw_device is not None else uniform.cpu()
+        index, weight = tree.draw(uniform, over_batch=self.normalize_over_batch, exponent=-self.beta)
         self._clocks["draws"] += 1
         if storage.ndim > 1:
             return torch.unravel_index(index, storage.shape), {"priority_weight": weight}
@@ -309,7 +330,7 @@ class PrioritizedSampler(PrioritizedBase):
         self._attach_storage(storage)
         total, least = self._tree.bounds()
         rows = np.array([occupancy_of(storage).count])
-        return GroupTotals(["rows"], np.array([total]), rows, np.array([least]), self._largest)
+        return GroupTotals(["rows"], np.array([total]), rows, np.array([least]), float(self._largest))
 
     def sample_shard(self, storage: Storage, part: ShardRequest) -> tuple[Tensor, dict[str, Any], ShardDraw]:
         """Draws one row at each point of the request; ``RuntimeError`` if all priorities are 0."""
@@ -348,6 +369,35 @@ class PrioritizedSampler(PrioritizedBase):
         self.raise_max_priority(float(largest))
         self._has_rows = True
 
+    def set_priorities_there(self, slots: Tensor, td_error: Tensor, is_fresh: Tensor) -> Tensor:
+        """Sets priorities by signed errors ``[n]``, on the device; returns which are finite, bool ``[n]``."""
+        magnitudes = td_error.abs().to(torch.float32)
+        if self.min_priority > 0:
+            magnitudes = magnitudes.clamp_min(self.min_priority)  # NaN stays.
+        value = self._powered_there(magnitudes)
+        is_sound = value < torch.inf  # NaN is not.
+        is_kept = is_sound & is_fresh
+        self._tree.set_kept(slots, value, is_kept)
+        largest = torch.where(is_kept, magnitudes, -1.0).amax()
+        torch.maximum(self._largest, largest, out=self._largest)
+        return is_sound
+
+    def _powered_there(self, magnitudes: Tensor) -> Tensor:
+        return magnitudes.add(self.priority_offset).pow_(self._priority_exponent)
+
+    def _set_largest(self, priority: float) -> None:
+        if self.draw_device is None:
+            self._largest = priority
+        else:
+            self._largest.fill_(priority)  # It keeps its memory, which a CUDA graph may have captured.
+
+    def raise_max_priority(self, priority: float) -> None:
+        """Raises the priority that new rows get, if ``priority`` is larger."""
+        if self.draw_device is None:
+            super().raise_max_priority(priority)
+        else:
+            self._largest.clamp_min_(priority)
+
     def _update_matching(self, slots: Any, errors: Any, generation: Any, stored: Any, length: int) -> int | None:
         """Sets priorities by signed errors where generations are those stored; returns how many are not."""
         # The torch back end has no pass that compares generations.
@@ -385,7 +435,7 @@ class PrioritizedSampler(PrioritizedBase):
 
         :meta private:
         """
-        return self._largest if self._largest > 0 else max(1.0, self.min_priority)
+        return float(self._largest) if self._largest > 0 else max(1.0, self.min_priority)
 
     @property
     def nbytes(self) -> int:
@@ -421,7 +471,7 @@ class PrioritizedSampler(PrioritizedBase):
 
     def _empty(self) -> None:
         self._tree.clear()
-        self._largest = -1.0
+        self._set_largest(-1.0)
         self._has_rows = False
 
     def state_dict(self) -> dict[str, Any]:
@@ -438,7 +488,7 @@ class PrioritizedSampler(PrioritizedBase):
         saved_exponent = checked_number("the saved priority_exponent", state_dict["priority_exponent"], 0.0)
         saved_offset = checked_number("the saved priority_offset", state_dict["priority_offset"], 0.0)
         self._tree.load_state_dict(state_dict["tree"])
-        self._largest = float(state_dict["max_priority"])
+        self._set_largest(float(state_dict["max_priority"]))
         self._has_rows = bool(state_dict["has_rows"])
         self._priority_exponent = saved_exponent
         self.priority_offset: float = saved_offset

@@ -6,11 +6,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 from torchrl.data.replay_buffers import RandomSampler, Storage
 
 from lightning_replay.parts import GroupTotals, ReplaySampler, ShardDraw, ShardRequest
 from lightning_replay.saving.spec import rebuildable
+from lightning_replay.storage.columns import checked_device
 from lightning_replay.storage.packed import empty_storage, occupancy_of
 
 
@@ -22,6 +24,7 @@ class UniformSampler(ReplaySampler, RandomSampler):
 
     Args:
         seed: Seed for the sampler's own generator; ``None`` seeds it from torch's global generator.
+        device: Device of the rows, on which slots are drawn then without a wait; ``None`` draws on the CPU.
 
     Sampled keys:
         index: int64 ``[B]``.
@@ -36,15 +39,19 @@ class UniformSampler(ReplaySampler, RandomSampler):
         torch.Size([4])
     """
 
-    def __init__(self, seed: int | None = None) -> None:
+    def __init__(self, seed: int | None = None, device: str | torch.device | None = None) -> None:
         super().__init__()
-        self._seed_generator(seed)
+        self.draw_device = None if device is None else checked_device(device)
+        self._seed_generator(seed, self.draw_device or "cpu")
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
         """Draws ``batch_size`` slots, int64 ``[B]``; RuntimeError where the storage is empty."""
         occupancy = occupancy_of(storage)
         if not occupancy.count:
             raise empty_storage()
+        if self.draw_device is not None:
+            count = len(storage)  # Rows that are drawn there leave only by being overwritten.
+            return torch.randint(count, (batch_size,), generator=self._generator, device=self.draw_device), {}
         # A direct draw of 256 rows takes 4 microseconds, and the steps of a divided draw take 50.
         return occupancy.sample(batch_size, self._generator), {}
 

@@ -15,6 +15,7 @@ from numpy import vdot
 from tensordict import TensorDict, TensorDictBase, is_non_tensor
 from torch import Tensor
 
+from lightning_replay.deferred_checks import DeferredChecks
 from lightning_replay.storage.rows import WORD_BYTES, Key, RowLayout, gather_branch, nest, shown
 
 MOST_SINGLE_BYTES = 4096  # columns of longer rows are written as fast one by one
@@ -177,10 +178,15 @@ class TransitionCheck:
     * A reward or a flag of an end is not one value for each row: a loss would broadcast it over the batch.
     * NaN or infinity in the reward or an observation: any column that is also under ``"next"``, or is named so. One
       such row makes every network it trains NaN. Not without ``check_finite``.
+
+    Args:
+        check_finite: Whether NaN and infinity are refused.
+        deferred: Collects flags and numbers that are wrong on a device, to be raised later; ``None`` raises at once.
     """
 
-    def __init__(self, check_finite: bool = True) -> None:
+    def __init__(self, check_finite: bool = True, deferred: DeferredChecks | None = None) -> None:
         self.check_finite = check_finite
+        self.deferred: DeferredChecks | None = deferred
 
     def __call__(self, columns: Mapping[Key, Column]) -> None:
         """Checks columns ``[N, ...]``, tensors or arrays by key."""
@@ -206,6 +212,11 @@ class TransitionCheck:
         pairs = [(names.index(key), names.index(other)) for key, other in _in_pairs(arrays, columns)]
         tensors = [names.index(key) for key in finite if key not in arrays]
 
+        if self.deferred is not None:
+            return _check_later(
+                self.deferred, ends and (flags[0], ends[0], ends[-1]), [*map(names.index, finite)], names
+            )
+
         def check_each(values: Sequence[Column], places: Sequence[int]) -> None:
             for place in places:
                 value = as_tensor(values[place])
@@ -230,6 +241,33 @@ class TransitionCheck:
                 check_each(values, tensors)
 
         return check
+
+
+def _check_later(
+    deferred: DeferredChecks, ends: Sequence[int], finite: Sequence[int], names: Sequence[Key]
+) -> Callable[[Sequence[Column]], None]:
+    """Returns the check of rows on a device: places of done and the other flags, and of numbers that must be finite."""
+    stored = "The rows are stored by now"
+    contradiction = (
+        "call {} of extend brought rows that are terminated or truncated and not done. " + stored + "; store done = "
+        "terminated | truncated"
+    )
+    not_finite = [
+        f"call {{}} of extend brought NaN or infinity in {shown(names[place])}. {stored}. Look for a diverging policy "
+        "or environment, or build the buffer with check_finite=False to store such rows"
+        for place in finite
+    ]
+
+    def check(values: Sequence[Column]) -> None:
+        if ends:
+            done, *others = (as_tensor(values[place]) for place in ends)
+            deferred.note("extend", [contradiction], ((others[0] | others[1]) > done).any())
+        if finite:
+            # A sum is NaN or infinite if a term is. Each column is read once. A float64 sum of float32 never overflows.
+            sums = [as_tensor(values[place]).sum(dtype=torch.float64) for place in finite]
+            deferred.note("extend", not_finite, ~(torch.stack(sums).abs() < torch.inf))
+
+    return check
 
 
 def check_trajectory(key: Key, dtype: torch.dtype, shape: torch.Size) -> None:

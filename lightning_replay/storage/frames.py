@@ -87,6 +87,7 @@ class FrameStorage(PackedStorage):
     """
 
     stores_frames: bool = True
+    draws_there: bool = False  # A row that leaves is found on the CPU.
     _of_columns = (
         *PackedStorage._of_columns,
         *("_images", "_live", "_frames_of", "_outer_layout", "_looked_up"),

@@ -87,6 +87,11 @@ class PackedStorage(LazyTensorStorage):
     #:
     #: :meta private:
     deferred: DeferredChecks | None = None
+    #: Whether a replay can draw slots on the device of the rows.
+    #:
+    #: :meta private:
+    draws_there: bool = True
+    _keeps_there = False  # whether generations are kept on the device of the rows alone
     _mutation_revision = 0  # a plain number, for TorchRL's samplers that keep what they read of the rows
     # Set with the columns by the first rows or a load; views, which do not survive a copy as views.
     _of_columns: tuple[str, ...] = (
@@ -272,6 +277,8 @@ class PackedStorage(LazyTensorStorage):
         """
         if self._generation is None:
             return torch.zeros_like(index)
+        if self._keeps_there:
+            index = index.to(self._generation.device)
         return self._generation.index_select(0, index.flatten()).view(index.shape)
 
     def get(self, index: Any, extra: dict[str, Tensor] | None = None) -> Any:
@@ -403,6 +410,14 @@ class PackedStorage(LazyTensorStorage):
                 self._columns_check = self.row_check.of(dict(zip(self.row_columns, values, strict=True)))
             self._columns_check(values)
 
+    def check_rows_by(self, check: TransitionCheck | None) -> None:
+        """Has new rows refused by ``check``.
+
+        :meta private:
+        """
+        self.row_check = check
+        self._columns_check = None
+
     def has_column(self, key: NestedKey) -> bool:
         """Returns whether rows must have this column.
 
@@ -478,6 +493,8 @@ class PackedStorage(LazyTensorStorage):
             self._own_writes += 1
 
     def slots(self, start: int, stop: int) -> Tensor:
+        if self._keeps_there:
+            return torch.arange(start, stop, device=self.slot_device)
         return torch.from_numpy(np.arange(start, stop))  # half the time
 
     def _bump_mutation_revision(self) -> None:
@@ -491,7 +508,11 @@ class PackedStorage(LazyTensorStorage):
         self._last_cursor = cursor
 
     def _next_generation(self, slots: slice | Tensor) -> None:
-        assert self.generations is not None
+        if self.generations is None:
+            assert self._generation is not None
+            there = slots if isinstance(slots, slice) else slots.to(self._generation.device)
+            self._generation[there] = self._generation[there].clamp_min(self._least_generation) + 1
+            return
         places = slots if isinstance(slots, slice) else slots.numpy()
         self.generations[places] = now = np.maximum(self.generations[places], self._least_generation) + 1
         if self._there is not None:
@@ -529,16 +550,38 @@ class PackedStorage(LazyTensorStorage):
         self._storage = slots = layout.unpack(self._rows, torch.Size([self.capacity]))
         # Of a GPU's rows they are kept on the CPU as well, so that TD errors are compared without a wait.
         is_view = device.type == "cpu"
-        column = slots.get("generation")
-        self._generation = column if is_view else torch.zeros_like(column, device="cpu")
-        self.generations = self._generation.numpy()
-        self._columns = [StoredColumn(key, slots.get(key)) for key in layout.columns if key != GENERATION]
         self._views = {key if len(key) > 1 else key[0]: slots.get(key) for key in layout.columns}
+        self._place_generations()
+        self._columns = [StoredColumn(key, slots.get(key)) for key in layout.columns if key != GENERATION]
         self._single = None
         if is_view and layout.row_bytes <= MOST_SINGLE_BYTES:
-            self._single = SingleRow(layout, self._rows, [one.tensor for one in self._columns], self._generation)
+            columns = [one.tensor for one in self._columns]
+            self._single = SingleRow(layout, self._rows, columns, self._views["generation"])
         self._expect({key: kind for key, kind in layout.columns.items() if key != GENERATION})
         self.initialized = True
+
+    def keep_generations(self, *, there: bool) -> None:
+        """Keeps generations on the device of the rows alone, where slots are drawn; otherwise on the CPU as well.
+
+        :meta private:
+        """
+        if self._keeps_there != there:
+            self._keeps_there = there
+            if self.initialized:
+                self._place_generations()
+
+    def _place_generations(self) -> None:
+        column = self._views["generation"]
+        self._generation = column if self._keeps_there else column.cpu()
+        self.generations = None if self._keeps_there else self._generation.numpy()
+
+    @property
+    def slot_device(self) -> torch.device:
+        """Device of the slots of new rows: the CPU, or where slots are drawn.
+
+        :meta private:
+        """
+        return self._there if self._keeps_there and self._there is not None else torch.device("cpu")
 
     def _expect(self, columns: dict[Key, tuple[torch.dtype, torch.Size]]) -> None:
         assert self._columns is not None
@@ -556,7 +599,11 @@ class PackedStorage(LazyTensorStorage):
             f"{'/'.join(name)}: stored {stored.get(name, 'no such column')}, given {given.get(name, 'no such column')}"
             for name in sorted(stored.keys() | given.keys())
             if stored.get(name) != given.get(name)
-        ] or [f"device: first {self._given_device}, now {data.get(next(iter(given))).device}"]
+        ] or [
+            f"device of {'/'.join(name)}: first {self._given_device}, given {data.get(name).device}"
+            for name in sorted(given)
+            if data.get(name).device != self._given_device
+        ]
         return ValueError(
             "transitions must have the columns of the first ones stored; nothing was written. "
             f"Different: {'; '.join(different)}. Convert them, leave columns out (exclude), or start a new buffer"
@@ -573,7 +620,7 @@ class PackedStorage(LazyTensorStorage):
         }
         if self.layout is not None and self._rows is not None and self._generation is not None:
             # Generations of slots that held rows once continue from there.
-            emptied = self._generation[self._len : self._reached].clone()
+            emptied = self._generation[self._len : self._reached].clone().cpu()
             state |= {"layout": self.layout.description(), "rows": self._rows[: self._len], "emptied": emptied}
         return state | {"least_generation": self._least_generation, "last_cursor": self._last_cursor}
 

@@ -94,9 +94,14 @@ class FirstInFirstOutWriter(ReplayWriter, TensorDictRoundRobinWriter):
             slots = torch.arange(self._cursor, stop, device="cpu") % capacity
             if frames is not None:
                 self._release_oldest(frames, part, slots)
-            storage.write(slice(self._cursor, stop) if stop <= capacity else slots, part)
+            if stop > capacity and storage.generations is None:  # On a device, a copy of the slots would wait.
+                before = capacity - self._cursor
+                storage.write(slice(self._cursor, capacity), [value[:before] for value in part])
+                storage.write(slice(0, stop - capacity), [value[before:] for value in part])
+            else:
+                storage.write(slice(self._cursor, stop) if stop <= capacity else slots, part)
             self._cursor = stop % capacity
-        index = torch.arange(start, start + kept, device="cpu") % capacity
+        index = torch.arange(start, start + kept, device=storage.slot_device) % capacity
         return index[-storage.num_stored :]  # If their frames did not fit, the first rows left for the last ones.
 
     def _release_oldest(self, storage: FrameStorage, values: Sequence[Column], slots: Tensor) -> None:
