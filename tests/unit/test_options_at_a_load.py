@@ -235,9 +235,9 @@ def cases() -> Iterator[Case]:
     yield MixedReplay, "offline", mixed, "prioritized", lambda: mixed(offline=over(sa.PrioritizedSampler(CAPACITY)))
     # Of samplers.
     alike = {"priority_exponent": 0.9, "importance_exponent": 0.8, "priority_offset": 0.5, "seed": 5}
-    prioritized = alike | {"normalize_over_batch": True, "backend": "torch", "min_priority": 1.0}
+    prioritized = alike | {"normalize_over_batch": True, "backend": "torch", "min_priority": 1.0, "device": "cpu"}
     yield from cases_of(sa.PrioritizedSampler, {"capacity": CAPACITY}, prioritized | {"capacity": 90}, over)
-    yield from cases_of(sa.UniformSampler, {}, {"seed": 5}, over)
+    yield from cases_of(sa.UniformSampler, {}, {"seed": 5, "device": "cpu"}, over)
     yield from cases_of(sa.ReshuffledSampler, {}, {"seed": 5}, over)
     first = {"base_sampler": sa.PrioritizedSampler(CAPACITY, 0.9)}
     yield from cases_of(
@@ -395,7 +395,7 @@ CASES = list(cases())
 # These change nothing in this life: where rows lie, checks of wrong rows, and the choice among tasks or rows that were
 # learned from in another way.
 INERT = {
-    *("priority_key", "check_finite", "storage", "backend", "update_partners", "refresh_interval", "window"),
+    *("priority_key", "check_finite", "storage", "device", "backend", "update_partners", "refresh_interval", "window"),
     *("normalize_over_batch", "exploration", "weight_sharing", "advance_at", "max_signals", "initial_surprise"),
     *(
         "always_admit",
@@ -413,6 +413,8 @@ OF_UPDATES = {"rows_per_update"}  # bounds the work of updates, which were made 
 LEFT_OUT = {("PackedStorage", "device"), ("PackedStorage", "memmap"), ("FrameStorage", "device")}
 LEFT_OUT |= {("FrameStorage", "memmap"), ("RelabelGoals", "env"), ("EventTableWriter", "count_state_actions")}
 LEFT_OUT |= {("RelabelGoals", "achieved_key"), ("RelabelGoals", "desired_key"), ("NeighborhoodMixupSampler", "backend")}
+# How late rows on a device are refused.
+LEFT_OUT |= {(owner, "check_every") for owner in ("Replay", "TableReplay", "CurriculumReplay")}
 NO_PARTS = {"SequenceStarts", "MeanReturn", "ReturnChange"}  # of a sampler, and of data modules
 
 

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Waits and kernels of the calls of a replay whose rows are on a pretended device, as JSON: ``python -m tests.waits``.
+
+A process of its own, because PyTorch has a pretended device for the rest of a process.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_replay import recipes
+from lightning_replay.replay import Replay
+from tests import pretended_device
+
+ENVS = 16
+CALLS = ("extend", "sample", "update_priority")
+#: What a case is built by: a recipe and its options.
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "uniform": ("uniform", {}),
+    "prioritized": ("prioritized", {}),
+    "n-step": ("uniform", {"n_steps": 3}),
+    "prioritized n-step": ("prioritized", {"n_steps": 3}),
+}
+
+
+class Steps:
+    """Steps of environments side by side, of which some are truncated and some terminated."""
+
+    def __init__(self) -> None:
+        self.generator: torch.Generator = torch.Generator().manual_seed(0)
+        self.observation: Tensor = torch.randn(ENVS, 4, generator=self.generator)
+
+    def next(self) -> dict[Any, Tensor]:
+        """Columns of one step ``[ENVS, ...]``, on the pretended device."""
+        following = torch.randn(ENVS, 4, generator=self.generator)
+        chance = torch.rand(ENVS, 1, generator=self.generator)
+        columns: dict[Any, Tensor] = {
+            "observation": self.observation,
+            "action": torch.randn(ENVS, 2, generator=self.generator),
+            "trajectory": torch.arange(ENVS),
+            ("next", "observation"): following,
+            ("next", "reward"): chance,
+            ("next", "terminated"): chance < 0.1,
+            ("next", "truncated"): chance > 0.9,
+            ("next", "done"): (chance < 0.1) | (chance > 0.9),
+        }
+        self.observation = torch.where(columns["next", "done"], torch.randn(ENVS, 4), following)
+        return {key: pretended_device.there(value) for key, value in columns.items()}
+
+
+def measured(calls: pretended_device.Calls, found: dict[str, Any], name: str, work: Any) -> Any:
+    """Runs a call and adds what it did."""
+    calls.waits.clear()
+    calls.kernels = calls.copies = 0
+    result = work()
+    entry = found.setdefault(name, {"waits": {}, "kernels": 0, "copies": 0})
+    entry["waits"] |= calls.waits
+    entry["kernels"] = max(entry["kernels"], calls.kernels)
+    entry["copies"] = max(entry["copies"], calls.copies)
+    return result
+
+
+def counts(recipe: str, options: dict[str, Any], *, check_every: int = 1_000, draws_on: str = "device") -> Any:
+    """What the calls did once the buffer is in use, around the end of its ring and with rows that were replaced."""
+    found: dict[str, Any] = {}
+    steps = Steps()
+    with pretended_device.counted() as calls:
+        device = str(pretended_device.DEVICE)
+        deferred = {"check_every": check_every} if draws_on == "device" else {}
+        given = {"capacity": 10 * ENVS - 5, "batch_size": 32, "device": device, "draws_on": draws_on, "seed": 0}
+        replay: Replay = recipes.by_name(recipe)(**given | deferred | options)
+        for _ in range(3):
+            replay.extend_columns(steps.next())
+            replay.update_priority(replay.sample(), pretended_device.there(torch.rand(32)))
+        for _ in range(20):
+            rows = steps.next()
+            measured(calls, found, "extend", lambda: replay.extend_columns(rows))  # noqa: B023
+            batch = measured(calls, found, "sample", replay.sample)
+            error = pretended_device.there(torch.randn(tuple(batch.shape)))
+            measured(calls, found, "update_priority", lambda: replay.update_priority(batch, error))  # noqa: B023
+    return found
+
+
+def main() -> None:
+    """Prints the counts of all cases; of those that wait, with the places."""
+    found = {name: counts(*case) for name, case in CASES.items()}
+    found["read every 4 calls"] = counts("prioritized", {}, check_every=4)
+    found["drawn on the CPU"] = counts("prioritized", {"n_steps": 3}, draws_on="cpu")
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
