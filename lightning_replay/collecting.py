@@ -24,7 +24,7 @@ Key = str | Path
 Columns = dict[Key, Any]  # arrays or tensors [N, ...]
 FinalObservation = str | Sequence[str] | Callable[[Any, Any], Any]
 _FINAL_OBSERVATIONS = ("final_obs", "final_observation")  # names that are known without an option
-_WITHOUT_FINAL = ("terminate", "drop")
+WITHOUT_FINAL_OBSERVATION = ("terminate", "drop")
 
 
 class VectorSteps(VectorWrapper):
@@ -106,7 +106,7 @@ class VectorSteps(VectorWrapper):
         self._final_observation = final_observation
         self._without_final = without_final_observation
         if without_final_observation is not None:
-            checked_choice("without_final_observation", without_final_observation, _WITHOUT_FINAL)
+            checked_choice("without_final_observation", without_final_observation, WITHOUT_FINAL_OBSERVATION)
         self._skips_invalid = checked_flag("skip_invalid", skip_invalid)
         self._acts_in_parts = isinstance(getattr(vector, "single_action_space", None), Dict | Tuple)
         self._device: torch.device | None = None  # of the tensors; None for arrays

@@ -25,6 +25,8 @@ class SimulatorVector(VectorEnv[Any, Any, Any]):
         simulator: Simulator, which resets its environments in the step that ends their episodes.
     """
 
+    closed = True  # Gymnasium closes an open vector that is deleted. The simulator may outlive this one.
+
     def __init__(self, simulator: Any) -> None:
         base = getattr(simulator, "unwrapped", simulator)  # Gymnasium's wrappers hide num_envs.
         lacking = [name for name in _MEMBERS if not hasattr(simulator, name) and not hasattr(base, name)]

@@ -32,22 +32,20 @@ def check_env(env: object) -> None:
     if isinstance(env, gymnasium.Env | VectorEnv) or not (isinstance(env, str) or callable(env)):
         raise TypeError(
             f"env is {env!r}; it must be a Gymnasium id, or a callable that builds one environment, such as "
-            "lambda: MyEnv(size=5), because collection and evaluation build environments of their own"
+            "lambda: MyEnv(size=5), because collection and evaluation build environments of their own. "
+            "ReplayDataModule also accepts a simulator with num_envs, reset, and step"
         )
 
 
-def build_environment(
-    env: str | Callable[..., gymnasium.Env[Any, Any]], env_kwargs: dict[str, Any]
-) -> gymnasium.Env[Any, Any]:
-    """Builds an environment from an id or a callable.
+def build(env: str | Callable[..., Any], env_kwargs: Mapping[str, Any]) -> Any:
+    """Builds from an id or a callable, which may return anything.
 
     Raises:
         MissingExtraError: An optional dependency is not installed.
         UnknownEnvironmentError: The id is not registered, or its module does not exist.
-        TypeError: The callable returns no environment, or the environment lacks a space.
     """
     try:
-        made = gymnasium.make(env, **env_kwargs) if isinstance(env, str) else env(**env_kwargs)
+        return gymnasium.make(env, **env_kwargs) if isinstance(env, str) else env(**env_kwargs)
     except MissingExtraError:
         raise
     except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
@@ -65,11 +63,27 @@ def build_environment(
         raise
     except gymnasium.error.UnregisteredEnv as error:
         raise _unknown(env, error) from error
+
+
+def build_environment(
+    env: str | Callable[..., gymnasium.Env[Any, Any]], env_kwargs: Mapping[str, Any]
+) -> gymnasium.Env[Any, Any]:
+    """Builds an environment from an id or a callable, with the errors of :func:`build`.
+
+    Raises:
+        TypeError: The callable returns no environment, or the environment lacks a space.
+    """
+    return checked_environment(build(env, env_kwargs), env)
+
+
+def checked_environment(made: Any, env: object) -> gymnasium.Env[Any, Any]:
+    """Returns what ``env`` built; raises ``TypeError`` unless it is an environment with spaces."""
     if not isinstance(made, gymnasium.Env):
         given = "None" if made is None else f"a {type(made).__module__}.{type(made).__qualname__}"
         raise TypeError(
             f"env is {env!r}, which returned {given}; it must build and return one gymnasium.Env. num_envs steps "
-            "several of them, and the package shimmy converts environments of OpenAI's gym"
+            "several of them, and the package shimmy converts environments of OpenAI's gym. ReplayDataModule also "
+            "accepts a simulator with num_envs, reset, and step"
         )
     for name in ("observation_space", "action_space"):
         if not isinstance(getattr(made, name, None), Space):

@@ -10,7 +10,7 @@ from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -19,13 +19,11 @@ from gymnasium.vector import VectorEnv
 from lightning_replay.collecting import Columns, VectorSteps
 from lightning_replay.envs.building import checked_info_keys
 from lightning_replay.episodes.running import stored_trajectories
-from lightning_replay.lit.rollouts import Action, ActionReader, States, act_on, acting, random_actions, states_of
+from lightning_replay.lit.rollouts import ActionReader, States, act_on, acting, random_actions, states_of
 from lightning_replay.options import checked_count, checked_number
 from lightning_replay.schedulers import ReturnProgress
 from lightning_replay.state import Stateful
 from lightning_replay.training_replay import TrainingReplay
-
-_ROWS_PER_WRITE = 1_024
 
 
 @dataclass(frozen=True)
@@ -42,6 +40,7 @@ class Collector(Stateful):
     """Clock, generator and newest finished episodes of environments that are built when they are needed."""
 
     saved_attributes: tuple[str, ...] = ("env_steps",)
+    recent_episodes: ClassVar[int] = 10  #: Number of episodes of :attr:`recent_return`.
 
     def __init__(self, seed: int | None, kept_episodes: int) -> None:
         # NumPy and Gymnasium take no negative seeds.
@@ -52,12 +51,12 @@ class Collector(Stateful):
 
     @property
     def recent_return(self) -> float:
-        """Mean return of the last ten episodes; NaN before the first."""
-        recent = [episode.episode_return for episode in list(self.episodes)[-10:]]
+        """Mean return of the last :attr:`recent_episodes`; NaN before the first."""
+        recent = [episode.episode_return for episode in list(self.episodes)[-self.recent_episodes :]]
         return float(np.mean(recent)) if recent else math.nan
 
     def _run(self, vector: VectorEnv[Any, Any, Any], seed: int | None = None) -> None:
-        self._read_actions = ActionReader(vector.single_action_space)
+        self._read_actions: Any = ActionReader(vector.single_action_space)
         try:
             self._observation, _ = vector.reset(seed=seed)
         except Exception:
@@ -65,7 +64,7 @@ class Collector(Stateful):
             raise
         self._vector = vector
         self._num_envs = vector.num_envs
-        self._return = np.zeros(self._num_envs)
+        self._return: Any = np.zeros(self._num_envs)
         self._steps = 0
         self._began = np.zeros(self._num_envs, np.int64)  # the step before the first of each episode
 
@@ -107,6 +106,7 @@ class Collection(Collector):
     """
 
     _vector: VectorSteps | None
+    rows_per_write: ClassVar[int] = 1_024
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class Collection(Collector):
     ) -> None:
         super().__init__(seed, kept_episodes=1_000)
         self._replay = replay
-        self._environments = environments
+        self._environments: Callable[[], Any] = environments
         self._steps_of_all = self._warmup_steps, self._last_step = warmup_steps, env_steps
         self._assignment = assignment
         self._information = InformationColumns(info_keys)
@@ -157,11 +157,11 @@ class Collection(Collector):
                     if not is_random or states is not None:  # random steps advance a state too
                         action = act_on(agent, self._observation, not is_random, self._read_actions, states)
                     if is_random:
-                        action = random_actions(self._action_space, self._num_envs)
+                        action = self._random_actions()
                     self.env_steps += self._num_envs
                     self._step(vector, action)
                     # One write for many steps of the warm-up; the last ones are written before the next draw.
-                    if self.env_steps < env_steps and len(self._pending) * self._num_envs < _ROWS_PER_WRITE:
+                    if self.env_steps < env_steps and len(self._pending) * self._num_envs < self.rows_per_write:
                         continue
                     self._store()
                     if self._information.missing and self.env_steps >= self._warmup_steps and self.episodes:
@@ -181,16 +181,7 @@ class Collection(Collector):
         except Exception:
             environments.close()
             raise
-        if self._is_interrupted:
-            self._replay.end_episodes(range(self._next_trajectory))  # those that had ended stay as they are
-            self._is_interrupted = False
-        elif len(self._replay):  # rows of another run, or demonstrations, which these environments do not continue
-            self._replay.end_episodes()
-        if (entered := self._replay.entered) is not None:  # numbers of their own
-            stored = stored_trajectories(entered.storage)
-            self._next_trajectory = max([self._next_trajectory, *(name + 1 for name in stored if name is not None)])
-            # Rows that were stored before without a number of their episode, such as demonstrations, go on without.
-            self._has_single_stream = environments.num_envs == 1 and len(entered) > 0 and stored == [None]
+        self._begin_episodes(environments.num_envs)
         if self._assignment is not None:
             self._assignment.begin(environments)
         vector = VectorSteps(environments, first_trajectory=self._next_trajectory)
@@ -200,7 +191,22 @@ class Collection(Collector):
         self._action_space.seed(seed)
         return vector
 
-    def _step(self, vector: VectorSteps, action: Action) -> None:
+    def _begin_episodes(self, num_envs: int) -> None:
+        if self._is_interrupted:
+            self._replay.end_episodes(range(self._next_trajectory))  # those that had ended stay as they are
+            self._is_interrupted = False
+        elif len(self._replay):  # rows of another run, or demonstrations, which these environments do not continue
+            self._replay.end_episodes()
+        if (entered := self._replay.entered) is not None:  # numbers of their own
+            stored = stored_trajectories(entered.storage)
+            self._next_trajectory = max([self._next_trajectory, *(name + 1 for name in stored if name is not None)])
+            # Rows that were stored before without a number of their episode, such as demonstrations, go on without.
+            self._has_single_stream = num_envs == 1 and len(entered) > 0 and stored == [None]
+
+    def _random_actions(self) -> Any:
+        return random_actions(self._action_space, self._num_envs)
+
+    def _step(self, vector: VectorSteps, action: Any) -> None:
         actions = self._read_actions.actions
         taken = action if actions is None else actions.for_environments(*action)
         following, reward, _, _, infos = vector.step(taken)
@@ -256,10 +262,13 @@ class Collection(Collector):
     def close(self) -> None:
         """Closes the environments; the replay marks their episodes only before the next step."""
         if self._vector is not None:
-            self._is_interrupted = True  # marked in the replay only before the next step
-            self._next_trajectory = self._vector.next_trajectory
-            self._pending.clear()
+            self._interrupt(self._vector)
         super().close()
+
+    def _interrupt(self, vector: VectorSteps) -> None:
+        self._is_interrupted = True  # marked in the replay only before the next step
+        self._next_trajectory = vector.next_trajectory
+        self._pending.clear()
 
     def state_dict(self) -> dict[str, Any]:
         """Returns clocks, generator, tasks, and the number of the next episode."""
@@ -360,7 +369,7 @@ class InformationColumns:
         self.missing: set[str] = set(keys)
         self._offered: set[str] = set()
 
-    def read(self, infos: dict[str, Any], done: np.ndarray) -> dict[str, np.ndarray]:
+    def read(self, infos: dict[str, Any], done: Any) -> dict[str, Any]:
         """Returns a column ``[N]`` for each key; ``done`` says where the last info is the final one."""
         # If an episode ended, its infos are those of the reset, and final_info has the infos of its last step.
         sources = ((infos, ~done), (infos.get("final_info", {}), done))

@@ -7,11 +7,11 @@ import signal
 import threading
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import gymnasium
 import lightning as L
@@ -24,11 +24,12 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from lightning_replay.agents.interfaces import TrainingData, UpdateBatches, idle_schedulers
-from lightning_replay.envs.building import check_env
+from lightning_replay.envs.building import MAX_EPISODE_STEPS, build, check_env
 from lightning_replay.lightning_compat import NO_VALIDATION, replace_options, requeue_signal
 from lightning_replay.lit.checkpoint_files import CheckedCheckpointIO, ReplayCheckpointIO
 from lightning_replay.lit.collection import Collector, OfflineSchedule, RolloutSchedule, UpdateSchedule, check_tasks
-from lightning_replay.lit.rollouts import make_environment
+from lightning_replay.lit.rollouts import episode_returns, make_environment, usable_environment
+from lightning_replay.lit.simulators import Simulator, is_simulator
 from lightning_replay.options import check_kind, checked_flag
 from lightning_replay.state import Stateful
 
@@ -44,22 +45,23 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
     observation_space: gymnasium.Space[Any] | None
     action_space: gymnasium.Space[Any] | None
     evaluation_episodes: int
+    takes_simulators: ClassVar[bool] = False  # whether ``env`` may step many environments in one tensor
     updates_per_checkpoint = 10_000  # default of ReplayCheckpoint
 
     def __init__(
         self,
-        env: str | Callable[..., gymnasium.Env[Any, Any]] | None,
+        env: str | Callable[..., Any] | Simulator | None,
         asynchronous: bool,
         env_kwargs: dict[str, Any] | None,
         evaluation_env_kwargs: dict[str, Any] | None,
     ) -> None:
         super().__init__()
-        if env is not None:
+        if env is not None and not (self.takes_simulators and is_simulator(env)):
             check_env(env)
         self.steps_environments: bool = env is not None
         for name, given in (("env_kwargs", env_kwargs), ("evaluation_env_kwargs", evaluation_env_kwargs)):
             check_kind(name, given, Mapping | None, "arguments of the environment by name, or None")
-        self.env = env
+        self.env: Any = env
         self.env_kwargs: dict[str, Any] = dict(env_kwargs or {})
         self.evaluation_env_kwargs: dict[str, Any] = self.env_kwargs | dict(evaluation_env_kwargs or {})
         self.updates_done: int = 0  # batches or rollouts handed to the agent
@@ -87,6 +89,16 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
     def make_environment(self) -> gymnasium.Env[Any, Any]:
         """Builds an environment for an evaluation."""
         return make_environment(self.required_environment("an evaluation"), self.evaluation_env_kwargs)
+
+    def played_returns(
+        self, agent: L.LightningModule, episodes: int, seed: int, max_episode_steps: int = MAX_EPISODE_STEPS
+    ) -> Generator[float, None, None]:
+        """Plays whole episodes without exploration and yields their returns.
+
+        :meta private:
+        """
+        with closing(self.make_environment()) as environment:
+            yield from episode_returns(agent, environment, episodes, seed, max_episode_steps, self.check_stopped)
 
     def required_environment(self, purpose: str) -> str | Callable[..., gymnasium.Env[Any, Any]]:
         """Returns ``env``; raises ``ValueError`` if the module has none.
@@ -197,10 +209,7 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
                     "Use Trainer(precision='32-true'), or 'bf16-mixed' for faster layers on float32 weights."
                 )
         if self.observation_space is None and self.env is not None:
-            with closing(make_environment(self.env, self.env_kwargs)) as probe:
-                if self.replay is not None and self.replay.tasks:
-                    check_tasks(probe, self.replay.tasks)
-                self.observation_space, self.action_space = probe.observation_space, probe.action_space
+            self._read_spaces(self.env if is_simulator(self.env) else build(self.env, self.env_kwargs))
         if self.trainer is not None:
             self._agent.configure_model()  # Callbacks such as StochasticWeightAveraging copy the agent later.
             # The trainer is changed last, because Lightning does not undo changes if setup raises.
@@ -213,6 +222,12 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
             self._limit_validation(stage == TrainerFn.FITTING)
             # Lightning advises to save the weights from before the step. A run resumes from the weights after it.
             warnings.filterwarnings("ignore", message="Using ModelCheckpoint with manual optimization")
+
+    def _read_spaces(self, built: Any) -> None:
+        with closing(usable_environment(built, self.env)) as probe:
+            if self.replay is not None and self.replay.tasks:
+                check_tasks(probe, self.replay.tasks)
+            self.observation_space, self.action_space = probe.observation_space, probe.action_space
 
     def _log_by_env_steps(self, loggers: Sequence[Logger]) -> None:
         # Lightning logs against the number of batches: losses and returns would be in two units on one axis.

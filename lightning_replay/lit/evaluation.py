@@ -21,7 +21,6 @@ from lightning_replay.envs.building import MAX_EPISODE_STEPS
 from lightning_replay.lightning_compat import end_epoch
 from lightning_replay.lit.data import ActsAtUpdates, EnvStepDataModule, source_of
 from lightning_replay.lit.level_data import level_source_of
-from lightning_replay.lit.rollouts import episode_returns
 from lightning_replay.options import checked_count, checked_number
 from lightning_replay.state import Stateful
 
@@ -256,10 +255,7 @@ class Evaluate(Stateful, L.Callback, ActsAtUpdates):
         source = source_of(trainer, self)
         bar = trainer.progress_bar_callback
         returns: list[float] = []
-        with closing(source.make_environment()) as environment:
-            played = episode_returns(
-                agent, environment, self.episodes, self.seed, self.max_episode_steps, source.check_stopped
-            )
+        with closing(source.played_returns(agent, self.episodes, self.seed, self.max_episode_steps)) as played:
             for episode_return in played:
                 returns.append(episode_return)
                 if isinstance(bar, ReplayProgressBar):  # games may be long

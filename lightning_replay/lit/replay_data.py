@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable
-from contextlib import closing
+from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,15 +28,31 @@ from lightning_replay.agents.interfaces import (
     warn_of_discounts,
 )
 from lightning_replay.agents.spaces import spaces_of_sizes
-from lightning_replay.envs.building import checked_info_keys
+from lightning_replay.collecting import WITHOUT_FINAL_OBSERVATION
+from lightning_replay.envs.building import MAX_EPISODE_STEPS, checked_info_keys
 from lightning_replay.fast_path import has_fast_path
 from lightning_replay.lit.check_stored_rows import STATE, Columns, row_differences
 from lightning_replay.lit.checkpoint_files import saved_replay
 from lightning_replay.lit.collection import Collection, OfflineSchedule, TaskAssignment, UpdateSchedule
 from lightning_replay.lit.data import ActsAtUpdates, EnvStepDataModule, UpdateStream
-from lightning_replay.lit.rollouts import States, episode_returns, make_environments
+from lightning_replay.lit.rollouts import States, make_environments
+from lightning_replay.lit.simulators import (
+    Simulator,
+    SimulatorCollection,
+    Simulators,
+    is_simulator,
+    simulator_class,
+    simulator_returns,
+)
 from lightning_replay.mixed_replay import MixedReplay
-from lightning_replay.options import check_kind, checked_count, checked_optional_count, with_named_arguments
+from lightning_replay.options import (
+    check_kind,
+    checked_choice,
+    checked_count,
+    checked_flag,
+    checked_optional_count,
+    with_named_arguments,
+)
 from lightning_replay.replay import Replay
 from lightning_replay.saving.directory import local_folder
 from lightning_replay.schedulers import ReturnProgress
@@ -61,7 +76,9 @@ class ReplayDataModule(EnvStepDataModule):
     ``env`` is for evaluation alone and may be absent. Loggers and evaluations then count updates.
 
     Args:
-        env: Gymnasium id, or a callable that builds one environment; ``None`` only with ``updates``.
+        env: Gymnasium id, or a callable that builds one environment; ``None`` only with ``updates``. Or a simulator
+            that steps ``num_envs`` environments in one tensor: an instance, a callable that builds one, or a mapping
+            with its ``class_path`` and ``init_args``. See docs/simulators.md.
         replay: Buffer, usually from :mod:`lightning_replay.recipes`; or a ``ShardedReplay``, for which each process
             of the trainer collects its share of ``env_steps``, and draws its share of every batch.
         env_steps: environment steps of the whole run, warm-up included.
@@ -82,6 +99,12 @@ class ReplayDataModule(EnvStepDataModule):
         info_keys: Keys of numbers or flags in the steps' infos, stored as float32 columns ``("next", key)`` for event
             conditions; 0 where an info lacks one.
         updates: Number of updates of a run on stored rows; excludes all options of collecting.
+        final_observation: Where a simulator gives the last observations of episodes, as of
+            :class:`~lightning_replay.collecting.VectorSteps`, like the three options below.
+        without_final_observation: What becomes of the last row of an episode if a simulator gives no last observation.
+        skip_invalid: Whether rows of a simulator that are not finite are left out.
+        observation_columns: Entries of a simulator's observations by the column that they become. The agent acts on
+            the column ``observation``.
 
     If the replay keeps transitions by their surprise and has no function that measures it, the agent's method
     ``initial_surprise``, where it has one, is called for new rows. Of an agent with a state (``is_recurrent``) each
@@ -109,11 +132,12 @@ class ReplayDataModule(EnvStepDataModule):
     rollout_rows: int = 0
     takes_td_errors = True
     exact: bool = True
+    takes_simulators = True
 
     @with_named_arguments
     def __init__(
         self,
-        env: str | Callable[..., gymnasium.Env[Any, Any]] | None = None,
+        env: str | dict[str, Any] | Callable[..., Any] | Simulator | None = None,
         replay: TrainingReplay | None = None,
         env_steps: int | None = None,
         warmup_steps: int | None = None,
@@ -129,7 +153,12 @@ class ReplayDataModule(EnvStepDataModule):
         info_keys: tuple[str, ...] = (),
         evaluation_env_kwargs: dict[str, Any] | None = None,
         updates: int | None = None,
+        final_observation: str | list[str] | Callable[..., Any] | None = None,
+        without_final_observation: str | None = None,
+        skip_invalid: bool = False,
+        observation_columns: dict[str, str] | None = None,
     ) -> None:
+        env = simulator_class(env) if isinstance(env, dict) else env
         super().__init__(env, asynchronous, env_kwargs, evaluation_env_kwargs)
         accepted = "a Replay, such as lightning_replay.recipes.prioritized(capacity=100_000)"
         check_kind("replay", replay, TrainingReplay, f"{accepted}; levels are replayed with LevelDataModule")
@@ -181,16 +210,30 @@ class ReplayDataModule(EnvStepDataModule):
                 f"progress is {type(progress).__name__}, but the replay has no tasks whose progress could matter. Use "
                 "lightning_replay.recipes.parallel_curriculum, or leave it out."
             )
+        # Without an environment it is never called.
+        environments = partial(make_environments, env, self.env_kwargs, num_envs, asynchronous)  # type: ignore[arg-type]
         self.collection = Collection(
             replay,
-            # Without an environment it is never called.
-            partial(make_environments, env, self.env_kwargs, num_envs, asynchronous),  # type: ignore[arg-type]
+            environments,
             warmup_steps=warmup_steps or 0,
             env_steps=env_steps or 0,
             seed=seed,
             assignment=TaskAssignment(replay, progress) if self._tasks else None,
             info_keys=self._info_keys,
         )
+        self._simulators: Simulators | None = None
+        place = "a key of infos, a sequence of keys, a function of observations and infos, or None"
+        check_kind("final_observation", final_observation, str | Sequence | Callable | None, place)
+        columns = "entries of the observations by the names of their columns, or None"
+        check_kind("observation_columns", observation_columns, Mapping | None, columns)
+        if without_final_observation is not None:
+            checked_choice("without_final_observation", without_final_observation, WITHOUT_FINAL_OBSERVATION)
+        self._simulator_options: dict[str, Any] = {
+            "final_observation": final_observation,
+            "without_final_observation": without_final_observation,
+            "skip_invalid": checked_flag("skip_invalid", skip_invalid),
+            "observation_columns": observation_columns,
+        }
         if seed is not None:
             replay.seed(seed)
         self._has_drawn = self._sets_surprise = False
@@ -224,6 +267,43 @@ class ReplayDataModule(EnvStepDataModule):
             if self._sets_surprise:
                 self.replay.set_initial_surprise(surprise)
         self._has_drawn = False
+
+    def _read_spaces(self, built: Any) -> None:
+        if not is_simulator(built):
+            if refused := [name for name, value in self._simulator_options.items() if value]:
+                raise ValueError(
+                    f"{', '.join(refused)} of {type(self).__name__} belong to a simulator, and env is {self.env!r}. "
+                    "Leave them out"
+                )
+            super()._read_spaces(built)
+            return
+        self._refuse_beside_simulator(built)
+        agent = None if self.trainer is None else self._agent
+        options = self._simulator_options
+        columns = options["observation_columns"]
+        simulators = Simulators(self.env, built, self.env_kwargs, self.evaluation_env_kwargs, columns, agent)
+        self.observation_space, self.action_space = simulators.observation_space, simulators.action_space
+        self._num_envs = simulators.get().num_envs
+        self._simulators = simulators
+        self.collection = SimulatorCollection(simulators, options, self.collection)
+
+    def _refuse_beside_simulator(self, simulator: Any) -> None:
+        """Refuses options of environments that are stepped one by one."""
+        of_instance = simulator is self.env
+        given: dict[str, Any] = {
+            "num_envs": self._num_envs != 1,
+            "asynchronous": self._asynchronous,
+            "env_kwargs": of_instance and self.env_kwargs,
+            "evaluation_env_kwargs": of_instance and self.evaluation_env_kwargs,
+            "a replay with tasks": self._tasks,
+            f"a replay that draws with {self.replay.sampler_name}": self.replay.needs_consecutive_rows,
+        }
+        if refused := [name for name, value in given.items() if value]:
+            raise ValueError(
+                f"env is the simulator {simulator!r}, beside {', '.join(refused)}. A simulator has its own num_envs, "
+                "steps all environments in this process, plays no tasks, and interleaves their rows; only a class or "
+                "function takes env_kwargs. Leave these out"
+            )
 
     def _join_processes(self, strategy: Strategy, rank: int, world_size: int) -> None:
         if self.pace.env_steps % world_size:
@@ -301,10 +381,12 @@ class ReplayDataModule(EnvStepDataModule):
         sides: list[tuple[Any, int]] = [(replay, num_envs)]
         if isinstance(replay, MixedReplay):  # It compares further columns of its sides itself.
             sides = [(replay.online, num_envs), (replay.offline, 0)]
+        # The columns of a critic's observations are compared when rows are stored.
+        has_further = bool(self._simulator_options["observation_columns"])
         differences = [
             one
             for side, count in sides
-            if isinstance(side, Replay) and len(side)
+            if isinstance(side, Replay) and len(side) and not has_further
             for one in row_differences(side, observation, action, count, further, of_agent)
         ]
         if differences:
@@ -316,7 +398,8 @@ class ReplayDataModule(EnvStepDataModule):
     def _joins_updates(self) -> bool:
         # Nothing but the speed may change: no limit counts batches, no hook moves them, no callback looks at each.
         trainer = self.trainer
-        if trainer is None or not takes_update_batches(self._agent) or self._updates_per_env_step < _JOINED_RATIO:
+        updates_per_step = self._updates_per_env_step * (1 if self._simulators is None else self._num_envs)
+        if trainer is None or not takes_update_batches(self._agent) or updates_per_step < _JOINED_RATIO:
             return False
         limits = (trainer.limit_train_batches != 1.0, trainer.overfit_batches, trainer.fast_dev_run)  # type: ignore[attr-defined]
         callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set by its connectors
@@ -330,10 +413,20 @@ class ReplayDataModule(EnvStepDataModule):
 
         :meta private:
         """
-        with closing(self.make_environment()) as environment:
-            yield from episode_returns(
-                self._agent, environment, self.evaluation_episodes, seed=10_000, before_step=self.check_stopped
-            )
+        return self.played_returns(self._agent, self.evaluation_episodes, seed=10_000)
+
+    def played_returns(
+        self, agent: L.LightningModule, episodes: int, seed: int, max_episode_steps: int = MAX_EPISODE_STEPS
+    ) -> Generator[float, None, None]:
+        """Plays whole episodes, in all environments of a simulator at once.
+
+        :meta private:
+        """
+        if self._simulators is None:
+            return super().played_returns(agent, episodes, seed, max_episode_steps)
+        if self._simulators.is_single:
+            self.collection.close()  # The episodes of the training end, because their simulator is used.
+        return simulator_returns(agent, self._simulators, episodes, seed, max_episode_steps, self.check_stopped)
 
     @property
     def remaining_updates(self) -> int:
@@ -423,6 +516,8 @@ class ReplayDataModule(EnvStepDataModule):
         :meta private:
         """
         super().teardown(stage)
+        if self._simulators is not None:
+            self._simulators.close()
         if self._sets_surprise:
             self.replay.set_initial_surprise(None)
             self._sets_surprise = False

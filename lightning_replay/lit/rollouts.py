@@ -30,8 +30,10 @@ from lightning_replay.envs.building import (
     MAX_EPISODE_STEPS,
     CheckedSteps,
     LimitedEpisodes,
+    build,
     build_environment,
     check_env,
+    checked_environment,
     integer_bounds_of,
     refused_entries,
     with_checked_steps,
@@ -75,11 +77,15 @@ def acting(agent: Any) -> Iterator[None]:
 
 
 def as_input(observation: Any) -> Any:
-    """Returns observations as a tensor ``[N, ...]``, or of Dict and Tuple spaces a TensorDict ``[N]``."""
+    """Returns observations as a tensor ``[N, ...]``, or of Dict and Tuple spaces a TensorDict ``[N]``.
+
+    Tensors stay on their device.
+    """
     if type(observation) is not np.ndarray and isinstance(observation, Mapping | tuple):
         named = observation.items() if isinstance(observation, Mapping) else enumerate(observation)
         entries = {str(name): as_input(part) for name, part in named}
-        return assemble_unchecked(entries, torch.Size([len(next(iter(entries.values())))]), torch.device("cpu"))
+        first = next(iter(entries.values()))
+        return assemble_unchecked(entries, torch.Size([len(first)]), first.device)
     tensor = torch.as_tensor(observation)
     return tensor.float() if tensor.is_floating_point() else tensor  # images stay uint8
 
@@ -121,13 +127,13 @@ class ActionReader:
             return parts[0], parts[1]
         space, dtype, array, expected = self._space, self._dtype, as_array(returned), (count, *self._shape)
         if array is None or not (array.dtype == dtype or np.can_cast(array.dtype, dtype, "same_kind")):
-            raise TypeError(_refusal(returned, space, count, source))
+            raise TypeError(refusal_of(returned, space, count, source))
         if array.shape != expected:
             if [size for size in array.shape if size != 1] != [size for size in expected if size != 1]:
-                raise ValueError(_refusal(returned, space, count, source))
+                raise ValueError(refusal_of(returned, space, count, source))
             array = array.reshape(expected)
         if self._bounds is not None and _is_outside(array, *self._bounds):
-            raise ValueError(_refusal(array.tolist(), space, count, source))
+            raise ValueError(refusal_of(array.tolist(), space, count, source))
         if array.dtype != dtype:
             array = array.astype(dtype)
         return array
@@ -156,9 +162,9 @@ class States:
         self._following = self._checked(following, "act_with_state", self.current.shape)
         return returned[0]
 
-    def advance(self, done: np.ndarray) -> None:
+    def advance(self, done: np.ndarray | Tensor) -> None:
         """Ends the step: environments whose episode ended, bool ``[N]``, have the initial state again."""
-        ended = torch.from_numpy(done).to(self.current.device).view(-1, *[1] * (self.current.ndim - 1))
+        ended = torch.as_tensor(done, device=self.current.device).view(-1, *[1] * (self.current.ndim - 1))
         self.current = torch.where(ended, self._initial, self._following)  # a copy: an agent may reuse its tensors
 
     def _checked(self, state: Any, method: str, shape: Sequence[int]) -> Tensor:
@@ -183,9 +189,13 @@ def states_of(agent: L.LightningModule, count: int) -> States | None:
 
 
 def act_on(
-    agent: ActingAgent, observation: Any, explore: bool, read: ActionReader, states: States | None = None
-) -> Action:
-    """Returns the actions for observations ``[N, ...]``, floats as float32; errors as :class:`ActionReader`."""
+    agent: ActingAgent,
+    observation: Any,
+    explore: bool,
+    read: Callable[[object, int, str], Any],
+    states: States | None = None,
+) -> Any:
+    """Returns what ``read``, an :class:`ActionReader`, makes of the actions for observations ``[N, ...]``."""
     act, method = (agent.act, "act") if states is None else (states.act, "act_with_state")
     given = as_input(observation)
     returned = act(given if agent.device.type == "cpu" else given.to(agent.device), explore=explore)
@@ -247,7 +257,8 @@ def as_array(returned: object) -> np.ndarray | None:
         return None
 
 
-def _refusal(returned: Any, space: Space[Any], count: int, source: str) -> str:
+def refusal_of(returned: Any, space: Space[Any], count: int, source: str) -> str:
+    """Returns a sentence for actions that are no values of the space."""
     shape = (count, *(space.shape or ()))
     numbers, hint = f"{'floats' if np.issubdtype(space.dtype, np.floating) else space.dtype} {list(shape)}", ""
     if (bounds := integer_bounds_of(space)) is not None:
@@ -391,7 +402,12 @@ def make_environment(
     env: str | Callable[..., gymnasium.Env[Any, Any]], env_kwargs: dict[str, Any]
 ) -> gymnasium.Env[Any, Any]:
     """Builds one environment, whose observations must be arrays, or Dict and Tuple of arrays."""
-    made = build_environment(env, env_kwargs)
+    return usable_environment(build(env, env_kwargs), env)
+
+
+def usable_environment(built: Any, env: object) -> gymnasium.Env[Any, Any]:
+    """Returns what ``env`` built, with the checks of :func:`make_environment`."""
+    made = checked_environment(built, env)
     if refused := refused_entries(made.observation_space):
         made.close()
         raise ValueError(
