@@ -42,8 +42,8 @@ class DeferredChecks:
         self._first: dict[tuple[str, ...], Tensor] = {}  # The first wrong calls by problems, int64 [n].
         self._reads: list[tuple[Callable[[], Tensor], Callable[[int], None]]] = []
 
-    def begin(self, method: str) -> None:
-        """Counts a call of ``method``, such as ``extend``; call it before anything is changed.
+    def begin(self, method: str) -> int:
+        """Counts a call of ``method``, such as ``extend``, and returns its number; call it before anything is changed.
 
         Raises:
             ValueError: An earlier call brought something wrong. The present call is not counted.
@@ -52,6 +52,7 @@ class DeferredChecks:
             self.read()
         self._unread += 1
         self._calls[method] = self._calls.get(method, 0) + 1
+        return self._calls[method]
 
     def note(self, method: str, problems: Sequence[str], are_wrong: Tensor) -> None:
         """Keeps the number of the present call for each problem that it has; waits for nothing.
@@ -61,11 +62,14 @@ class DeferredChecks:
             problems: Sentences in which ``{}`` stands for the number of the call.
             are_wrong: bool ``[n]`` on the device, whether the call has each of the n problems.
         """
+        keep_first(self.first_of(problems), self._calls[method], are_wrong)
+
+    def first_of(self, problems: Sequence[str]) -> Tensor:
+        """Returns the numbers of the first calls with these problems, int64 ``[n]``, for :func:`keep_first`."""
         key = tuple(problems)
         if key not in self._first:
             self._first[key] = torch.full((len(key),), _NEVER, dtype=torch.int64, device=self.device)
-        first = self._first[key]
-        torch.minimum(first, torch.where(are_wrong.reshape(-1), self._calls[method], _NEVER), out=first)
+        return self._first[key]
 
     def register(self, value: Callable[[], Tensor], receive: Callable[[int], None]) -> None:
         """Has a whole number on the device read in the same transfer as the refusals.
@@ -96,3 +100,8 @@ class DeferredChecks:
             for first in self._first.values():
                 first.fill_(_NEVER)
             raise ValueError(". ".join(wrong))
+
+
+def keep_first(first: Tensor, call: int | Tensor, are_wrong: Tensor) -> None:
+    """Keeps in ``first``, int64 ``[n]``, the number of a call for the problems that it is the first to have."""
+    torch.minimum(first, torch.where(are_wrong.reshape(-1), call, _NEVER), out=first)

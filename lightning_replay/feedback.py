@@ -21,6 +21,11 @@ from lightning_replay.state import Stateful
 from lightning_replay.storage.occupancy import FirstSlots
 from lightning_replay.storage.packed import PackedStorage, occupancy_of
 
+#: Problem of TD errors that are checked on a device, by the method that brought them.
+NOT_FINITE = (
+    "call {{}} of {} brought TD errors that are NaN or infinite. Their rows keep the priorities that they had. "
+    "Look for a diverging loss"
+)
 # Slots, int64 ``[B]`` or ``[B, 2]``, -1 where the row has left; magnitudes, float32 ``[B]``; rows that have left.
 Judged = tuple[Tensor, Tensor, int]
 
@@ -166,12 +171,24 @@ class Feedback(Stateful):
         self.draws_since_update: int = 0
         self.last_index: Tensor | None = None
         self.received: int = 0
-        self._stale: Any = 0  # A tensor, where slots are drawn on a device.
+        self._stale = 0
+        self._stale_there: Tensor | None = None  # Those of draws on a device, since the last load.
 
-    def count(self, received: int, stale: int | Tensor) -> None:
+    def count(self, received: int, stale: int) -> None:
         self.draws_since_update = 0
         self.received += received
-        self._stale = self._stale + stale
+        self._stale += stale
+
+    def stale_on(self, device: torch.device) -> Tensor:
+        """Returns the count of stale rows that is kept on a device, an int64 scalar, to be added to in place."""
+        if self._stale_there is None:
+            self._stale_there = torch.zeros((), dtype=torch.int64, device=device)
+        return self._stale_there
+
+    @property
+    def stale(self) -> int:
+        """The number of TD errors that came stale; reads the device that counts them."""
+        return self._stale + (0 if self._stale_there is None else int(self._stale_there))
 
     def forget(self) -> None:
         """Discards the last batch, whose rows are gone; the counts stay."""
@@ -180,23 +197,21 @@ class Feedback(Stateful):
 
     def stats(self, age_of: Callable[[Tensor], Tensor | None]) -> dict[str, Any]:
         """Returns counts, and ages of the rows of the last batch in transitions written since."""
-        self._stale = int(self._stale)
-        stats: dict[str, Any] = {
-            "priorities_updated": self.received - self._stale,
-            "stale_updates_dropped": self._stale,
-        }
+        stale = self.stale
+        stats: dict[str, Any] = {"priorities_updated": self.received - stale, "stale_updates_dropped": stale}
         ages = None if self.last_index is None else age_of(self.last_index.cpu())
         if ages is not None:
             stats |= {"drawn_age_mean": float(ages.float().mean()), "drawn_age_max": float(ages.max())}
         return stats
 
     def _read_attributes(self) -> dict[str, Any]:
-        self._stale = int(self._stale)
-        return super()._read_attributes()
+        return super()._read_attributes() | {"stale": self.stale}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.forget()
         super().load_state_dict(state_dict)
+        if self._stale_there is not None:
+            self._stale_there.zero_()
 
 
 def magnitudes(td_error: Any, count: int, outcome: str) -> Tensor:

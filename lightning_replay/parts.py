@@ -255,6 +255,10 @@ class ReplaySampler(PartHooks, Sampler):
             storage: of the rows.
         """
 
+    # Draws slots [B] at random points, float64 [B] in [0, 1), of ``count`` rows, with further columns [B]. It is tensor
+    # code alone, which CUDA graphs capture and torch.compile compiles. ``count`` and ``beta`` are scalars.
+    _draw_there: Any = None
+
     def set_priorities_there(self, slots: Tensor, td_error: Tensor, is_fresh: Tensor) -> Tensor:
         """Sets priorities without a wait for :attr:`draw_device`; called in place of :meth:`set_priorities`.
 

@@ -28,6 +28,7 @@ from lightning_replay.episodes.returns import EpisodeTracker
 from lightning_replay.episodes.running import held_slots, slots_by_age
 from lightning_replay.fast_path import has_fast_path
 from lightning_replay.feedback import (
+    NOT_FINITE,
     Feedback,
     Judged,
     magnitudes,
@@ -74,6 +75,7 @@ from lightning_replay.training_replay import TrainingReplay
 from lightning_replay.writers.first_in_first_out import FirstInFirstOutWriter
 
 if TYPE_CHECKING:
+    from lightning_replay.static_draws import StaticDraws
     from lightning_replay.tables.tables import Tables
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -440,7 +442,14 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             )
         return self.extend(data.unsqueeze(0))
 
-    def sample(self, batch_size: int | None = None, return_info: bool = False, include_info: bool | None = None) -> Any:
+    def sample(
+        self,
+        batch_size: int | None = None,
+        return_info: bool = False,
+        include_info: bool | None = None,
+        *,
+        out: TensorDictBase | None = None,
+    ) -> Any:
         """Draws a batch.
 
         Args:
@@ -448,14 +457,16 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
                 prefetched ones.
             return_info: also return the sampler's information as a dictionary.
             include_info: TorchRL's deprecated argument, ignored.
+            out: a batch that was returned before, into whose tensors the new one is copied and which is returned, so
+                that a CUDA graph finds it at the same place.
 
         Returns:
             TensorDict ``[B]``, of sequences ``[B, T]``; leaves are copies of the stored rows.
 
         Raises:
             RuntimeError: the buffer is empty.
-            ValueError: ``batch_size`` is not positive; slices of rows in which several episodes are interleaved. A draw
-                that fails may have used random numbers.
+            ValueError: ``batch_size`` is not positive; ``out`` of another shape, or with other columns; slices of rows
+                in which several episodes are interleaved. A draw that fails may have used random numbers.
         """
         self.fork_guard.check()
         if batch_size is None:
@@ -474,7 +485,26 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         self._feedback.draws_since_update += 1
         if return_info and "generation" not in info and data.get("generation", None) is not None:
             info["generation"] = data.get("generation")
+        if out is not None:
+            data = copied_into(out, data)
         return (data, info) if return_info else data
+
+    def static_draws(self, batch_size: int | None = None) -> StaticDraws:
+        """Returns draws into static memory, for CUDA graphs and ``torch.compile``.
+
+        Args:
+            batch_size: rows of each batch; by default the buffer's own.
+
+        Raises:
+            RuntimeError: the buffer is empty, so that it has no columns.
+            ValueError: the buffer has a transform, or draws slots on the CPU, or sequences; ``batch_size`` is not
+                positive.
+        """
+        size = self._batch_size if batch_size is None else checked_count("batch_size", batch_size, of="transitions")
+        from lightning_replay.static_draws import StaticDraws  # Few loops capture or compile a step.
+
+        with self._changing():
+            return StaticDraws(self.parts, self._episodes, self._feedback, self._deferred, size)
 
     def sample_shard(self, part: ShardRequest) -> tuple[TensorDictBase, ShardDraw]:
         """Draws the rows of a batch that is divided over several replays; see :mod:`lightning_replay.divided_draws`.
@@ -668,7 +698,8 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         slots, errors, is_fresh = match_there(index, td_error, generation, self._storage)
         self._checked_there("update_priority", errors, len(slots))
         self.parts.sampler.set_priorities_there(slots, errors, is_fresh)
-        self._feedback.count(len(slots), (~is_fresh).sum())
+        self._feedback.stale_on(slots.device).add_((~is_fresh).sum())
+        self._feedback.count(len(slots), 0)
 
     def _checked_there(self, method: str, td_error: Tensor, count: int) -> Tensor:
         # TD errors [count] on the device that slots are drawn on; refused at once, or later without a wait.
@@ -677,11 +708,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         elif td_error.numel() != count:
             raise one_each(td_error, count, "Nothing was changed")
         else:
-            problem = (
-                f"call {{}} of {method} brought TD errors that are NaN or infinite. Their rows keep the priorities "
-                "that they had. Look for a diverging loss"
-            )
-            self._deferred.note(method, [problem], ~(td_error.abs() < torch.inf).all())
+            self._deferred.note(method, [NOT_FINITE.format(method)], ~(td_error.abs() < torch.inf).all())
         return td_error.reshape(-1)
 
     def read_feedback(self, index: Any, td_error: Any, generation: Any, **signals: Any) -> tuple[Any, Judged]:
@@ -1186,6 +1213,21 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
 def _columns_of(rows: TensorDictBase) -> dict[tuple[str, ...], Tensor]:
     columns = {key: value for key, value in rows.items(True, True) if isinstance(value, Tensor)}
     return {(key,) if isinstance(key, str) else key: value for key, value in columns.items()}
+
+
+def copied_into(out: TensorDictBase, batch: TensorDictBase) -> TensorDictBase:
+    """Copies a batch into the tensors of ``out``, and returns that."""
+    check_kind("out", out, TensorDictBase, "a batch that sample returned")
+    kinds = [{key: (v.dtype, v.device, tuple(v.shape)) for key, v in one.items(True, True)} for one in (out, batch)]
+    if kinds[0] != kinds[1]:
+        different = sorted(map(str, kinds[0].items() ^ kinds[1].items()))
+        raise ValueError(
+            f"out is not a batch like the one that was drawn, {list(batch.shape)}; they differ in {different[:4]}. "
+            "Give a batch that sample of this buffer returned for the same batch_size"
+        )
+    for key, value in batch.items(True, True):
+        out.get(key).copy_(value, non_blocking=True)
+    return out
 
 
 def given_batch_size(batch_size: int | None, capacity: int) -> int:

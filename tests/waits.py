@@ -85,11 +85,32 @@ def counts(recipe: str, options: dict[str, Any], *, check_every: int = 1_000, dr
     return found
 
 
+def static_counts(recipe: str, options: dict[str, Any]) -> Any:
+    """What the calls of static draws did."""
+    found: dict[str, Any] = {}
+    steps = Steps()
+    with pretended_device.counted() as calls:
+        device = str(pretended_device.DEVICE)
+        given = {"capacity": 10 * ENVS, "batch_size": 32, "device": device, "draws_on": "device", "seed": 0}
+        replay: Replay = recipes.by_name(recipe)(**given | options)
+        replay.extend_columns(steps.next())
+        draws = replay.static_draws()
+        draws.draw()  # which keeps the powers of the discount on the device
+        for _ in range(4):
+            replay.extend_columns(steps.next())
+            measured(calls, found, "prepare", draws.prepare)
+            batch = measured(calls, found, "draw", draws.draw)
+            error = pretended_device.there(torch.randn(32))
+            measured(calls, found, "update_priority", lambda: draws.update_priority(batch, error))  # noqa: B023
+    return found
+
+
 def main() -> None:
     """Prints the counts of all cases; of those that wait, with the places."""
     found = {name: counts(*case) for name, case in CASES.items()}
     found["read every 4 calls"] = counts("prioritized", {}, check_every=4)
     found["drawn on the CPU"] = counts("prioritized", {"n_steps": 3}, draws_on="cpu")
+    found["static"] = static_counts("prioritized", {"n_steps": 3})
     print(json.dumps(found))
 
 

@@ -309,6 +309,17 @@ class PrioritizedSampler(PrioritizedBase):
             return torch.unravel_index(index, storage.shape), {"priority_weight": weight}
         return index, {"priority_weight": weight}
 
+    def _draw_there(self, uniform: Tensor, count: Tensor, beta: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        index, weight = self._tree.draw(uniform, over_batch=self.normalize_over_batch, exponent=-beta)
+        return index, {"priority_weight": weight}
+
+    def count_draw(self) -> None:
+        """Counts a draw, for schedules.
+
+        :meta private:
+        """
+        self._clocks["draws"] += 1
+
     def weights_of(self, index: Tensor) -> Tensor:
         """Returns the ``priority_weight`` of a batch of these rows, slots ``[B]``; float32 ``[B]``.
 

@@ -55,6 +55,9 @@ class UniformSampler(ReplaySampler, RandomSampler):
         # A direct draw of 256 rows takes 4 microseconds, and the steps of a divided draw take 50.
         return occupancy.sample(batch_size, self._generator), {}
 
+    def _draw_there(self, uniform: Tensor, count: Tensor, beta: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        return (uniform * count).long(), {}
+
     def group_totals(self, storage: Storage) -> GroupTotals:
         """Returns the number of stored rows, all of the same mass."""
         return GroupTotals.alike(occupancy_of(storage).count)

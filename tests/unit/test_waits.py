@@ -34,6 +34,12 @@ def test_nothing_waits_where_slots_are_drawn_on_the_device(found: dict[str, Any]
     assert (found[case][call]["kernels"] > 0) is not is_ignored
 
 
+@pytest.mark.parametrize("call", ["prepare", "draw", "update_priority"])
+def test_static_draws_wait_for_nothing(found: dict[str, Any], call: str) -> None:
+    assert found["static"][call]["waits"] == {} and found["static"][call]["copies"] == 0
+    assert found["static"][call]["kernels"] > 0
+
+
 def test_refusals_are_read_in_one_transfer(found: dict[str, Any]) -> None:
     waits = {call: found["read every 4 calls"][call]["waits"] for call in CALLS}
     # Twenty inserts and twenty updates are forty calls.
