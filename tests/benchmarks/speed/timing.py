@@ -47,7 +47,7 @@ class Table:
         for _ in range(rounds):
             for name, burst in contenders.items():
                 bursts[name].append(burst(calls[name]))
-        self._keep(work, bursts)
+        self.keep(work, bursts)
 
     def measure_in_turns(self, work: str, contenders: dict[str, Work], *, rounds: int = 9) -> None:
         """Medians of calls of this process that take turns, so that each finds the caches as another left them."""
@@ -57,9 +57,9 @@ class Table:
         for _ in range(calls):
             for name, each in contenders.items():
                 samples[name].append(microseconds(each))
-        self._keep(work, samples)
+        self.keep(work, samples)
 
-    def _keep(self, work: str, samples: dict[str, list[float]]) -> None:
+    def keep(self, work: str, samples: dict[str, list[float]]) -> None:
         self.times[work] = {name: statistics.median(values) for name, values in samples.items()}
         row = "  ".join(f"{name} {value:.1f}" for name, value in self.times[work].items())
         print(f"{work}: {row}  (us)", flush=True)
