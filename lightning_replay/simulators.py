@@ -78,8 +78,5 @@ class SimulatorVector(VectorEnv[Any, Any, Any]):
         if hasattr(self.simulator, "close"):
             self.simulator.close(**options)
 
-    def __del__(self) -> None:
-        """Leaves the simulator open, which Gymnasium's vectors would close here."""
-
     def __repr__(self) -> str:
         return repr(self.simulator)

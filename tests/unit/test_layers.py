@@ -25,7 +25,7 @@ ORDER = (
     *("divided_draws", "episodes", "tables", "feedback", "events", "neighbors", "priority_tree", "schedulers"),
     *("schedules", "losses", "samplers", "training_replay", "prefetch", "saves", "retention", "writers"),
     *("replay_parts", "episode_ends", "static_draws", "replay", "transforms", "lightning_compat", "agents"),
-    *("simulators", "collecting", "loading"),
+    *("simulators", "step_columns", "collecting", "loading"),
     *("inspection", "table_replay", "mixed_replay", "recipes", "lit", "__main__"),
     *("dataset_files", "datasets", "sb3", "sharded", "start_method"),
 )
