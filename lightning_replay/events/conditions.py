@@ -12,12 +12,16 @@ from collections.abc import Callable, Sequence
 from numbers import Real
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDictBase
 from tensordict.utils import NestedKey, unravel_key
 from torch import Tensor
 
+from lightning_replay.episodes.groups import EpisodeGroups, groups_of
 from lightning_replay.episodes.links import trajectory_of
+from lightning_replay.episodes.running_rows import RunningRows
+from lightning_replay.events import kernels
 from lightning_replay.options import checked_bound, checked_count, checked_entries, checked_key, checked_number
 from lightning_replay.saving.spec import rebuildable
 from lightning_replay.state import Stateful
@@ -255,7 +259,12 @@ class EpisodeCondition(Condition):
 
     def __init__(self, condition: ConditionLike) -> None:
         self.condition: ConditionLike = own(condition)
-        self._running: dict[int | None, int] = {}
+        self._forget()
+
+    def _forget(self) -> None:
+        self._running = RunningRows()
+        self._remembered = np.zeros(0, dtype=np.int64)  # Integers in the rows of the running episodes.
+        self._unnamed = self.start  # The integer of steps without a trajectory.
 
     @abstractmethod
     def follow(self, remembered: int, held: bool) -> tuple[bool, int]:
@@ -267,25 +276,52 @@ class EpisodeCondition(Condition):
         """
 
     def __call__(self, steps: TensorDictBase) -> Tensor:
-        done = one_number(steps, ("next", "done"))
+        done = one_number(steps, _DONE).to("cpu", torch.bool).numpy()
         trajectory = trajectory_of(steps)
-        names = [None] * len(steps) if trajectory is None else trajectory.reshape(-1).tolist()
         held = holds(self.condition, steps)
-        happened = []
-        for name, holding, ends in zip(names, held.tolist(), done.tolist(), strict=True):
-            happens, remembered = self.follow(self._running.get(name, self.start), holding)
-            happened.append(happens)
-            if ends or remembered == self.start:
-                self._running.pop(name, None)
-            else:
-                self._running[name] = remembered
-        return torch.tensor(happened, dtype=torch.bool, device=held.device)
+        if not len(steps):
+            return held
+        names = None if trajectory is None else trajectory.reshape(-1).to("cpu", torch.int64).numpy()
+        episodes = groups_of(names, done)
+        if names is None:
+            remembered = np.array([self._unnamed])
+            happened = self._follow_all(held.cpu().numpy(), episodes, remembered)
+            self._unnamed = int(remembered[0])
+        else:
+            rows = self._running.find(episodes.trajectory)
+            remembered = kernels.recall(rows, self._remembered, self.start)
+            happened = self._follow_all(held.cpu().numpy(), episodes, remembered)
+            if kernels.keep(rows, self._remembered, episodes.ended, remembered):
+                self._running.close(rows[episodes.ended])
+                self._open(episodes.trajectory[~episodes.ended], remembered[~episodes.ended])
+        return torch.from_numpy(happened).to(held.device)
+
+    def _follow_all(self, held: np.ndarray, episodes: EpisodeGroups, remembered: np.ndarray) -> np.ndarray:
+        """Returns whether the event happens at each step, bool ``[N]``; replaces the integers of the G episodes."""
+        happened = np.empty(len(held), dtype=np.bool_)
+        rule = _COMPILED.get(type(self).follow)
+        if rule is not None:
+            options = rule, vars(self).get("steps", 0), self.start
+            kernels.follow(*options, held, episodes.order, episodes.start, episodes.done, remembered, happened)
+            return happened
+        group = np.empty(len(held), dtype=np.int64)
+        group[episodes.order] = np.repeat(np.arange(len(remembered)), np.diff(episodes.start))
+        for row, episode in enumerate(group.tolist()):
+            happened[row], after = self.follow(int(remembered[episode]), bool(held[row]))
+            remembered[episode] = self.start if episodes.done[row] else after
+        return happened
+
+    def _open(self, names: np.ndarray, remembered: np.ndarray) -> None:
+        rows = self._running.open(names)
+        if len(self._remembered) < self._running.capacity:
+            self._remembered = np.resize(self._remembered, self._running.capacity)
+        self._remembered[rows] = remembered
 
     def fresh(self) -> Condition:
         """Returns the same condition without running episodes."""
         again = copy.copy(self)
         again.condition = own(self.condition)
-        again._running = {}
+        again._forget()
         return again
 
     def seen(self, read: ReadColumn) -> str:
@@ -294,26 +330,32 @@ class EpisodeCondition(Condition):
 
     def end_episodes(self, trajectories: Sequence[int | None]) -> None:
         """Discards these episodes; ``None`` is the episode of steps without ``trajectory``."""
-        for trajectory in trajectories:
-            self._running.pop(trajectory, None)
+        if None in trajectories:
+            self._unnamed = self.start
+        named = np.array([name for name in trajectories if name is not None], dtype=np.int64)
+        self._running.close(self._running.find(named))
         if isinstance(self.condition, Condition):
             self.condition.end_episodes(trajectories)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the memory of the running episodes, and the state of the condition inside."""
-        named = [trajectory for trajectory in self._running if trajectory is not None]
+        remembered = self._remembered[self._running.rows]
+        is_told = remembered != self.start
         return {
-            "trajectory": torch.tensor(named, dtype=torch.int64, device="cpu"),
-            "remembered": torch.tensor([self._running[name] for name in named], dtype=torch.int64, device="cpu"),
-            "unnamed": self._running.get(None),
+            "trajectory": torch.from_numpy(self._running.names[is_told]),
+            "remembered": torch.from_numpy(remembered[is_told]),
+            "unnamed": None if self._unnamed == self.start else self._unnamed,
             "condition": state_of(self.condition),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores what :meth:`state_dict` returned."""
-        self._running = dict(zip(state_dict["trajectory"].tolist(), state_dict["remembered"].tolist(), strict=True))
+        self._forget()
+        names, remembered = state_dict["trajectory"].numpy(), state_dict["remembered"].numpy()
+        order = np.argsort(names)
+        self._open(names[order], remembered[order])
         if state_dict["unnamed"] is not None:
-            self._running[None] = int(state_dict["unnamed"])
+            self._unnamed = int(state_dict["unnamed"])
         load_state_of(self.condition, state_dict["condition"])
 
 
@@ -384,6 +426,12 @@ class Reestablished(Sustained):
         return False, remembered + 1
 
 
+# Integers of these conditions are followed in a compiled loop, and integers of your conditions by their ``follow``.
+_COMPILED = {
+    FirstInEpisode.follow: kernels.FIRST,
+    Sustained.follow: kernels.SUSTAINED,
+    Reestablished.follow: kernels.REESTABLISHED,
+}
 Bound = float | Sequence[float | None] | None
 
 

@@ -126,14 +126,14 @@ class Histories:
             )
             kernels.append(tuple(arrays), tables, steps)
         grouped = episodes.order, episodes.start, episodes.done
-        kernels.remember(
+        num_ended = kernels.remember(
             arrays.references, arrays.free, arrays.counters, *grouped, slots, held_in, *self.arrays, self._now
         )
         self._now += len(held_in)
         self._tables.announce(before)
         if not (self._length or self._forget_stale):
             self._running.close(held_in)
-        elif episodes.ended.any():
+        elif num_ended:
             self._running.close(held_in[episodes.ended])
         return tables, steps
 

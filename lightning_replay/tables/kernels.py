@@ -238,9 +238,10 @@ def remember(  # type: ignore[no-untyped-def]
 ):
     """Appends new rows to the histories of their episodes, and empties those of episodes that ended.
 
-    The episodes are continued one after the other, from ``now`` on.
+    The episodes are continued one after the other, from ``now`` on. Returns how many end with their last new row.
     """
     length = steps.shape[1]
+    num_ended = 0
     for group in range(start.size - 1):
         history, first, stop = held_in[group], start[group], start[group + 1]
         continued[history] = now + group
@@ -259,6 +260,8 @@ def remember(  # type: ignore[no-untyped-def]
                 _release(steps[history, added[history] % length], references, free, counters)
             steps[history, added[history] % length] = slots[order[step]]
             added[history] += 1
+        num_ended += done[order[stop - 1]]
+    return num_ended
 
 
 @njit(inline="always")

@@ -53,6 +53,10 @@ class LastObservations:
             return None
         # The first row of each episode in the batch is compared with the last observation of the episode.
         found = self._running.find(episodes.trajectory)
+        if len(episodes.done) == 1:  # One row takes a third of the time.
+            row = found[0]
+            if row < 0 or self._last[row].tobytes() == b"".join([own.tobytes() for own, _ in pairs]):
+                return None
         is_other = np.zeros(len(found), dtype=np.bool_)
         num_broken = first = 0
         for own in _words_of([own for own, _ in pairs]) if len(self._running) else ():
@@ -85,6 +89,12 @@ class LastObservations:
             return
         self.tally.add(len(episodes.done), num_broken)
         rows = self._running.open(episodes.trajectory)
+        if (
+            len(rows) == 1 and rows[0] < len(self._last) and not episodes.done[-1]
+        ):  # One episode takes a third of the time.
+            newest = b"".join([following[-1].tobytes() for _, following in pairs])
+            self._last[rows[0]] = np.frombuffer(newest, self._last.dtype)
+            return
         words = _words_of([following for _, following in pairs])
         if len(self._last) < self._running.capacity:
             grown = np.zeros((self._running.capacity, sum(one.shape[1] for one in words)), dtype=words[0].dtype)

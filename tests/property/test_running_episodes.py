@@ -4,11 +4,16 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tensordict import TensorDict
 
 from lightning_replay.episodes.groups import EpisodeGroups, groups_of
 from lightning_replay.episodes.running_rows import RunningRows
+from lightning_replay.events import first_in_episode, reestablished, reward_at_least, sustained
+from lightning_replay.events.conditions import EpisodeCondition
 from lightning_replay.tables.histories import Histories
 from lightning_replay.tables.kernels import EventArrays
 from lightning_replay.tables.last_observations import LastObservations
@@ -134,3 +139,52 @@ def test_rows_continue_the_last_observation_of_their_episode(batches: list, widt
         assert {name: row.tobytes() for name, row in saved} == last
         if number % 2:
             observations.load_state_dict(state)
+
+
+STEP = st.tuples(st.integers(0, 1), st.sampled_from([True, True, True, False]), st.integers(0, 8))
+STEPS = st.lists(st.lists(STEP, min_size=1, max_size=8), max_size=8)
+CONDITIONS = st.sampled_from(
+    [
+        first_in_episode,
+        *[lambda one, n=n: sustained(one, n) for n in (1, 2, 3)],
+        lambda one: reestablished(one, 1),
+        lambda one: reestablished(one, 2),
+    ]
+)
+
+
+@pytest.mark.parametrize("is_compiled", [True, False])
+@settings(max_examples=50)
+@given(STEPS, CONDITIONS, st.booleans(), st.integers(0, 1))
+def test_conditions_remember_episodes_as_dictionaries_did(
+    is_compiled: bool, batches: list, build, named: bool, ending: int
+) -> None:
+    """The oracle: ``follow`` for one step after the other. A subclass that overrides it is not compiled."""
+    condition: EpisodeCondition = build(reward_at_least(1))
+    follow, start, running = condition.follow, condition.start, dict[int | None, int]()
+    if not is_compiled:
+        kind = type("Own", (type(condition),), {"follow": lambda _, *step: follow(*step)})
+        condition.__class__ = kind
+    for batch in batches:
+        names, holding, number = (list(column) for column in zip(*batch, strict=True))
+        done = [one == 0 for one in number]
+        expected = []
+        for name, holds, ends in zip(names if named else [None] * len(done), holding, done, strict=True):
+            happens, remembered = follow(running.pop(name, start), holds)
+            expected.append(happens)
+            if not ends and remembered != start:
+                running[name] = remembered
+        columns = {"reward": torch.tensor(holding).float(), "done": torch.tensor(done)}
+        steps = TensorDict({"next": columns}, [len(done)])
+        if named:
+            steps["trajectory"] = torch.tensor(names)
+        assert condition(steps).tolist() == expected
+        if len(done) == 2:
+            condition.end_episodes([ending if named else None])
+            running.pop(ending if named else None, None)
+        state = condition.state_dict()
+        found = dict(zip(state["trajectory"].tolist(), state["remembered"].tolist(), strict=True))
+        assert found == {name: one for name, one in running.items() if name is not None}
+        assert state["unnamed"] == running.get(None)
+        if len(done) == 3:
+            condition.load_state_dict(state)
