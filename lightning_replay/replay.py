@@ -403,7 +403,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
                 rows = as_rows(rows)
                 priority = rows.get(self.priority_key, None)
             if priority is not None and parts.draws_there:
-                priority = self._checked_there("extend", priority, rows.shape[0])
+                priority = self._checked_there(priority, rows.shape[0])
             elif priority is not None:
                 refused = f"Nothing was stored; leave {self.priority_key!r} out, or pass update_priority=False"
                 priority = magnitudes(priority, rows.shape[0], refused)
@@ -426,7 +426,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             self._sampler.extend(index)
             # After mark_update, which gave the new rows the largest priority so far.
             if priority is not None and parts.draws_there:
-                sampler.set_priorities_there(index, priority[inserted.rows], torch.ones_like(index, dtype=torch.bool))
+                self._set_there("extend", index, priority[inserted.rows], torch.ones_like(index, dtype=torch.bool))
             elif priority is not None:
                 sampler.set_priorities(index, priority[inserted.rows], self._storage)
         if self._episodes is not None:
@@ -696,20 +696,22 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         if self.sequence_length is not None:
             index, td_error, generation = self.parts.sampler.feedback_of_rows(index, td_error, generation)
         slots, errors, is_fresh = match_there(index, td_error, generation, self._storage)
-        self._checked_there("update_priority", errors, len(slots))
-        self.parts.sampler.set_priorities_there(slots, errors, is_fresh)
+        self._set_there("update_priority", slots, self._checked_there(errors, len(slots)), is_fresh)
         self._feedback.stale_on(slots.device).add_((~is_fresh).sum())
         self._feedback.count(len(slots), 0)
 
-    def _checked_there(self, method: str, td_error: Tensor, count: int) -> Tensor:
-        # TD errors [count] on the device that slots are drawn on; refused at once, or later without a wait.
+    def _checked_there(self, td_error: Tensor, count: int) -> Tensor:
+        # TD errors [count] on the device that slots are drawn on. They are refused at once, or by _set_there.
+        if td_error.numel() != count:
+            raise one_each(td_error, count, "Nothing was changed")
         if self._deferred is None:
             magnitudes(td_error, count, "Nothing was changed")
-        elif td_error.numel() != count:
-            raise one_each(td_error, count, "Nothing was changed")
-        else:
-            self._deferred.note(method, [NOT_FINITE.format(method)], ~(td_error.abs() < torch.inf).all())
-        return td_error.reshape(-1)
+        return td_error.reshape(-1).to(self.parts.sampler.draw_device)
+
+    def _set_there(self, method: str, slots: Tensor, td_error: Tensor, is_fresh: Tensor) -> None:
+        is_sound = self.parts.sampler.set_priorities_there(slots, td_error, is_fresh)
+        if self._deferred is not None:
+            self._deferred.note(method, [NOT_FINITE.format(method)], ~is_sound.all())
 
     def read_feedback(self, index: Any, td_error: Any, generation: Any, **signals: Any) -> tuple[Any, Judged]:
         # What writer and sampler get. Both are checked before anything is changed: a refusal leaves all as it is.

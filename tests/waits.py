@@ -105,12 +105,30 @@ def static_counts(recipe: str, options: dict[str, Any]) -> Any:
     return found
 
 
+def refusal_of_rows_on_the_cpu() -> str:
+    """The refusal of NaN in rows on the CPU, which a buffer on the device gets after others."""
+    steps = Steps()
+    device = str(pretended_device.DEVICE)
+    with pretended_device.counted():
+        replay = recipes.prioritized(10 * ENVS, 32, device=device, draws_on="device", seed=0)
+        for reward in (0.0, torch.nan):
+            rows = {key: getattr(value, "inner", value) for key, value in steps.next().items()}
+            rows["td_error"] = torch.ones(ENVS)
+            rows["next", "reward"] = torch.full((ENVS, 1), reward)
+            try:
+                replay.extend_columns(rows)
+            except ValueError as error:
+                return f"{error} Stored: {len(replay)}"
+    return ""
+
+
 def main() -> None:
     """Prints the counts of all cases; of those that wait, with the places."""
     found = {name: counts(*case) for name, case in CASES.items()}
     found["read every 4 calls"] = counts("prioritized", {}, check_every=4)
     found["drawn on the CPU"] = counts("prioritized", {"n_steps": 3}, draws_on="cpu")
     found["static"] = static_counts("prioritized", {"n_steps": 3})
+    found["rows on the CPU"] = refusal_of_rows_on_the_cpu()
     print(json.dumps(found))
 
 

@@ -246,7 +246,7 @@ class PrioritizedSampler(PrioritizedBase):
         self.normalize_over_batch: bool = checked_flag("normalize_over_batch", normalize_over_batch)
         self.min_priority: float = checked_number("min_priority", min_priority, 0.0)
         self._built_with["min_priority"] = self.min_priority
-        self.draw_device = None if device is None else checked_device(device)
+        self.draw_device: torch.device | None = None if device is None else checked_device(device)
         if self.draw_device is None:
             self._tree = PriorityTree(capacity, backend=backend)
         else:

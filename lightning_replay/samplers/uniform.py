@@ -41,7 +41,7 @@ class UniformSampler(ReplaySampler, RandomSampler):
 
     def __init__(self, seed: int | None = None, device: str | torch.device | None = None) -> None:
         super().__init__()
-        self.draw_device = None if device is None else checked_device(device)
+        self.draw_device: torch.device | None = None if device is None else checked_device(device)
         self._seed_generator(seed, self.draw_device or "cpu")
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:

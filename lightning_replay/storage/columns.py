@@ -212,7 +212,9 @@ class TransitionCheck:
         pairs = [(names.index(key), names.index(other)) for key, other in _in_pairs(arrays, columns)]
         tensors = [names.index(key) for key in finite if key not in arrays]
 
-        if self.deferred is not None:
+        # Rows that come from the CPU are refused at once, wherever they are kept.
+        source = as_tensor(columns[names[0]]).device.type
+        if self.deferred is not None and source == self.deferred.device.type:
             return _check_later(
                 self.deferred, ends and (flags[0], ends[0], ends[-1]), [*map(names.index, finite)], names
             )

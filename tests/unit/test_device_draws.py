@@ -125,7 +125,7 @@ def test_errors_that_are_not_finite_are_never_written_and_raised_later() -> None
     ("column", "value", "told"),
     [
         (("next", "reward"), NAN, r"call 2 of extend brought NaN or infinity in \('next', 'reward'\)"),
-        (("observation",), float("inf"), "call 2 of extend brought NaN or infinity in 'observation'"),
+        (("observation",), -float("inf"), "call 2 of extend brought NaN or infinity in 'observation'"),
         (("next", "terminated"), True, "call 2 of extend brought rows that are terminated or truncated and not done"),
     ],
 )
@@ -148,10 +148,12 @@ def test_stale_feedback_and_slots_outside_are_dropped_and_counted() -> None:
     replay.extend(numbered_steps(8, 4))  # overwrites slots 0 and 1
     replay.update_priority(batch, torch.tensor([7.0, 0.5]))
     assert priorities(replay)[0] == 1.0 and priorities(replay)[5] == 0.5
-    replay.update_priority(torch.tensor([-1, 10, 6]), torch.tensor([7.0, 7.0, 0.5]))
-    assert priorities(replay)[6] == 0.5 and 7.0 not in priorities(replay)
+    outside = torch.tensor([-1, 10, 6])
+    for generation in (None, replay.storage.generation_of(outside.clamp(0, 9))):
+        replay.update_priority(outside, torch.tensor([7.0, 7.0, 0.5]), generation=generation)
+        assert priorities(replay)[6] == 0.5 and 7.0 not in priorities(replay)
     stats = replay.stats()
-    assert (stats["priorities_updated"], stats["stale_updates_dropped"]) == (2, 3)
+    assert (stats["priorities_updated"], stats["stale_updates_dropped"]) == (3, 5)
 
 
 @pytest.mark.parametrize("recipe", ["uniform", "prioritized"])

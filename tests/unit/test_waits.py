@@ -40,6 +40,11 @@ def test_static_draws_wait_for_nothing(found: dict[str, Any], call: str) -> None
     assert found["static"][call]["kernels"] > 0
 
 
+def test_rows_on_the_cpu_are_refused_at_once(found: dict[str, Any]) -> None:
+    assert "('next', 'reward') is nan in rows [0, 1" in found["rows on the CPU"]
+    assert found["rows on the CPU"].endswith("Stored: 16")
+
+
 def test_refusals_are_read_in_one_transfer(found: dict[str, Any]) -> None:
     waits = {call: found["read every 4 calls"][call]["waits"] for call in CALLS}
     # Twenty inserts and twenty updates are forty calls.

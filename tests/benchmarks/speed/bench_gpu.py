@@ -18,9 +18,14 @@ from transitions import in_chunks
 
 from lightning_replay import recipes
 from lightning_replay.priority_tree import PriorityTree
+from lightning_replay.static_draws import StaticDraws
 
 Work = Callable[[], object]
 EXPONENTS = {"priority_exponent": 0.6, "importance_exponent": 0.4}
+
+
+#: A step of a simulator: environments, numbers of an observation, numbers of an action.
+ENVS, OBSERVED, ACTED = 4_096, 98, 29
 
 
 def waited(work: Work) -> Work:
@@ -46,7 +51,7 @@ def drawn_and_updated(replay: Any, count: int) -> Work:
 
     def work() -> None:
         batch = replay.sample(count).to("cuda")
-        replay.update_priority(batch["index"], td_error)
+        replay.update_priority(batch, td_error)
 
     return work
 
@@ -66,7 +71,8 @@ def batches(table: Table, rows: int, rounds: int) -> None:
         device: filled(recipes.prioritized(rows, 256, device=device, seed=0, **EXPONENTS), rows)
         for device in ("cuda", "cpu")
     }
-    contenders = {"ours": held["cuda"], "ours, moved": held["cpu"]}
+    there = recipes.prioritized(rows, 256, device="cuda", draws_on="device", seed=0, **EXPONENTS)
+    contenders = {"ours": held["cuda"], "ours, moved": held["cpu"], "ours, drawn there": filled(there, rows)}
     try:
         storage = LazyTensorStorage(rows, device="cuda")
         contenders["torchrl"] = filled(
@@ -76,7 +82,77 @@ def batches(table: Table, rows: int, rounds: int) -> None:
         table.missing["torchrl prioritized"] = str(error)[:200]
     for count in (256, 4096):
         work = {name: waited(drawn_and_updated(replay, count)) for name, replay in contenders.items()}
+        draws = there.static_draws(count)
+        work["ours, in one graph"] = prepared(draws, in_graph(static_step(draws, count)))
         table.measure_in_turns(f"prioritized {count} and update", work, rounds=rounds)
+    times = table.times["prioritized 4096 and update"]
+    table.at_most("microseconds of 4,096 by priority with the update", times["ours, drawn there"], 400.0)
+
+
+def static_step(draws: StaticDraws, count: int) -> Work:
+    """A draw and an update of priorities as tensor code alone."""
+    td_error = torch.rand(count, device="cuda") + 0.01
+    return lambda: draws.update_priority(draws.draw(), td_error)
+
+
+def prepared(draws: StaticDraws, work: Work) -> Work:
+    """The same call after the random numbers of its step."""
+
+    def both() -> None:
+        draws.prepare()
+        work()
+
+    return both
+
+
+def step_of_simulator(device: str) -> dict[Any, torch.Tensor]:
+    """Columns of one step of all environments, of which one in a hundred ends."""
+    ended = torch.rand(ENVS, 1, device=device) < 0.01
+    return {
+        "observation": torch.randn(ENVS, OBSERVED, device=device),
+        "action": torch.randn(ENVS, ACTED, device=device),
+        "trajectory": torch.arange(ENVS, device=device),
+        ("next", "observation"): torch.randn(ENVS, OBSERVED, device=device),
+        ("next", "reward"): torch.randn(ENVS, 1, device=device),
+        ("next", "terminated"): torch.zeros_like(ended),
+        ("next", "truncated"): ended,
+        ("next", "done"): ended,
+    }
+
+
+def simulators(table: Table, steps_kept: int, rounds: int, device: str = "cuda") -> None:
+    """Rows of a simulator on the device: 32,768 drawn uniformly, and a step inserted with returns over 3 steps."""
+    rows = ENVS * steps_kept
+    options = {"device": device, "draws_on": "device", "seed": 0, "check_continuity": False}
+    uniform = recipes.uniform(rows, 32_768, **options)
+    returns = recipes.uniform(rows, 32_768, n_steps=3, discount=0.97, **options)
+    step = step_of_simulator(device)
+    ring = {key: torch.zeros(rows, *value.shape[1:], dtype=value.dtype, device=device) for key, value in step.items()}
+    place = 0
+
+    def into_ring() -> None:
+        nonlocal place
+        for key, column in ring.items():
+            column[place : place + ENVS] = step[key]
+        place = (place + ENVS) % rows
+
+    for _ in range(steps_kept):
+        uniform.extend_columns(step)
+        returns.extend_columns(step)
+    packed = uniform.storage.all_packed
+
+    def gathered() -> torch.Tensor:
+        return packed.index_select(0, torch.randint(rows, (32_768,), device=device))
+
+    found = {"bare gather": waited(gathered), "ours, drawn there": waited(uniform.sample)}
+    table.measure_in_turns("uniform 32768", found, rounds=rounds)
+    times = table.times["uniform 32768"]
+    table.at_most("32,768 uniform rows over the bare gather", times["ours, drawn there"] / times["bare gather"], 1.5)
+    found = {"a ring by hand": waited(into_ring), "ours, returns over 3": waited(lambda: returns.extend_columns(step))}
+    table.measure_in_turns(f"{ENVS} rows inserted", found, rounds=rounds)
+    times = table.times[f"{ENVS} rows inserted"]
+    ratio = times["ours, returns over 3"] / times["a ring by hand"]
+    table.at_most("4,096 rows with returns over 3 steps over a ring", ratio, 1.5)
 
 
 def sequences(table: Table, rows: int, rounds: int) -> None:
@@ -202,6 +278,7 @@ def main() -> None:
     graphs(table, 10 * options.rows, options.rounds)
     priorities(table, options.rows, options.rounds)
     batches(table, options.rows, options.rounds)
+    simulators(table, max(options.rows // ENVS, 2), options.rounds)
     sequences(table, options.rows, options.rounds)
     goals(table, options.rows // 5, options.rounds)
     table.finish(save=options.save, name="gpu")
