@@ -103,8 +103,16 @@ class VectorSteps(VectorWrapper):
         self.num_skipped: int = 0
         self.cut_episodes: list[int] = []
         self._mode = autoreset_mode or _mode_of(vector)
+        accepted = "a mapping such as {'observation': 'policy'}, or None"
+        check_kind("observation_columns", observation_columns, Mapping | None, accepted)
+        accepted = "a key of infos, a tuple of keys for nested ones, a function of observations and infos, or None"
+        check_kind("final_observation", final_observation, str | Sequence | Callable | None, accepted)
         self._observation_columns = None if observation_columns is None else dict(observation_columns)
-        self._final_observation = final_observation
+        if isinstance(final_observation, str):
+            final_observation = (final_observation,)
+        elif isinstance(final_observation, Sequence):
+            final_observation = tuple(final_observation)
+        self._final_observation: Any = final_observation
         self._without_final = without_final_observation
         if without_final_observation is not None:
             checked_choice("without_final_observation", without_final_observation, WITHOUT_FINAL_OBSERVATION)
@@ -197,8 +205,9 @@ class VectorSteps(VectorWrapper):
             began = kind.nowhere
         if self._skips_invalid or self._without_final == "drop":
             left_out = self._left_out(columns, is_lost)
-            began = began | left_out
-            self.is_transition = self.is_transition & ~left_out
+            if left_out is not None:
+                began = began | left_out
+                self.is_transition = self.is_transition & ~left_out
             self._is_running = self.is_transition & ~done
         # Without such an option nothing is read.
         if self.is_transition is not kind.everywhere and not bool(self.is_transition.all()):
@@ -251,18 +260,19 @@ class VectorSteps(VectorWrapper):
         self._trajectory, self._next = self._kind.numbered(began, self._next, self._trajectory)
 
     def _left_out(self, columns: Columns, is_lost: Any) -> Any:
-        """Returns which rows are left out, bool ``[num_envs]``, and counts them; the one read of the device."""
-        if self._without_final != "drop":
-            is_lost = self._kind.nowhere
+        """Returns which rows are left out, bool ``[num_envs]``, ``None`` if none is; reads the device once."""
         invalid = self._kind.nowhere
         if self._skips_invalid:
             for column in columns.values():
                 invalid = invalid | ~self._kind.finite_rows(column)
-        left_out = (invalid | is_lost) & self.is_transition
+        left_out = invalid & self.is_transition
+        if self._without_final == "drop":
+            left_out = left_out | is_lost
         num_left_out = int(left_out.sum())
-        if num_left_out:
-            self.num_skipped += num_left_out
-            self.cut_episodes = self._trajectory[left_out & invalid & self._is_running].tolist()
+        if not num_left_out:
+            return None
+        self.num_skipped += num_left_out
+        self.cut_episodes = self._trajectory[left_out & invalid & self._is_running].tolist()
         return left_out
 
     def _named(self, observations: Any) -> dict[str, Any]:
@@ -316,26 +326,32 @@ class VectorSteps(VectorWrapper):
                     "both must have the same. Nothing was stored"
                 )
             return self._merged(done, parts, following)
-        if self._without_final is None and not bool(done.any()):
-            return following
-        if self._without_final is None:
+        if self._without_final is not None:
+            return None
+        if bool(done.any()):
             raise ValueError(
-                f"an episode of {self.env} ended, and infos['final_obs'] has no last observation of it: {final!r}. "
+                f"an episode of {self.env} ended, and {self._final_place()} has no last observation of it: {final!r}. "
                 "AutoresetMode.SAME_STEP gives one; use another mode, or put VectorSteps inside the wrapper that "
-                "removes it"
+                "removes it. If the simulator gives none, choose without_final_observation='terminate' or 'drop'. "
+                "Nothing was stored"
             )
-        return None
+        return following
 
     def _final(self, observations: Any, infos: Any) -> Any:
         wanted = self._final_observation
         if wanted is None:
             return next((infos[name] for name in _FINAL_OBSERVATIONS if name in infos), None)
-        if callable(wanted):
-            return wanted(observations, infos)
-        found = infos
-        for name in (wanted,) if isinstance(wanted, str) else wanted:
-            found = found.get(name) if isinstance(found, Mapping) else None
-        return found
+        if isinstance(wanted, tuple):
+            for name in wanted:
+                infos = infos.get(name) if isinstance(infos, Mapping) else None
+            return infos
+        return wanted(observations, infos)
+
+    def _final_place(self) -> str:
+        wanted = self._final_observation
+        if wanted is None:
+            wanted = _FINAL_OBSERVATIONS[:1]
+        return "infos" + "".join(f"[{name!r}]" for name in wanted) if isinstance(wanted, tuple) else repr(wanted)
 
     def _merged(self, done: Any, last: list[Any], following: list[Any]) -> list[Any]:
         return [self._kind.chosen(done, one, other) for one, other in zip(last, following, strict=True)]

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+from inspect import Parameter, signature
 from typing import Any
+from warnings import warn
 
 from gymnasium.vector import AutoresetMode, VectorEnv
 
@@ -17,9 +19,10 @@ _MEMBERS = ("num_envs", "reset", "step")
 class SimulatorVector(VectorEnv[Any, Any, Any]):
     """A simulator with ``num_envs``, ``reset``, and ``step`` as a vector of Gymnasium.
 
-    ``reset`` passes only the arguments that are given, and returns observations and infos. ``step`` returns five
-    values. A step of four values is read as ``(observation, reward, done, info)``, and ``info["time_outs"]`` marks the
-    ends by a time limit. Attributes that a vector lacks are those of the simulator.
+    ``reset`` passes only the arguments that are given, and returns observations and infos. If the simulator takes no
+    seed, a warning says so. ``step`` returns five values. A step of four values is read as
+    ``(observation, reward, done, info)``, and ``info["time_outs"]`` marks the ends by a time limit. Attributes that a
+    vector lacks are those of the simulator.
 
     Args:
         simulator: Simulator, which resets its environments in the step that ends their episodes.
@@ -49,8 +52,13 @@ class SimulatorVector(VectorEnv[Any, Any, Any]):
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begins an episode in each environment."""
-        given = {"seed": seed, "options": options}
-        results = self.simulator.reset(**{name: value for name, value in given.items() if value is not None})
+        given = {name: value for name, value in (("seed", seed), ("options", options)) if value is not None}
+        parameters = signature(self.simulator.reset).parameters
+        takes_any = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values())
+        if seed is not None and "seed" not in parameters and not takes_any:
+            del given["seed"]
+            warn(f"reset of {self!r} takes no seed; seed the simulator when you build it", stacklevel=3)
+        results = self.simulator.reset(**given)
         return results if isinstance(results, tuple) else (results, {})
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:

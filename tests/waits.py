@@ -11,8 +11,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from lightning_replay import recipes
+from lightning_replay.collecting import VectorSteps
+from lightning_replay.envs.pendulums import Pendulums
 from lightning_replay.replay import Replay
 from tests import pretended_device
 
@@ -122,6 +125,40 @@ def refusal_of_rows_on_the_cpu() -> str:
     return ""
 
 
+class There:
+    """Pendulums whose tensors are on the pretended device."""
+
+    num_envs: int = ENVS
+
+    def __init__(self) -> None:
+        self.pendulums: Pendulums = Pendulums(ENVS, max_steps=7, staggered=True, noise=0.1)
+
+    def reset(self) -> Any:
+        observation, info = self.pendulums.reset(seed=0)
+        return tree_map(pretended_device.there, observation), info
+
+    def step(self, action: Tensor) -> Any:
+        return tree_map(pretended_device.there, self.pendulums.step(action.inner))  # type: ignore[attr-defined]
+
+
+def step_counts(**options: Any) -> Any:
+    """What the steps of a simulator did, and their inserts."""
+    found: dict[str, Any] = {}
+    names = {name: name for name in ("observation", "critic_observation")}
+    with pretended_device.counted() as calls:
+        envs = VectorSteps(There(), observation_columns=names, **options)
+        device = str(pretended_device.DEVICE)
+        replay = recipes.uniform(10 * ENVS, 32, n_steps=3, device=device, draws_on="device", check_every=1_000, seed=0)
+        envs.reset()
+        for step in range(20):
+            action = pretended_device.there(torch.zeros(ENVS, 1))
+            measured(calls, found, "step", lambda: envs.step(action))  # noqa: B023
+            measured(calls, found, "store", lambda: envs.store(replay))
+            if step < 3:
+                found.clear()
+    return found
+
+
 def main() -> None:
     """Prints the counts of all cases; of those that wait, with the places."""
     found = {name: counts(*case) for name, case in CASES.items()}
@@ -129,6 +166,11 @@ def main() -> None:
     found["drawn on the CPU"] = counts("prioritized", {"n_steps": 3}, draws_on="cpu")
     found["static"] = static_counts("prioritized", {"n_steps": 3})
     found["rows on the CPU"] = refusal_of_rows_on_the_cpu()
+    found["simulator"] = step_counts()
+    found["simulator without last observations"] = step_counts(
+        final_observation="absent", without_final_observation="terminate"
+    )
+    found["simulator with skips"] = step_counts(skip_invalid=True)
     print(json.dumps(found))
 
 

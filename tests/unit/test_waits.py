@@ -57,3 +57,15 @@ def test_refusals_are_read_in_one_transfer(found: dict[str, Any]) -> None:
 def test_the_pretended_device_sees_waits_of_draws_on_the_cpu(found: dict[str, Any]) -> None:
     assert all(found["drawn on the CPU"][call]["waits"] for call in ("extend", "update_priority"))
     assert found["drawn on the CPU"]["sample"]["copies"] > 0
+
+
+@pytest.mark.parametrize("call", ["step", "store"])
+@pytest.mark.parametrize("case", ["simulator", "simulator without last observations"])
+def test_steps_of_a_simulator_wait_for_nothing(found: dict[str, Any], case: str, call: str) -> None:
+    assert found[case][call]["waits"] == {} and found[case][call]["copies"] == 0
+    assert found[case][call]["kernels"] > 0
+
+
+def test_rows_that_are_left_out_are_read_in_each_step(found: dict[str, Any]) -> None:
+    waits = found["simulator with skips"]["step"]["waits"]
+    assert sum(waits.values()) == 1 and "collecting.py" in next(iter(waits))
