@@ -200,6 +200,10 @@ class ReplaySampler(PartHooks, Sampler):
     burn_in: int = 0  #: Steps at the start of each sequence that only warm up a recurrent state.
     num_slots: int | None = None  #: Most slots of the storage; ``None`` where it fits every storage.
     base_sampler: Sampler | None = None  #: The wrapped sampler; ``None`` for a sampler that draws rows itself.
+    #: Name of the class whose states it loads and returns, if this is not its own class.
+    #:
+    #: :meta private:
+    has_state_of: str | None = None
     #: Rows drawn so far from each table, ``[T]``; empty before any.
     #:
     #: :meta private:

@@ -20,7 +20,7 @@ from torchrl.envs import Transform
 from lightning_replay.episodes.returns import EpisodeTracker
 from lightning_replay.feedback import Feedback
 from lightning_replay.options import check_kind, checked_local_path
-from lightning_replay.parts import unwrap
+from lightning_replay.parts import as_replay_sampler, unwrap
 from lightning_replay.prefetch import Prefetch
 from lightning_replay.saving.chunks import CHUNK_SUFFIX, Fingerprint
 from lightning_replay.saving.directory import data_of, local_folder, read_manifest, read_save, replaced_save
@@ -202,7 +202,10 @@ def _built_from(replay: Any) -> dict[str, Any]:
         "storage": type(storage).__name__,
         "writer": type(writer).__name__,
         # A sampler that wraps no other is the same object twice.
-        "sampler": [type(each).__name__ for each in dict.fromkeys((sampler, unwrap(sampler)))],
+        "sampler": [
+            as_replay_sampler(each).has_state_of or type(each).__name__
+            for each in dict.fromkeys((sampler, unwrap(sampler)))
+        ],
         "transforms": [type(each).__name__ for each in transform.transforms],
         "n-step links": episodes is not None,
     }

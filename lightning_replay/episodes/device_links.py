@@ -78,8 +78,8 @@ class DeviceLinks:
         self._after = torch.full((capacity + 1,), -1, dtype=torch.int64, device=device)
         self._before = self._after.clone()
         self._is_newest = torch.zeros(capacity + 1, dtype=torch.bool, device=device)
-        #: Number of steps before each row in its episode, int64 ``[capacity]``.
-        self.position: Tensor | None = torch.zeros_like(self._after[:-1]) if counts_steps else None
+        #: Number of steps before each row in its episode, int64 ``[capacity]``, -1 for no row.
+        self.position: Tensor | None = self._after[:-1].clone() if counts_steps else None
         # Newest slots of running episodes. Entries of no episode have the slot -1 and come first.
         self._names = self._slots = self._after[:0].clone()
         # By direction, the slots 1, 2, 4, ... steps away, [levels, capacity + 1].
@@ -186,7 +186,7 @@ class DeviceLinks:
             back: Whether the previous steps are followed.
             most: Upper bound of ``steps``, which saves memory; by default ``capacity``.
         """
-        levels = min(self.capacity if most is None else most, self.capacity).bit_length()
+        levels = max(min(self.capacity if most is None else most, self.capacity).bit_length(), 1)
         if back not in self._jumps or len(self._jumps[back]) < levels:
             self._jumps[back] = self._after.new_empty(levels, self.capacity + 1)
             self._update_jumps()
@@ -225,9 +225,13 @@ class DeviceLinks:
         """Cuts the links to and from slots whose rows left without being overwritten."""
         index = index.reshape(-1).to(self.device, non_blocking=True)
         self.end_episodes(torch.cat((self._before[index], index)))
+        if self.position is not None:
+            self.position[index] = -1
 
     def clear(self) -> None:
         """Removes all links and running episodes."""
+        if self.position is not None:
+            self.position.fill_(-1)
         self._after.fill_(-1)
         self._before.fill_(-1)
         self._is_newest.fill_(False)
@@ -251,6 +255,12 @@ class DeviceLinks:
             "running_slot": slots[names != _UNNAMED],
             "newest_slot": unnamed[0] if unnamed else -1,
         }
+
+    def restore_position(self, position: Tensor, are_known: Tensor) -> None:
+        """Sets :attr:`position` of the slots that links, or ``are_known``, bool ``[capacity]``, show to hold a row."""
+        assert self.position is not None
+        is_held = (self.successor >= 0) | (self.predecessor >= 0) | self.is_newest | are_known.to(self.device)
+        self.position.copy_(torch.where(is_held, position.to(self.device, torch.int64), -1))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores what :meth:`state_dict` returned, and raises ``ValueError`` as :class:`EpisodeLinks` does."""

@@ -15,9 +15,8 @@ from torchrl.data.replay_buffers import Sampler, Storage
 from lightning_replay.episodes import kernels
 from lightning_replay.episodes.running import FollowedEpisodes
 from lightning_replay.options import checked_count, checked_share
-from lightning_replay.priority_tree import PriorityTree
 from lightning_replay.samplers.pairs import FollowsEpisodes, SamplerWrapper, check_capacities
-from lightning_replay.samplers.prioritized import PrioritizedSampler
+from lightning_replay.samplers.sequence_starts import DeviceStarts, SequenceStarts
 from lightning_replay.saving.spec import rebuildable
 from lightning_replay.schedules import Schedule
 from lightning_replay.storage.packed import empty_storage, occupancy_of
@@ -39,41 +38,6 @@ def sequence_priorities(td_error: Tensor, counts: Tensor, max_share: float = MAX
     magnitude = torch.where(counts, td_error.abs(), 0)
     mean = magnitude.sum(1) / counts.sum(1).clamp(min=1)
     return max_share * magnitude.amax(1) + (1 - max_share) * mean
-
-
-class SequenceStarts(PrioritizedSampler):
-    """Draws the first rows of sequences by the priorities of these; other rows have no weight in the tree."""
-
-    num_slots: int | None = None  # type: ignore[assignment]  # the tree gets the size of the storage with the first rows
-
-    @property
-    def uses_priorities(self) -> bool:  # type: ignore[override]
-        """Whether TD errors change the draws."""
-        return self.priority_exponent > 0
-
-    def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
-        """Does nothing: of new rows only those get a priority that :meth:`begin` is called with."""
-
-    def begin(self, slots: Tensor) -> None:
-        """Gives the first rows of new sequences, int64 ``[n]``, the largest priority so far."""
-        # A sequence that could be drawn before keeps its priority.
-        super().mark_update(slots[self._tree.get(slots) == 0])
-
-    def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
-        """Draws first rows of sequences, int64 ``[B]``, with weights if priorities are used."""
-        index, info = super().sample(storage, batch_size)
-        return index, info if self.uses_priorities else {}
-
-    def _attach_storage(self, storage: Storage | None) -> None:
-        if storage is not None and self._tree.capacity != storage.max_size:
-            self._tree = PriorityTree(storage.max_size)
-        self._has_rows = True
-        super()._attach_storage(storage)
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restores a saved state, with a tree of the saved capacity."""
-        self._tree = PriorityTree(len(state_dict["tree"]["leaves"]))
-        super().load_state_dict(state_dict)
 
 
 @rebuildable
@@ -103,6 +67,9 @@ class SequenceSampler(FollowsEpisodes, SamplerWrapper):
     with each the sequence in which it is the first one that is learned from, or a later one if the episode ends
     within it. TD errors become priorities of single rows then, as far as ``base_sampler`` has any.
 
+    If a ``device`` is given, sequences are drawn on it, and no call waits for it after the first draw. All sequences
+    are equally likely then.
+
     Args:
         length: Number T of steps of a sequence, with the burn-in.
         overlap: Number of steps that neighboring sequences of an episode share.
@@ -113,6 +80,7 @@ class SequenceSampler(FollowsEpisodes, SamplerWrapper):
         priority_exponent, importance_exponent, priority_offset, seed: as :class:`PrioritizedSampler`.
         max_share: Share η of the maximum in the priority of a sequence.
         done_key, check_continuity: as in :class:`ContinuousTransitionSampler`.
+        device: Device of the rows, on which sequences are drawn; by default they are drawn on the CPU.
 
     Sampled keys:
         index, generation: int64 ``[B, T]``.
@@ -155,6 +123,7 @@ class SequenceSampler(FollowsEpisodes, SamplerWrapper):
         done_key: NestedKey = ("next", "done"),
         check_continuity: bool = True,
         seed: int | None = None,
+        device: str | torch.device | None = None,
     ) -> None:
         self.sequence_length: int = checked_count("length", length, of="steps")
         self.overlap: int = checked_count("overlap", overlap, 0, of="steps")
@@ -171,10 +140,22 @@ class SequenceSampler(FollowsEpisodes, SamplerWrapper):
             )
         self.min_steps: int = least
         self.max_share: float = checked_share("max_share", max_share)
+        self.followed: FollowedEpisodes = FollowedEpisodes(done_key, check_continuity, device, counts_steps=True)
+        there = self.followed.device
+        if there is not None and (base_sampler is not None or priority_exponent):
+            raise ValueError(
+                f"SequenceSampler got device={str(device)!r} with a base_sampler or a priority_exponent; sequences "
+                "drawn on a device are all equally likely. Leave out base_sampler and priority_exponent, or device"
+            )
 
         exponents = (priority_exponent, importance_exponent, priority_offset)
-        super().__init__(base_sampler, lambda seed: SequenceStarts(1, *exponents, seed=seed), seed)
-        self.followed: FollowedEpisodes = FollowedEpisodes(done_key, check_continuity)
+
+        def starts(seed: int) -> Sampler:
+            if there is None:
+                return SequenceStarts(1, *exponents, seed=seed)
+            return DeviceStarts(length, overlap, least, there, seed)
+
+        super().__init__(base_sampler, starts, seed)
         self._forget()
 
     def _forget(self) -> None:
@@ -190,19 +171,21 @@ class SequenceSampler(FollowsEpisodes, SamplerWrapper):
         if not self._is_attached:
             self._attach_storage(storage, torch.zeros(0, dtype=torch.int64, device="cpu"))
         sampler = self.base_sampler
-        if isinstance(sampler, SequenceStarts) and self.awaits_rows(storage):
-            raise self._nothing_to_draw(sampler, len(storage))
+        if self.awaits_rows(storage):
+            raise self._nothing_to_draw(len(storage))
         index, info = sampler.sample(storage, batch_size)
         links = self.followed.links
         length = self.sequence_length
         # A loaded state may be of another capacity, and compiled loops check no bounds.
         check_capacities(links.capacity, storage.max_size)
-        if isinstance(sampler, SequenceStarts):
+        if isinstance(sampler, SequenceStarts | DeviceStarts):
             slots, steps = links.chain(index, length)
         else:
             slots, steps = self._sequences_around(index, storage)
+        if isinstance(sampler, DeviceStarts):  # Since the last read, all sequences may have left.
+            steps = torch.where(sampler.num_sequences > 0, steps, 0)
         columns = {name: column.unsqueeze(1).repeat(1, length) for name, column in info.items()}
-        return slots, {"mask": torch.arange(length, device="cpu") < steps.unsqueeze(1), **columns}
+        return slots, {"mask": torch.arange(length, device=slots.device) < steps.unsqueeze(1), **columns}
 
     def awaits_rows(self, storage: Storage) -> bool:
         """Returns whether no sequence of the stored rows is complete.
@@ -210,6 +193,8 @@ class SequenceSampler(FollowsEpisodes, SamplerWrapper):
         :meta private:
         """
         sampler = self.base_sampler
+        if isinstance(sampler, DeviceStarts):
+            return self._is_attached and not sampler.has_sequences()
         return isinstance(sampler, SequenceStarts) and self._is_attached and not sampler._tree.has_mass()
 
     def _sequences_around(self, rows: Tensor, storage: Storage) -> tuple[Tensor, Tensor]:
@@ -278,19 +263,27 @@ class SequenceSampler(FollowsEpisodes, SamplerWrapper):
             # Most single rows complete no sequence.
             if is_complete or ended:
                 self._add_sequences(new, ended)
+        self._update_starts()
         self.followed.warn()
+
+    def _update_starts(self) -> None:
+        if isinstance(self.base_sampler, DeviceStarts) and self.followed.links is not None:
+            self.base_sampler.update(self.followed.links)
 
     def on_evict(self, index: Tensor) -> None:
         """Removes the sequences that evicted rows belong to."""
         self._leave(index)
         super().on_evict(index)
+        self._update_starts()
 
     def end_episodes(self, slots: Tensor, trajectories: Iterable[int | None] = ()) -> None:
         """Ends episodes and makes their last sequences available, padded to ``length``."""
-        running = [] if self.followed.links is None else self.followed.links.running
+        draws_starts = isinstance(self.base_sampler, SequenceStarts) and self.followed.links is not None
+        running = self.followed.links.running if draws_starts else []
         super().end_episodes(slots, trajectories)
-        if isinstance(self.base_sampler, SequenceStarts) and self.followed.links is not None:
+        if draws_starts:
             self._add_sequences(np.zeros(0, dtype=np.int64), self.followed.links.ended([*running, *slots.tolist()]))
+        self._update_starts()
 
     def _leave(self, index: Tensor) -> list[int]:
         # A sequence leaves with the first of its rows. The newest rows of running episodes are returned.
@@ -334,9 +327,11 @@ class SequenceSampler(FollowsEpisodes, SamplerWrapper):
         found, gone = self.followed.links.walk(torch.from_numpy(slots), wanted, back=True)
         return found[gone == wanted]
 
-    def _nothing_to_draw(self, starts: SequenceStarts, stored: int) -> Exception:
+    def _nothing_to_draw(self, stored: int) -> Exception:
         length = self.sequence_length
-        longest = self._longest_ended
+        starts: Any = self.base_sampler
+        is_there = isinstance(starts, DeviceStarts)
+        longest = starts.longest_ended(self.followed.links) if is_there else self._longest_ended
         if 0 < longest < self.min_steps:
             return ValueError(
                 f"no sequence of {self.min_steps} steps or more among the {stored} stored rows: the longest episode "
@@ -349,6 +344,16 @@ class SequenceSampler(FollowsEpisodes, SamplerWrapper):
             "draw (warmup_steps), or give a smaller length, or a capacity of several lengths for each environment"
         )
 
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state of the sampler; of one on a device as that of one on the CPU."""
+        state = super().state_dict()
+        links = self.followed.links
+        starts = self.base_sampler
+        if isinstance(starts, DeviceStarts) and links is not None:
+            state["position"] = links.position.cpu().clamp(min=0).int()
+            state["longest_ended"] = starts.longest_ended(links)
+        return state
+
     @property
     def nbytes(self) -> int:
         """Size of the base sampler, the episode links, and the step positions in bytes."""
@@ -357,7 +362,11 @@ class SequenceSampler(FollowsEpisodes, SamplerWrapper):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restores a saved state; ``ValueError`` if its parts differ in their number of slots."""
         links = state_dict["learned"]["links"]
-        if isinstance(self.base_sampler, SequenceStarts) and links is not None:
+        draws_starts = isinstance(self.base_sampler, SequenceStarts | DeviceStarts)
+        if draws_starts and links is not None:
             leaves = state_dict["base_sampler"]["tree"]["leaves"]
             check_capacities(len(links["successor"]), len(leaves), len(state_dict["position"]))
         super().load_state_dict(state_dict)
+        if draws_starts and links is not None and self.followed.device is not None:
+            self.followed.links.restore_position(torch.as_tensor(state_dict["position"]), leaves > 0)
+            self._update_starts()

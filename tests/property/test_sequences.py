@@ -14,6 +14,7 @@ from tensordict import TensorDict
 
 from lightning_replay.replay import Replay
 from lightning_replay.samplers import SequenceSampler
+from lightning_replay.samplers.sequence_starts import DeviceStarts
 from lightning_replay.storage.frames import FrameStorage
 
 CAPACITY = 12
@@ -123,13 +124,16 @@ call = st.one_of(
 )
 shape = st.integers(1, 5).flatmap(
     lambda length: st.tuples(
-        st.just(length), st.integers(0, length - 1), st.integers(1, length), st.sampled_from([0.0, 0.7])
+        st.just(length),
+        st.integers(0, length - 1),
+        st.integers(1, length),
+        st.sampled_from([(0.0, None), (0.7, None), (0.0, "cpu")]),
     )
 )
 
 
-def built(length: int, overlap: int, min_steps: int, exponent: float) -> Replay:
-    sampler = SequenceSampler(length, overlap, min_steps=min_steps, priority_exponent=exponent)
+def built(length: int, overlap: int, min_steps: int, kind: tuple[float, str | None]) -> Replay:
+    sampler = SequenceSampler(length, overlap, min_steps=min_steps, priority_exponent=kind[0], device=kind[1])
     storage = FrameStorage(CAPACITY, frame_stack=1, frame_capacity=4 * CAPACITY)
     return Replay(storage=storage, sampler=sampler, batch_size=5, seed=0)
 
@@ -138,9 +142,10 @@ def built(length: int, overlap: int, min_steps: int, exponent: float) -> Replay:
 @settings(max_examples=60, deadline=None)
 @given(shape, st.lists(call, min_size=1, max_size=10))
 def test_the_drawable_sequences_are_those_of_the_oracle(
-    shape: tuple[int, int, int, float], calls: list[tuple[str, Any]]
+    shape: tuple[int, int, int, tuple[float, str | None]], calls: list[tuple[str, Any]]
 ) -> None:
     replay, oracle, world = built(*shape), Oracle(*shape[:3]), World()
+    released = False
     for name, argument in calls:
         if name == "extend":
             rows = world.rows(argument)
@@ -149,15 +154,21 @@ def test_the_drawable_sequences_are_those_of_the_oracle(
         elif name == "end" and len(replay):
             replay.end_episodes(argument)
             oracle.end(list(TRAJECTORIES) if argument is None else argument)
-        elif name == "release" and len(replay):
+        elif name == "release" and len(replay) and shape[3] != (0.0, "cpu"):  # There, a gap is an end.
             slots = {slot for slot in argument if bool(replay.storage.occupancy.slots().eq(slot).any())}
+            released = True
             replay.storage.release(torch.tensor(sorted(slots), dtype=torch.int64))
             oracle.leave(slots)
         elif name == "load":
+            if (shape[3] == (0.0, None) and not released) or shape[3] == (0.0, "cpu"):  # To the device, or from it.
+                shape = (*shape[:3], (0.0, None if shape[3][1] else "cpu"))
             other = built(*shape)
             other.load_state_dict(replay.state_dict())
             replay = other
         expected = oracle.drawable()
+        starts = replay.sampler.base_sampler
+        if isinstance(starts, DeviceStarts):  # As at a read of the device.
+            starts.receive(int(starts.num_sequences))
         if not len(replay) or not expected:
             with pytest.raises((RuntimeError, ValueError), match="no sequence|empty"):
                 replay.sample()

@@ -8,6 +8,9 @@ import torch
 from scipy.stats import chisquare
 
 from lightning_replay import recipes
+from lightning_replay.replay import Replay
+from lightning_replay.samplers import SequenceSampler
+from lightning_replay.storage import PackedStorage
 from tests.transitions import numbered_steps
 
 
@@ -46,3 +49,22 @@ def test_drawn_counts_and_weights_of_sequences(exponent: float) -> None:
             )
     assert drawn.sum() == drawn[starts].sum() == 60_000
     assert chisquare(drawn[starts].double().numpy(), (mass / mass.sum() * 60_000).numpy()).pvalue > 1e-4
+
+
+def test_sequences_drawn_on_a_device_are_equally_likely_and_those_of_the_cpu() -> None:
+    """100,000 draws; the CPU is the device."""
+    replays = [
+        Replay(storage=PackedStorage(90), sampler=SequenceSampler(5, 3, device=device), batch_size=50, seed=3)
+        for device in (None, "cpu")
+    ]
+    first = 0
+    for steps in (13, 2, 7, 9, 4, 12, 5, 3, 11, 8, 6, 13, 10, 12):
+        rows = numbered_steps(first, steps)
+        rows["next", "done"][-1] = rows["next", "terminated"][-1] = True
+        for replay in replays:
+            replay.extend(rows)
+        first += steps
+    on_cpu, on_device = (replay.sample(100_000 // size) for replay, size in zip(replays, (10, 1), strict=True))
+    starts, counts = on_device["index"][:, 0].unique(return_counts=True)
+    assert starts.tolist() == on_cpu["index"][:, 0].unique().tolist()
+    assert chisquare(counts.numpy()).pvalue > 1e-4

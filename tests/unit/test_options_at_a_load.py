@@ -260,7 +260,7 @@ def cases() -> Iterator[Case]:
     sweep = followed | {"goal": ev.reward_at_least(20.0), "sweep_share": 0.9, "seed": 5}
     yield from cases_of(sa.ReverseSweepSampler, {"goal": LATE}, sweep, over)
     sequences = followed | {"length": 5, "overlap": 2, "burn_in": 1, "min_steps": 2, "seed": 5}
-    sequences |= {"base_sampler": sa.UniformSampler()}
+    sequences |= {"base_sampler": sa.UniformSampler(), "device": "cpu"}
     yield from cases_of(sa.SequenceSampler, {"length": 4}, sequences, over)
     weighted = {"priority_exponent": 0.9, "importance_exponent": 0.8, "priority_offset": 0.5, "max_share": 0.1}
     yield from cases_of(sa.SequenceSampler, {"length": 4, "priority_exponent": 0.5}, weighted, over)

@@ -9,7 +9,9 @@ from tensordict import TensorDict
 
 from lightning_replay.episodes.device_links import DeviceLinks
 from lightning_replay.episodes.returns import EpisodeTracker
+from lightning_replay.samplers import SequenceSampler
 from lightning_replay.storage import PackedStorage
+from tests.pretended_device import DEVICE, counted, there
 
 
 def test_interleaved_trajectories_are_linked_apart() -> None:
@@ -74,3 +76,23 @@ def test_a_tracker_links_the_rows_that_were_stored_before_it_came() -> None:
     trackers = [EpisodeTracker(3, 0.9, False, device) for device in (None, "cpu")]
     sums = [tracker.returns(torch.arange(6), storage) for tracker in trackers]
     assert sums[0].equal(sums[1]) and trackers[1].links.successor.equal(trackers[0].links.successor)
+
+
+def test_nothing_waits_for_the_device() -> None:
+    generator = torch.Generator().manual_seed(0)
+    with counted() as calls:
+        storage = PackedStorage(64, device=DEVICE)
+        tracker = EpisodeTracker(3, 0.9, device=DEVICE)
+        sampler = SequenceSampler(4, 2, device=DEVICE, seed=0)
+        for call in range(12):
+            index = (torch.arange(8) + 8 * call) % 64
+            storage.set(index, rows_of(generator, 8).apply(there))
+            calls.waits.clear()
+            tracker.mark_update(index, storage)
+            sampler.mark_update(index, storage=storage)
+            if call > 8:  # After the first call, which reads the rows that were stored before.
+                slots, info = sampler.sample(storage, 16)
+                tracker.draw(storage.get(slots[:, 0]), slots[:, 0], storage)
+            if call > 9:
+                assert not calls.waits
+    assert slots.device == info["mask"].device == DEVICE
