@@ -27,6 +27,7 @@ from torch.nn import Module
 from torchrl.data.replay_buffers import PrioritizedSampler, RoundRobinWriter, Sampler, Storage, Writer
 from torchrl.envs import Transform
 
+from lightning_replay.deferred_checks import DeferredChecks
 from lightning_replay.jit import BreaksGraphs
 from lightning_replay.saving import load_state, write_state
 from lightning_replay.saving.spec import rebuildable
@@ -225,6 +226,12 @@ class ReplaySampler(PartHooks, Sampler):
         :meta private:
         """
         return False
+
+    def defer_reads(self, checks: DeferredChecks) -> None:
+        """Registers numbers on :attr:`draw_device` that are read with the refusals; none by default.
+
+        :meta private:
+        """
 
     def on_evict(self, index: Tensor) -> None:
         """Removes rows, slots ``[n]``, that left without being overwritten."""

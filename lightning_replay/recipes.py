@@ -718,6 +718,7 @@ def sequences(
         **priorities(options),
         max_share=max_share,
         check_continuity=options.get("check_continuity", True),
+        device=draw_device(options),
     )
     return assemble(Replay, capacity, batch_size, options, sampler)
 

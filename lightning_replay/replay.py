@@ -795,6 +795,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
 
     def _follow(self, episodes: EpisodeTracker) -> None:
         episodes.check_continuity = self._checks_continuity
+        self._place_episodes(episodes)
         if self._episodes is not None:  # for transforms alone: the links are the same
             episodes.links = self._episodes.links
         elif len(self._storage):
@@ -946,8 +947,15 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         if self._packed is not None:
             self._packed.deferred = self._deferred
             self._packed.keep_generations(there=there is not None)
+        if self._deferred is not None:
+            self.parts.sampler.defer_reads(self._deferred)
         if self._episodes is not None:
-            self._episodes.device = device
+            self._place_episodes(self._episodes)
+
+    def _place_episodes(self, episodes: EpisodeTracker) -> None:
+        episodes.move_to(self.parts.sampler.draw_device)
+        if self._deferred is not None:
+            episodes.defer_reads(self._deferred)
 
     def _share_generator(self) -> None:
         self._torchrl_generator = generator_of_torchrl(self._sampler, self._storage, self._torchrl_generator)
@@ -960,9 +968,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
     def _attach_transforms(self) -> None:
         own = self.parts.checked_transforms(self)
         if self._episodes is None and any(transform.follows_episodes for transform in own):
-            episodes = EpisodeTracker(1, 1.0)
-            episodes.device = self.parts.sampler.draw_device
-            self._follow(episodes)
+            self._follow(EpisodeTracker(1, 1.0))
         self.parts.own_transforms = own
         self._ends.begin()
 

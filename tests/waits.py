@@ -27,6 +27,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "prioritized": ("prioritized", {}),
     "n-step": ("uniform", {"n_steps": 3}),
     "prioritized n-step": ("prioritized", {"n_steps": 3}),
+    "sequences": ("sequences", {"length": 4, "overlap": 2}),
 }
 
 
@@ -78,7 +79,11 @@ def counts(recipe: str, options: dict[str, Any], *, check_every: int = 1_000, dr
         replay: Replay = recipes.by_name(recipe)(**given | deferred | options)
         for _ in range(3):
             replay.extend_columns(steps.next())
-            replay.update_priority(replay.sample(), pretended_device.there(torch.rand(32)))
+            if recipe != "sequences":  # Two steps are no sequence.
+                replay.update_priority(replay.sample(), pretended_device.there(torch.rand(32)))
+        if recipe == "sequences":
+            replay.extend_columns(steps.next())
+            replay.sample()  # The first sequence is waited for.
         for _ in range(20):
             rows = steps.next()
             measured(calls, found, "extend", lambda: replay.extend_columns(rows))  # noqa: B023

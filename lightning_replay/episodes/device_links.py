@@ -19,8 +19,6 @@ _UNNAMED = torch.iinfo(torch.int64).min  # The trajectory of rows without trajec
 class DeviceContinuity(Continuity):
     """Whether rows continue others, as :class:`Continuity`, for slots and rows on a device."""
 
-    _counts: Tensor | None = None
-
     def of_slots(self, before: Tensor, after: Tensor) -> Tensor:  # type: ignore[override]
         """Returns whether the rows ``after`` continue those in ``before``, int64 ``[n]`` each, -1 for no row; bool."""
         self._read()
@@ -28,20 +26,11 @@ class DeviceContinuity(Continuity):
         for pair in self._pairs:
             own, following = (torch.from_numpy(one) if type(one) is np.ndarray else one for one in pair)
             equal &= equal_rows(own[after], following[before])
-        is_compared = before >= 0
-        counts = torch.stack((is_compared.sum(), (is_compared & ~equal).sum()))
-        self._counts = counts if self._counts is None else self._counts + counts
         return equal
 
-    @property
-    def counts(self) -> Tensor:
-        """How many rows were compared since :meth:`count`, and how many do not continue others; int64 ``[2]``."""
-        return torch.zeros(2, dtype=torch.int64, device="cpu") if self._counts is None else self._counts
-
     def count(self, compared: int, broken: int) -> None:
-        """Receives the values that :attr:`counts` has now, for :meth:`warn`."""
+        """Counts rows that were compared, and rows among them that do not continue others, for :meth:`warn`."""
         self._tally.add(compared, broken)
-        self._counts = None
 
 
 class DeviceLinks:
@@ -52,7 +41,7 @@ class DeviceLinks:
     :meth:`state_dict` and :meth:`load_state_dict`.
 
     Running episodes are a table whose length the host knows. Each :meth:`write` makes it longer by the number of its
-    rows, up to ``capacity``. :meth:`shrink` cuts it to :attr:`num_running`, which takes a read of the device.
+    rows, up to ``capacity``. :meth:`receive` cuts it to the first of :attr:`counts`, which takes a read of the device.
 
     Args:
         capacity: Number of slots in the storage.
@@ -82,6 +71,8 @@ class DeviceLinks:
         self.position: Tensor | None = self._after[:-1].clone() if counts_steps else None
         # Newest slots of running episodes. Entries of no episode have the slot -1 and come first.
         self._names = self._slots = self._after[:0].clone()
+        # How many rows were compared, and how many of them do not continue the row before.
+        self._compared = self._after.new_zeros(2)
         # By direction, the slots 1, 2, 4, ... steps away, [levels, capacity + 1].
         self._jumps: dict[bool, Tensor] = {}
 
@@ -101,12 +92,20 @@ class DeviceLinks:
         return self._is_newest[:-1]
 
     @property
-    def num_running(self) -> Tensor:
-        """Number of entries that :meth:`shrink` must leave, int64 ``[]`` on the device."""
-        return (self._slots >= 0).sum()
+    def counts(self) -> Tensor:
+        """How many episodes run, how many rows were compared, and how many continue none, int64 ``[3]``."""
+        return torch.cat(((self._slots >= 0).sum().view(1), self._compared))
 
-    def shrink(self, num_running: int) -> None:
-        """Cuts the table of running episodes to the value that :attr:`num_running` has now."""
+    def receive(self, place: int, count: int) -> None:
+        """Receives one of :attr:`counts` by its place, as it is now, or as it was before others were received."""
+        if place == 0:
+            self._shrink(count)
+            return
+        self._compared[place - 1] -= count
+        if self.continuity is not None:
+            self.continuity.count(*((count, 0) if place == 1 else (0, count)))
+
+    def _shrink(self, num_running: int) -> None:
         first = len(self._slots) - num_running
         self._names, self._slots = self._names[first:].clone(), self._slots[first:].clone()
 
@@ -141,7 +140,9 @@ class DeviceLinks:
         previous[order[1:]] = torch.where(is_same & goes_on[:-1], slots[:-1], -1)
         before = previous[num_old:]
         if self.continuity is not None:
-            before.copy_(torch.where(self.continuity.of_slots(before, new), before, -1))
+            continues = self.continuity.of_slots(before, new)
+            self._compared += torch.stack(((before >= 0).sum(), ((before >= 0) & ~continues).sum()))
+            before.copy_(torch.where(continues, before, -1))
         self._before[new] = before
         self._after[before] = torch.where(before < 0, -1, new)
         if self.position is not None:
@@ -235,7 +236,7 @@ class DeviceLinks:
         self._after.fill_(-1)
         self._before.fill_(-1)
         self._is_newest.fill_(False)
-        self.shrink(0)
+        self._shrink(0)
         self._update_jumps()
 
     @property

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
+from lightning_replay.deferred_checks import DeferredChecks
 from lightning_replay.episodes.links import (
     TRAJECTORY_KEYS,
     EpisodeLinks,
@@ -123,7 +125,17 @@ class FollowedEpisodes:
         if self.check_continuity and self.links.continuity is None:
             self.links.continuity = self.links.compares(storage)
         self.links.write(index, stored_trajectory(storage, index), done)
+        if self.device is not None and self.device.type == "cpu":  # Nothing waits for the CPU.
+            for place, count in enumerate(self.links.counts.tolist()):
+                self.links.receive(place, count)
         return index
+
+    def move_to(self, device: torch.device | None) -> None:
+        """Keeps the links on another device from now on; ``None`` is the CPU."""
+        if device != self.device:
+            state = self.state_dict()
+            self.device = device
+            FollowedEpisodes.load_state_dict(self, state)
 
     def _new_links(self, capacity: int) -> Any:
         if self.device is None:
@@ -132,6 +144,24 @@ class FollowedEpisodes:
         from lightning_replay.episodes.device_links import DeviceLinks
 
         return DeviceLinks(capacity, self.device, counts_steps=self._counts_steps)
+
+    def defer_reads(self, checks: DeferredChecks) -> None:
+        """Has the counts of links on a device read with the refusals.
+
+        :meta private:
+        """
+        for place in range(3):
+            checks.register(partial(self._count, place), partial(self._receive, place))
+
+    def _count(self, place: int) -> Tensor:
+        if self.links is None:
+            return torch.zeros((), dtype=torch.int64, device=self.device)
+        counts: Tensor = self.links.counts[place]
+        return counts
+
+    def _receive(self, place: int, number: int) -> None:
+        if self.links is not None:
+            self.links.receive(place, number)
 
     def warn(self) -> None:
         """Warns once if most rows do not continue the row before; call it when the sampler has the new rows."""

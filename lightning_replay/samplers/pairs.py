@@ -85,6 +85,8 @@ class SamplerWrapper(ReplaySampler, TorchRLPrioritizedSampler):
     def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
         """Calls :meth:`on_insert` for rows just written at ``index``, an int or int64 ``[n]`` in insertion order."""
         slots = written_slots(index, storage, type(self).__name__)
+        if self.draw_device is None:
+            slots = slots.cpu()
         assert storage is not None
         self.base_sampler.mark_update(index, storage=storage)
         self._attach_storage(storage, slots)
@@ -95,7 +97,7 @@ class SamplerWrapper(ReplaySampler, TorchRLPrioritizedSampler):
         if self._is_attached:
             return
         self._is_attached = True
-        earlier = stored_before(storage, new)
+        earlier = stored_before(storage, new.cpu())
         if len(earlier):
             self.on_insert(earlier, storage)
 

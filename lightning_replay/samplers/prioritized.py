@@ -181,7 +181,7 @@ def written_slots(index: int | Tensor, storage: Storage | None, sampler: str) ->
         remedy = "build the storage with ndim=1, and flatten environments and time before extend"
         raise ValueError(f"{sampler} got an index of shape {list(index.shape)}, not of one dimension; {remedy}")
     # A batch longer than the ring names slots twice, and only its last rows are stored.
-    return index.reshape(-1)[-storage.max_size :].cpu()
+    return index.reshape(-1)[-storage.max_size :]
 
 
 @rebuildable

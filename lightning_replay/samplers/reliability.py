@@ -106,7 +106,7 @@ class ReliabilityAdjustedSampler(FollowsEpisodes, PrioritizedSampler):
         super().mark_update(index, storage=storage)
         # Without a storage, the call above came here with rows that were stored earlier.
         if storage is not None:
-            self._link(written_slots(index, storage, type(self).__name__), storage)
+            self._link(written_slots(index, storage, type(self).__name__).cpu(), storage)
             self.followed.warn()
 
     def _link(self, index: Tensor, storage: Storage) -> None:

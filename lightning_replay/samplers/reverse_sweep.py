@@ -159,7 +159,7 @@ class ReverseSweepSampler(FollowsEpisodes, UniformSampler):
 
     def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
         """Links new rows to their episodes and evaluates ``goal`` on them; ``ValueError`` without a storage."""
-        slots = written_slots(index, storage, type(self).__name__)
+        slots = written_slots(index, storage, type(self).__name__).cpu()
         assert storage is not None
         self._link(slots, storage)
         self.followed.warn()

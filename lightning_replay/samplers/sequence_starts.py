@@ -76,19 +76,18 @@ class DeviceStarts(ReplaySampler, Sampler):
         # Whether a read of the device has found a sequence.
         self._has_sequences = False
 
-    @property
-    def num_sequences(self) -> Tensor:
-        """Number of sequences that can be drawn, int64 ``[]`` on the device."""
+    def number(self) -> Tensor:
+        """Returns the number of sequences that can be drawn, int64 ``[]`` on the device."""
         return self._counts[-1]
 
     def receive(self, num_sequences: int) -> None:
-        """Receives the value that :attr:`num_sequences` has now."""
+        """Receives the number that :meth:`number` returns now."""
         self._has_sequences = num_sequences > 0
 
     def has_sequences(self) -> bool:
         """Returns whether there is a sequence; waits for the device until there is the first one."""
         if not self._has_sequences:
-            self.receive(int(self.num_sequences))
+            self.receive(int(self.number()))
         return self._has_sequences
 
     def update(self, links: DeviceLinks) -> None:

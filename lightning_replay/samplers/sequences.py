@@ -12,6 +12,7 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.data.replay_buffers import Sampler, Storage
 
+from lightning_replay.deferred_checks import DeferredChecks
 from lightning_replay.episodes import kernels
 from lightning_replay.episodes.running import FollowedEpisodes
 from lightning_replay.options import checked_count, checked_share
@@ -141,7 +142,7 @@ class SequenceSampler(FollowsEpisodes, SamplerWrapper):
         self.min_steps: int = least
         self.max_share: float = checked_share("max_share", max_share)
         self.followed: FollowedEpisodes = FollowedEpisodes(done_key, check_continuity, device, counts_steps=True)
-        there = self.followed.device
+        self.draw_device = there = self.followed.device
         if there is not None and (base_sampler is not None or priority_exponent):
             raise ValueError(
                 f"SequenceSampler got device={str(device)!r} with a base_sampler or a priority_exponent; sequences "
@@ -183,9 +184,18 @@ class SequenceSampler(FollowsEpisodes, SamplerWrapper):
         else:
             slots, steps = self._sequences_around(index, storage)
         if isinstance(sampler, DeviceStarts):  # Since the last read, all sequences may have left.
-            steps = torch.where(sampler.num_sequences > 0, steps, 0)
+            steps = torch.where(sampler.number() > 0, steps, 0)
         columns = {name: column.unsqueeze(1).repeat(1, length) for name, column in info.items()}
         return slots, {"mask": torch.arange(length, device=slots.device) < steps.unsqueeze(1), **columns}
+
+    def defer_reads(self, checks: DeferredChecks) -> None:
+        """Has the number of sequences read with the refusals, and what the links need.
+
+        :meta private:
+        """
+        assert isinstance(self.base_sampler, DeviceStarts)
+        checks.register(self.base_sampler.number, self.base_sampler.receive)
+        self.followed.defer_reads(checks)
 
     def awaits_rows(self, storage: Storage) -> bool:
         """Returns whether no sequence of the stored rows is complete.

@@ -15,6 +15,7 @@ from tensordict import TensorDict
 from lightning_replay.replay import Replay
 from lightning_replay.samplers import SequenceSampler
 from lightning_replay.samplers.sequence_starts import DeviceStarts
+from lightning_replay.storage import PackedStorage
 from lightning_replay.storage.frames import FrameStorage
 
 CAPACITY = 12
@@ -127,25 +128,32 @@ shape = st.integers(1, 5).flatmap(
         st.just(length),
         st.integers(0, length - 1),
         st.integers(1, length),
-        st.sampled_from([(0.0, None), (0.7, None), (0.0, "cpu")]),
+        st.sampled_from(["frames", "prioritized frames", "rows", "rows on a device"]),
     )
 )
 
 
-def built(length: int, overlap: int, min_steps: int, kind: tuple[float, str | None]) -> Replay:
-    sampler = SequenceSampler(length, overlap, min_steps=min_steps, priority_exponent=kind[0], device=kind[1])
+def built(length: int, overlap: int, min_steps: int, kind: str) -> Replay:
+    sampler = SequenceSampler(
+        length,
+        overlap,
+        min_steps=min_steps,
+        priority_exponent=0.7 if kind == "prioritized frames" else 0.0,
+        device="cpu" if kind == "rows on a device" else None,
+    )
     storage = FrameStorage(CAPACITY, frame_stack=1, frame_capacity=4 * CAPACITY)
-    return Replay(storage=storage, sampler=sampler, batch_size=5, seed=0)
+    return Replay(
+        storage=storage if "frames" in kind else PackedStorage(CAPACITY), sampler=sampler, batch_size=5, seed=0
+    )
 
 
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(shape, st.lists(call, min_size=1, max_size=10))
 def test_the_drawable_sequences_are_those_of_the_oracle(
-    shape: tuple[int, int, int, tuple[float, str | None]], calls: list[tuple[str, Any]]
+    shape: tuple[int, int, int, str], calls: list[tuple[str, Any]]
 ) -> None:
     replay, oracle, world = built(*shape), Oracle(*shape[:3]), World()
-    released = False
     for name, argument in calls:
         if name == "extend":
             rows = world.rows(argument)
@@ -154,21 +162,20 @@ def test_the_drawable_sequences_are_those_of_the_oracle(
         elif name == "end" and len(replay):
             replay.end_episodes(argument)
             oracle.end(list(TRAJECTORIES) if argument is None else argument)
-        elif name == "release" and len(replay) and shape[3] != (0.0, "cpu"):  # There, a gap is an end.
+        elif name == "release" and len(replay) and "frames" in shape[3]:
             slots = {slot for slot in argument if bool(replay.storage.occupancy.slots().eq(slot).any())}
-            released = True
             replay.storage.release(torch.tensor(sorted(slots), dtype=torch.int64))
             oracle.leave(slots)
         elif name == "load":
-            if (shape[3] == (0.0, None) and not released) or shape[3] == (0.0, "cpu"):  # To the device, or from it.
-                shape = (*shape[:3], (0.0, None if shape[3][1] else "cpu"))
+            if "rows" in shape[3]:  # To the device, or from it.
+                shape = (*shape[:3], "rows" if shape[3] == "rows on a device" else "rows on a device")
             other = built(*shape)
             other.load_state_dict(replay.state_dict())
             replay = other
         expected = oracle.drawable()
         starts = replay.sampler.base_sampler
         if isinstance(starts, DeviceStarts):  # As at a read of the device.
-            starts.receive(int(starts.num_sequences))
+            starts.receive(int(starts.number()))
         if not len(replay) or not expected:
             with pytest.raises((RuntimeError, ValueError), match="no sequence|empty"):
                 replay.sample()

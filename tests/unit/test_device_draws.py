@@ -227,6 +227,10 @@ def test_other_recipes_refuse_draws_on_the_device(recipe: str) -> None:
             "UniformSampler draws on cpu, and RetentionWriter chooses slots on the CPU",
         ),
         (lambda: PrioritizedSampler(8, backend="numba", device="cpu"), "backend is 'numba'; it must be one of 'auto'"),
+        (
+            lambda: built("sequences", length=2, priority_exponent=0.5),
+            "SequenceSampler got device='cpu' with a base_sampler or a priority_exponent; sequences drawn on a device",
+        ),
         (lambda: UniformSampler(device="meta"), "device is 'meta'; it must be a device of torch that keeps data"),
     ],
 )

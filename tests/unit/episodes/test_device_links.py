@@ -7,11 +7,12 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from lightning_replay import recipes
 from lightning_replay.episodes.device_links import DeviceLinks
 from lightning_replay.episodes.returns import EpisodeTracker
-from lightning_replay.samplers import SequenceSampler
+from lightning_replay.samplers import UniformSampler
 from lightning_replay.storage import PackedStorage
-from tests.pretended_device import DEVICE, counted, there
+from tests.transitions import numbered_steps
 
 
 def test_interleaved_trajectories_are_linked_apart() -> None:
@@ -32,8 +33,8 @@ def test_the_table_of_running_episodes_shrinks_to_those_that_run() -> None:
     for call in range(4):
         links.write(torch.arange(3) + 3 * call, torch.arange(3), torch.tensor([False, True, False]))
     bytes_before = links.nbytes
-    assert int(links.num_running) == 2
-    links.shrink(2)
+    assert links.counts.tolist() == [2, 0, 0]
+    links.receive(0, 2)
     assert links.nbytes == bytes_before - 10 * 2 * 8  # Of 12 entries 2 are left.
     links.write(torch.tensor([20]), torch.tensor([2]), torch.tensor([False]))
     assert links.successor[11] == 20
@@ -78,21 +79,32 @@ def test_a_tracker_links_the_rows_that_were_stored_before_it_came() -> None:
     assert sums[0].equal(sums[1]) and trackers[1].links.successor.equal(trackers[0].links.successor)
 
 
-def test_nothing_waits_for_the_device() -> None:
-    generator = torch.Generator().manual_seed(0)
-    with counted() as calls:
-        storage = PackedStorage(64, device=DEVICE)
-        tracker = EpisodeTracker(3, 0.9, device=DEVICE)
-        sampler = SequenceSampler(4, 2, device=DEVICE, seed=0)
-        for call in range(12):
-            index = (torch.arange(8) + 8 * call) % 64
-            storage.set(index, rows_of(generator, 8).apply(there))
-            calls.waits.clear()
-            tracker.mark_update(index, storage)
-            sampler.mark_update(index, storage=storage)
-            if call > 8:  # After the first call, which reads the rows that were stored before.
-                slots, info = sampler.sample(storage, 16)
-                tracker.draw(storage.get(slots[:, 0]), slots[:, 0], storage)
-            if call > 9:
-                assert not calls.waits
-    assert slots.device == info["mask"].device == DEVICE
+def test_without_any_sequence_left_a_batch_is_empty_until_the_next_read() -> None:
+    replay = recipes.sequences(8, 2, length=3, min_steps=3, draws_on="device", seed=0)
+    replay.extend(numbered_steps(0, 8))
+    assert replay.sample()["mask"].all()
+    replay.extend(numbered_steps(8, 8, done_every=1))
+    assert not replay.sample()["mask"].any()
+    replay.sampler.base_sampler.receive(0)
+    with pytest.raises(ValueError, match="no sequence of 3 steps or more among the 8 stored rows: the long"):
+        replay.sample()
+
+
+def test_rows_that_do_not_continue_others_are_reported_on_a_device() -> None:
+    replay = recipes.uniform(64, 2, n_steps=3, draws_on="device", seed=0)
+    with pytest.warns(UserWarning, match="of 16 rows do not start with the observation that the row before ended with"):
+        for first in range(0, 180, 10):
+            replay.extend(numbered_steps(first, 1))
+
+
+def test_a_filled_buffer_moves_its_links_to_the_device_and_back() -> None:
+    replay = recipes.uniform(8, 4, n_steps=3, seed=0)
+    replay.extend(numbered_steps(0, 6))
+    before = replay.successors(torch.arange(6))
+    replay.set_sampler(UniformSampler(device="cpu"))
+    assert isinstance(replay.sampler, UniformSampler) and replay.successors(torch.arange(6)).equal(before)
+    replay.extend(numbered_steps(6, 1))
+    assert replay.successors(torch.tensor([5])).tolist() == [6]
+    replay.set_sampler(UniformSampler())
+    replay.extend(numbered_steps(7, 1))
+    assert replay.successors(torch.tensor([5, 6])).tolist() == [6, 7]
