@@ -2,8 +2,130 @@
 """Loops along the links of episodes, compiled; step by step for all rows, so that their cache misses overlap."""
 
 import numpy as np
+from numba import njit
 
 from lightning_replay.jit import compiled
+
+# Columns of the table of running episodes, int64 [places, 4].
+NAME = 0  #: Trajectory of the episode.
+NEWEST = 1  #: Slot of the newest row; -1 if the episode does not run, ``EMPTY`` if the place has no name.
+SINCE = 2  #: Number of rows written before the newest row.
+LAST = 3  #: Digest of the observation that the newest row ended with.
+EMPTY = -2
+
+
+@njit(inline="always")
+def _place_of(table, name):  # type: ignore[no-untyped-def]
+    """Returns the place of a name in the table of running episodes, or the empty place where it belongs."""
+    last = table.shape[0] - 1
+    # Names that count on are found one after the other in memory. Names that are multiples of a large number differ.
+    place = (name ^ (name >> 13) ^ (name >> 26) ^ (name >> 43)) & last
+    while table[place, NEWEST] != EMPTY and table[place, NAME] != name:
+        place = (place + 1) & last
+    return place
+
+
+@compiled
+def follow(successor, predecessor, places, table, now, slots, names, done, digests, stopped):  # type: ignore[no-untyped-def]
+    """Loop of :meth:`EpisodeLinks.write`.
+
+    Fills in the slots of newest rows that nothing follows any more, and when these rows were written.
+
+    Args:
+        digests: Digests of the observations before and after each row's step, uint64 ``[2, n]``; ``[2, 0]`` links rows
+            by their names.
+        stopped: Memory for the result, int64 ``[2 n, 2]``.
+
+    Returns:
+        Numbers of names that are new in the table, of stopped rows, of compared rows, and of rows that do not continue
+        the row before.
+    """
+    num_new = num_stopped = num_compared = num_broken = 0
+    for row in range(slots.size):
+        slot = slots[row]
+        # The row that was in this slot leaves. No episode may go through it.
+        if predecessor[slot] >= 0:
+            successor[predecessor[slot]] = -1
+        if successor[slot] >= 0:
+            predecessor[successor[slot]] = -1
+        successor[slot] = -1
+        predecessor[slot] = -1
+        place = places[slot]
+        if place >= 0:
+            stopped[num_stopped, 0] = slot
+            stopped[num_stopped, 1] = table[place, SINCE]
+            num_stopped += 1
+            table[place, NEWEST] = -1
+            places[slot] = -1
+    compares = digests.size > 0
+    for row in range(slots.size):
+        slot = slots[row]
+        place = _place_of(table, names[row])
+        before = table[place, NEWEST]
+        if before == EMPTY:
+            table[place, NAME] = names[row]
+            num_new += 1
+        if before >= 0:
+            places[before] = -1
+            num_compared += 1
+            if compares and table[place, LAST] != np.int64(digests[0, row]):
+                num_broken += 1
+                # A new row that nothing continues is no row of before.
+                if table[place, SINCE] < now:
+                    stopped[num_stopped, 0] = before
+                    stopped[num_stopped, 1] = table[place, SINCE]
+                    num_stopped += 1
+            else:
+                successor[before] = slot
+                predecessor[slot] = before
+        table[place, NEWEST] = -1
+        if not done[row]:
+            table[place, NEWEST] = slot
+            table[place, SINCE] = now + row
+            places[slot] = place
+            if compares:
+                table[place, LAST] = np.int64(digests[1, row])
+    return num_new, num_stopped, num_compared, num_broken
+
+
+@compiled
+def remember(places, table, names, slots):  # type: ignore[no-untyped-def]
+    """Enters the newest slots of running episodes, in the order in which they were written, into an empty table."""
+    for row in range(slots.size):
+        place = _place_of(table, names[row])
+        table[place, NAME] = names[row]
+        table[place, NEWEST] = slots[row]
+        table[place, SINCE] = row - slots.size
+        places[slots[row]] = place
+
+
+@compiled
+def stop(places, table, slots, names):  # type: ignore[no-untyped-def]
+    """Ends the running episodes whose newest rows are in these slots, and those of these names."""
+    for slot in slots:
+        if places[slot] >= 0:
+            table[places[slot], NEWEST] = -1
+            places[slot] = -1
+    for name in names:
+        place = _place_of(table, name)
+        if table[place, NEWEST] >= 0:
+            places[table[place, NEWEST]] = -1
+            table[place, NEWEST] = -1
+
+
+@compiled
+def add_digests(own, following, slots, factors, digests):  # type: ignore[no-untyped-def]
+    """Adds the words of two columns ``[capacity, n]``, times factors of 64 bits ``[n]``, to digests ``[2, rows]``."""
+    for row in range(slots.size):
+        slot = slots[row]
+        digest = np.uint64(0)
+        for word in range(own.shape[1]):
+            digest += np.uint64(own[slot, word]) * factors[word]
+        digests[0, row] += digest
+        digest = np.uint64(0)
+        for word in range(following.shape[1]):
+            digest += np.uint64(following[slot, word]) * factors[word]
+        digests[1, row] += digest
 
 
 @compiled

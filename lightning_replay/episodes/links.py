@@ -21,7 +21,12 @@ from lightning_replay.storage.packed import PackedStorage, readable_rows
 from lightning_replay.storage.rows import observation_pairs
 
 MOST_NUMBERS = 4_096  # If more numbers of a row were compared, the insert of an image would take an eighth longer.
+_WORD_BYTES = 4
 _LEAST_COMPARED = 16  # Rows that do not continue others are reported after so many comparisons.
+
+_UNNAMED = np.iinfo(np.int64).min  # The trajectory of rows without trajectories.
+_NO_SLOTS = np.zeros(0, dtype=np.int64)
+_NO_DIGESTS = np.zeros((2, 0), dtype=np.uint64)
 
 TRAJECTORY_KEYS = ("trajectory", ("collector", "traj_ids"))  # the second is written by TorchRL's collectors
 
@@ -59,6 +64,12 @@ def equal_rows(rows: Any, others: Any) -> Any:
     if rows.tobytes() == others.tobytes():  # The usual case takes a tenth of the time.
         return np.ones(len(rows), dtype=np.bool_)
     return (np.ascontiguousarray(rows).view(np.uint8) == np.ascontiguousarray(others).view(np.uint8)).all(1)
+
+
+def _words_of(column: np.ndarray) -> np.ndarray:
+    """Returns a column ``[N, numbers]`` as unsigned numbers of 32 bits or fewer."""
+    # A product of 32 and 64 bits hides no difference between two words.
+    return column.view(f"u{min(column.itemsize, _WORD_BYTES)}")
 
 
 class DiscontinuityCount:
@@ -104,6 +115,8 @@ class Continuity:
         self._source = source
         self._packed: Tensor | None = None  # the rows of a packed storage that the pairs are views of
         self._pairs: list[tuple[Any, Any]] = []
+        # The same for digests, with a factor for each word, and whether rows are read where they lie.
+        self._words: list[tuple[Any, Any, np.ndarray, bool]] = []
         self._tally = DiscontinuityCount()
 
     def of_slots(self, before: np.ndarray, after: np.ndarray) -> np.ndarray:
@@ -119,17 +132,25 @@ class Continuity:
         self._tally.add(len(before), len(before) - int(np.count_nonzero(equal)))
         return equal
 
-    def of_one(self, before: int, after: int) -> bool:
-        """Returns whether the row in the slot ``after`` continues the row in ``before``."""
+    def digests(self, slots: np.ndarray) -> np.ndarray:
+        """Returns digests of the observations before and after the step of each row, uint64 ``[2, n]``.
+
+        Of rows that do not continue others, one in 4 billion has the digest of a row that does.
+        """
+        # Rows before are no longer in the processor's cache. To read 4,096 of them takes as long as to store as many.
         self._read()
-        is_equal = all(
-            own[after].tobytes() == following[before].tobytes()
-            if type(own) is np.ndarray
-            else bool(equal_rows(own[after : after + 1], following[before : before + 1]))
-            for own, following in self._pairs
-        )
-        self._tally.add(1, not is_equal)
-        return is_equal
+        digests = np.zeros((2, len(slots)), dtype=np.uint64)
+        for own, following, factors, is_in_place in self._words:
+            if is_in_place:
+                kernels.add_digests(own, following, slots, factors, digests)
+            else:
+                given = [_words_of(np.ascontiguousarray(comparable(one[slots], "cpu"))) for one in (own, following)]
+                kernels.add_digests(*given, np.arange(len(slots)), factors, digests)
+        return digests
+
+    def count(self, compared: int, broken: int) -> None:
+        """Counts rows whose digests were compared, and rows that do not continue the row before."""
+        self._tally.add(compared, broken)
 
     def warn(self) -> None:
         """Warns once if most rows do not continue the row before; call it when all parts have the new rows."""
@@ -137,7 +158,11 @@ class Continuity:
             self._tally.warn(trajectory_name(self._rows()))
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_packed": None, "_pairs": []}  # views of all rows, which would be copied whole
+        return vars(self) | {
+            "_packed": None,
+            "_pairs": [],
+            "_words": [],
+        }  # views of all rows, which would be copied whole
 
     def _rows(self) -> TensorDictBase:
         return self._source if isinstance(self._source, TensorDictBase) else readable_rows(self._source)
@@ -149,6 +174,15 @@ class Continuity:
             self._packed = self._source.all_packed  # A load replaces this tensor.
         pairs = observation_pairs(self._rows())
         self._pairs = [(comparable(own), comparable(following)) for own, following in pairs]
+        numbers = np.random.default_rng(0)
+        self._words = []
+        for own, following in self._pairs:
+            factors = numbers.integers(2**64, size=own.shape[1] * max(own.itemsize // _WORD_BYTES, 1), dtype=np.uint64)
+            is_array = type(own) is np.ndarray and type(following) is np.ndarray
+            if is_array and (own.itemsize <= _WORD_BYTES or own.strides[1] == own.itemsize):
+                self._words.append((_words_of(own), _words_of(following), factors, True))
+            else:
+                self._words.append((own, following, factors, False))
 
 
 def consecutive(episodes: EpisodeGroups) -> tuple[np.ndarray, np.ndarray]:
@@ -196,32 +230,60 @@ class EpisodeLinks:
     def __init__(self, capacity: int, continuity: Continuity | None = None) -> None:
         self.continuity: Continuity | None = continuity
         self.capacity: int = checked_count("capacity", capacity, of="slots")
-        self.successor: Tensor = torch.full((capacity,), -1, dtype=torch.int64, device="cpu")
-        self.predecessor: Tensor = torch.full((capacity,), -1, dtype=torch.int64, device="cpu")
-        # The newest slot of each running episode, both ways; the key None is the one stream without trajectory ids.
-        self._newest_slot: dict[int | None, int] = {}
-        self._trajectory_at: dict[int, int | None] = {}
+        self._after = np.full(capacity, -1, dtype=np.int64)
+        self._before = np.full(capacity, -1, dtype=np.int64)
+        # Where each slot that holds the newest row of a running episode stands in the table of episodes, or -1.
+        self._places = np.full(capacity, -1, dtype=np.int32)
+        self._num_written = 0
+        self._stopped = _NO_SLOTS
+        self._one_row = (np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.bool_))
+        self._allocate(0)
+
+    def _allocate(self, num_running: int) -> None:
+        # A hash table of the running episodes, of which a quarter is in use; its columns are described beside NAME.
+        self._table = np.full((2 ** max(4 * num_running, 16).bit_length(), 4), kernels.EMPTY, dtype=np.int64)
+        self._num_names = 0
+        self._has_digests = False
+
+    @property
+    def successor(self) -> Tensor:
+        """Slot of the next step of every slot, int64 ``[capacity]``, -1 for none."""
+        return torch.from_numpy(self._after)
+
+    @property
+    def predecessor(self) -> Tensor:
+        """Slot of the previous step of every slot, int64 ``[capacity]``, -1 for none."""
+        return torch.from_numpy(self._before)
 
     def write(self, index: Tensor, trajectory: Tensor | None, done: Tensor) -> None:
         """Links rows that were just written into the slots ``index``, int64 ``[n]`` in insertion order.
 
         Each has the number of its running episode, if any have, and whether it ended that, terminated or truncated.
         """
+        self._stopped = _NO_SLOTS
         if index.numel() == 1:
-            self._write_one(int(index), None if trajectory is None else int(trajectory), bool(done))
+            # Memory of its own for one row takes half the time.
+            slots, names, ended = self._one_row
+            slots[0] = int(index)
+            names[0] = _UNNAMED if trajectory is None else int(trajectory)
+            ended[0] = bool(done)
+            self._write(slots, names, ended)
             return
-        index = index.reshape(-1)
-        done = done.reshape(-1)
-        for start in range(0, index.numel(), self.capacity):
+        slots = index.reshape(-1).cpu().numpy()
+        ended = np.ascontiguousarray(done.reshape(-1).cpu().numpy())
+        if trajectory is None:
+            names = np.full(len(slots), _UNNAMED)
+        else:
+            names = np.ascontiguousarray(trajectory.reshape(-1).cpu().numpy(), dtype=np.int64)
+        for start in range(0, len(slots), self.capacity):
             # A batch longer than the ring names slots twice: the later rows must overwrite the earlier ones.
             rows = slice(start, start + self.capacity)
-            names = None if trajectory is None else trajectory.reshape(-1)[rows].cpu().numpy()
-            self._write_many(index[rows].cpu().numpy(), names, done[rows].cpu().numpy())
+            self._write(slots[rows], names[rows], ended[rows])
 
     def chain(self, index: Tensor, n_steps: int) -> tuple[Tensor, Tensor]:
         """Returns the slots of up to ``n_steps`` rows from each on, ``[B, n_steps]``, and how many differ, ``[B]``."""
         first = np.ascontiguousarray(index.reshape(-1).cpu().numpy())
-        slots, used = kernels.chain(self.successor.numpy(), first, n_steps)
+        slots, used = kernels.chain(self._after, first, n_steps)
         return torch.from_numpy(slots), torch.from_numpy(used)
 
     def walk(self, index: Tensor, steps: Tensor, *, back: bool = False) -> tuple[Tensor, Tensor]:
@@ -230,154 +292,140 @@ class EpisodeLinks:
         Returns:
             int64 ``[B]`` each: the slots, and how many steps away they are; fewer where no more are stored.
         """
-        table = self.predecessor if back else self.successor
-        arrays = kernels.walk(table.numpy(), *(np.ascontiguousarray(part) for part in (index, steps)))
+        table = self._before if back else self._after
+        arrays = kernels.walk(table, *(np.ascontiguousarray(part) for part in (index, steps)))
         return torch.from_numpy(arrays[0]), torch.from_numpy(arrays[1])
 
     def before(self, index: Tensor) -> np.ndarray:
         """Returns the previous step of each slot, int64 ``[n]``, -1 for none."""
-        return self.predecessor.numpy()[index.numpy()]  # NumPy takes a third of the time.
+        return self._before[index.numpy()]
 
-    def ended(self, slots: Iterable[int]) -> list[int]:
-        """Returns those of the slots that nothing follows, now or later, each once."""
-        over = [slot for slot in dict.fromkeys(slots) if slot not in self._trajectory_at]
-        following = self.successor.numpy()[over].tolist()
-        return [slot for slot, after in zip(over, following, strict=True) if after < 0]
+    def ended(self, slots: np.ndarray) -> np.ndarray:
+        """Returns the slots, int64 ``[n]``, that nothing follows, now or later, each once in their order."""
+        over = slots[(self._places[slots] < 0) & (self._after[slots] < 0)]
+        return over if len(over) < 2 else over[np.sort(np.unique(over, return_index=True)[1])]
 
     @property
-    def running(self) -> list[int]:
-        """The newest slot of each running episode."""
-        return list(self._trajectory_at)
+    def stopped(self) -> np.ndarray:
+        """Slots that held the newest rows of running episodes until the last :meth:`write`, which nothing followed.
+
+        They are int64 ``[n]`` in the order in which these rows were written. New rows may lie in the slots.
+        """
+        return self._stopped
+
+    @property
+    def running(self) -> np.ndarray:
+        """The newest slot of each running episode, int64 in the order in which these rows were written."""
+        return self._running()[:, kernels.NEWEST]
 
     def end_episodes(self, slots: Tensor, trajectories: Iterable[int | None] = ()) -> None:
         """Ends episodes at these slots, int64 ``[n]``, and the running episodes of these trajectories.
 
         No row follows their rows, now or later.
         """
-        slots = slots.reshape(-1)
-        following = self.successor[slots]
-        self.predecessor[following[following >= 0]] = -1
-        self.successor[slots] = -1
-        self._remove_running(slots.tolist())
-        for trajectory in trajectories:
-            self._pop_newest(trajectory)
+        ending = slots.reshape(-1).numpy()
+        following = self._after[ending]
+        self._before[following[following >= 0]] = -1
+        self._after[ending] = -1
+        named = [_UNNAMED if trajectory is None else trajectory for trajectory in trajectories]
+        kernels.stop(self._places, self._table, ending, np.array(named, dtype=np.int64))
 
     def release(self, index: Tensor) -> None:
         """Cuts the links to and from slots whose rows left without being overwritten."""
         # The return of the row before must not go on to a slot that is free.
-        before = self.predecessor[index.reshape(-1)]
-        self.end_episodes(torch.cat((before[before >= 0], index.reshape(-1))))
+        index = index.reshape(-1)
+        before = self.predecessor[index]
+        self.end_episodes(torch.cat((before[before >= 0], index)))
 
     def clear(self) -> None:
         """Removes all links and running episodes."""
-        self.successor.fill_(-1)
-        self.predecessor.fill_(-1)
-        self._newest_slot.clear()
-        self._trajectory_at.clear()
+        for links in (self._after, self._before, self._places):
+            links.fill(-1)
+        self._allocate(0)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of both directions."""
-        return self.successor.nbytes + self.predecessor.nbytes
+        """Bytes of the links, and of the running episodes."""
+        return self._after.nbytes + self._before.nbytes + self._places.nbytes + self._table.nbytes
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the links ahead, and the newest slot of each running episode."""
-        named = [trajectory for trajectory in self._newest_slot if trajectory is not None]
+        running = self._running()
+        names = running[:, kernels.NAME]
+        newest = running[:, kernels.NEWEST]
+        unnamed = newest[names == _UNNAMED].tolist()
         return {
             "successor": self.successor.clone(),
-            "running_trajectory": torch.tensor(named, dtype=torch.int64, device="cpu"),
-            "running_slot": torch.tensor([self._newest_slot[name] for name in named], dtype=torch.int64, device="cpu"),
-            "newest_slot": self._newest_slot.get(None, -1),
+            "running_trajectory": torch.from_numpy(names[names != _UNNAMED]),
+            "running_slot": torch.from_numpy(newest[names != _UNNAMED]),
+            "newest_slot": unnamed[0] if unnamed else -1,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores what :meth:`state_dict` returned; raises ``ValueError`` for links of other slots or in circles."""
         successor = state["successor"]
-        if successor.shape != self.successor.shape:
+        if successor.numel() != self.capacity:
             raise ValueError(
                 f"{successor.numel()} slots are saved, these links have {self.capacity}; build them with as many"
             )
         after = successor.cpu().numpy()
+        names = [*state["running_trajectory"].tolist(), _UNNAMED]
         running = [*state["running_slot"].tolist(), int(state["newest_slot"])]
         before = np.full_like(after, -1)
-        is_sound = max(int(after.max()), *running) < self.capacity
+        is_sound = max(int(after.max()), *running) < self.capacity and len(names) == len(running)
         if is_sound:
             before[after[after >= 0]] = np.flatnonzero(after >= 0)
         if not (is_sound and kernels.are_paths(after, before)):  # compiled loops follow the links unchecked
             raise ValueError("the state holds links that lead to no slot or in circles; load another save")
         self.clear()
-        self.successor.copy_(successor)
-        self.predecessor.copy_(torch.from_numpy(before))
-        for name, slot in zip([*state["running_trajectory"].tolist(), None], running, strict=True):
-            if slot >= 0:
-                self._remember(name, slot)
+        self._after[:] = after
+        self._before[:] = before
+        newest = np.array(running, dtype=np.int64)
+        self._remember(np.array(names, dtype=np.int64)[newest >= 0], newest[newest >= 0])
 
-    def _write_one(self, slot: int, trajectory: int | None, done: bool) -> None:
-        # With plain numbers, an extend of one row takes 59 us. With _write_many, it takes 124.
-        successor = self.successor.numpy()
-        predecessor = self.predecessor.numpy()
-        before = predecessor[slot]
-        after = successor[slot]
-        # The row that was in this slot leaves. No episode may go through it.
-        if before >= 0:
-            successor[before] = -1
-        if after >= 0:
-            predecessor[after] = -1
-        successor[slot] = -1
-        # If it was the newest row of its episode, no row can continue the episode.
-        if slot in self._trajectory_at:
-            del self._newest_slot[self._trajectory_at.pop(slot)]
-        # If rows have no ids, they all belong to one episode.
-        previous = self._pop_newest(trajectory)
-        if previous >= 0 and self.continuity is not None and not self.continuity.of_one(previous, slot):
-            previous = -1
-        predecessor[slot] = previous
-        if previous >= 0:
-            successor[previous] = slot
-        if not done:
-            self._remember(trajectory, slot)
+    def _write(self, slots: np.ndarray, names: np.ndarray, done: np.ndarray) -> None:
+        if 2 * (self._num_names + len(slots)) > len(self._table):
+            running = self._running()
+            self._allocate(len(running) + len(slots))
+            self._remember(running[:, kernels.NAME], running[:, kernels.NEWEST])
+        digests = _NO_DIGESTS
+        if self.continuity is not None:
+            if not self._has_digests:
+                runs = self._table[:, kernels.NEWEST] >= 0
+                newest = np.ascontiguousarray(self._table[runs, kernels.NEWEST])
+                self._table[runs, kernels.LAST] = self.continuity.digests(newest)[1].view(np.int64)
+                self._has_digests = True
+            digests = self.continuity.digests(slots)
+        stopped = np.empty((2 * len(slots), 2), dtype=np.int64)
+        num_new, num_stopped, num_compared, num_broken = kernels.follow(
+            self._after,
+            self._before,
+            self._places,
+            self._table,
+            self._num_written,
+            slots,
+            names,
+            done,
+            digests,
+            stopped,
+        )
+        self._num_names += num_new
+        self._num_written += len(slots)
+        if self.continuity is not None:
+            self.continuity.count(num_compared, num_broken)
+        if num_stopped:
+            in_order = stopped[:num_stopped, 1].argsort()
+            self._stopped = np.concatenate((self._stopped, stopped[in_order, 0]))
 
-    def _write_many(self, slots: np.ndarray, names: np.ndarray | None, done: np.ndarray) -> None:
-        episodes = groups_of(names, done)
-        successor = self.successor.numpy()
-        predecessor = self.predecessor.numpy()
-        before = predecessor[slots]
-        after = successor[slots]
-        successor[before[before >= 0]] = -1
-        predecessor[after[after >= 0]] = -1
-        successor[slots] = -1
-        predecessor[slots] = -1
-        self._remove_running(slots.tolist())
-        first, second = (slots[rows] for rows in consecutive(episodes))
-        # The first row of each trajectory follows its newest stored row, and the last one becomes the newest.
-        lasts = slots[episodes.order[episodes.start[1:] - 1]].tolist()
-        streams = [None] if names is None else episodes.trajectory.tolist()
-        newest = np.array([self._pop_newest(stream) for stream in streams], dtype=np.int64)
-        for stream, slot, is_over in zip(streams, lasts, episodes.ended.tolist(), strict=True):
-            if not is_over:
-                self._remember(stream, slot)
-        heads = slots[episodes.order[episodes.start[:-1]]]
-        first = np.concatenate((newest[newest >= 0], first))
-        second = np.concatenate((heads[newest >= 0], second))
-        if self.continuity is not None and len(first):
-            continued = self.continuity.of_slots(first, second)
-            first = first[continued]
-            second = second[continued]
-        successor[first] = second
-        predecessor[second] = first
+    def _running(self) -> np.ndarray:
+        """Returns the entries of running episodes in the order in which their newest rows were written."""
+        running = self._table[self._table[:, kernels.NEWEST] >= 0]
+        return running[running[:, kernels.SINCE].argsort()]
 
-    def _remove_running(self, slots: list[int]) -> None:
-        for slot in self._trajectory_at.keys() & slots:
-            del self._newest_slot[self._trajectory_at.pop(slot)]
-
-    def _remember(self, trajectory: int | None, slot: int) -> None:
-        self._newest_slot[trajectory] = slot
-        self._trajectory_at[slot] = trajectory
-
-    def _pop_newest(self, trajectory: int | None) -> int:
-        slot = self._newest_slot.pop(trajectory, -1)
-        self._trajectory_at.pop(slot, None)
-        return slot
+    def _remember(self, names: np.ndarray, slots: np.ndarray) -> None:
+        kernels.remember(self._places, self._table, np.ascontiguousarray(names), np.ascontiguousarray(slots))
+        self._num_names = len(names)
+        self._num_written = 0
 
 
 class MissingSteps(NamedTuple):

@@ -271,7 +271,7 @@ class NStepTransitions(ReplayTransform):
         links.write(position, trajectory_of(steps), done)
         slots, steps_used = links.chain(position, self.n_steps)
         is_last = links.successor < 0
-        is_last[links.running] = False
+        is_last[torch.from_numpy(links.running)] = False
         return slots.to(done.device), steps_used.to(done.device), is_last[slots[:, -1]].to(done.device)
 
     def _form(

@@ -135,7 +135,7 @@ class ReliabilityAdjustedSampler(FollowsEpisodes, PrioritizedSampler):
     def _renewed(self, slots: np.ndarray, most: int) -> np.ndarray:
         # Renews the reliabilities of the episodes of these rows, and returns the rows of these episodes.
         links: Any = self.followed.links
-        of_links = links.successor.numpy(), links.predecessor.numpy(), np.array(links.running, dtype=np.int64)
+        of_links = links.successor.numpy(), links.predecessor.numpy(), links.running
         renewed = np.empty(self.max_size, dtype=np.int64)
         count = _renew(slots, most, *of_links, *self._of_rows, self._largest_sum, self.priority_offset, renewed)
         return renewed[:count]

@@ -258,7 +258,7 @@ class SequenceSampler(FollowsEpisodes, SamplerWrapper):
 
         :meta private:
         """
-        running = self._leave(index)
+        self._leave(index)
         sampler = self.base_sampler
         self.followed.mark_update(index, storage)
         if isinstance(sampler, SequenceStarts):
@@ -269,9 +269,9 @@ class SequenceSampler(FollowsEpisodes, SamplerWrapper):
             stride = self.sequence_length - self.overlap
             new = index.numpy()
             is_complete = kernels.number(links.before(index), new, self._position, self.sequence_length, stride)
-            ended = links.ended([*running, *new.tolist()])
+            ended = links.ended(np.concatenate((links.stopped, new)) if len(links.stopped) else new)
             # Most single rows complete no sequence.
-            if is_complete or ended:
+            if is_complete or len(ended):
                 self._add_sequences(new, ended)
         self._update_starts()
         self.followed.warn()
@@ -289,18 +289,18 @@ class SequenceSampler(FollowsEpisodes, SamplerWrapper):
     def end_episodes(self, slots: Tensor, trajectories: Iterable[int | None] = ()) -> None:
         """Ends episodes and makes their last sequences available, padded to ``length``."""
         draws_starts = isinstance(self.base_sampler, SequenceStarts) and self.followed.links is not None
-        running = self.followed.links.running if draws_starts else []
+        running = self.followed.links.running if draws_starts else np.zeros(0, dtype=np.int64)
         super().end_episodes(slots, trajectories)
         if draws_starts:
-            self._add_sequences(np.zeros(0, dtype=np.int64), self.followed.links.ended([*running, *slots.tolist()]))
+            self._add_sequences(slots.numpy()[:0], self.followed.links.ended(np.concatenate((running, slots.numpy()))))
         self._update_starts()
 
-    def _leave(self, index: Tensor) -> list[int]:
-        # A sequence leaves with the first of its rows. The newest rows of running episodes are returned.
+    def _leave(self, index: Tensor) -> None:
+        # A sequence leaves with the first of its rows.
         sampler = self.base_sampler
         links = self.followed.links
         if not isinstance(sampler, SequenceStarts) or links is None:
-            return []
+            return
         sampler.on_evict(index)
         before = links.before(index)
         # In a ring the rows before these have left already.
@@ -308,9 +308,8 @@ class SequenceSampler(FollowsEpisodes, SamplerWrapper):
             stays = np.setdiff1d(before[before >= 0], index.numpy())
             steps = np.arange(self.sequence_length - 1)
             sampler.on_evict(self._back(stays.repeat(len(steps)), np.tile(steps, len(stays))))
-        return links.running
 
-    def _add_sequences(self, new: np.ndarray, ended: list[int]) -> None:
+    def _add_sequences(self, new: np.ndarray, ended: np.ndarray) -> None:
         """Lets the sequences be drawn that new rows complete, and the last one of each episode that ended."""
         # Length 4 and overlap 2, so that a sequence begins every 2 steps. Each number is the position of a last row:
         #
@@ -320,9 +319,9 @@ class SequenceSampler(FollowsEpisodes, SamplerWrapper):
         #     position 8, ended                  6 7 8      2 steps before: the episode ended, from min_steps on
         assert isinstance(self.base_sampler, SequenceStarts)
         length = self.sequence_length
-        last = np.concatenate((new, np.array(ended, dtype=np.int64)))
+        last = np.concatenate((new, ended))
         position = self._position[last].astype(np.int64)
-        self._longest_ended = max([self._longest_ended, *(position[len(new) :] + 1).tolist()])
+        self._longest_ended = int((position[len(new) :] + 1).max(initial=self._longest_ended))
         # The last sequence of an episode has at least one step that the previous sequence lacks.
         stride = length - self.overlap
         steps = np.where(position < length - 1, position, self.overlap + (position - self.overlap) % stride)

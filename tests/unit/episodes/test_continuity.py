@@ -233,7 +233,7 @@ def test_slices_of_a_column_of_numbers_that_begin_again_are_refused() -> None:
 def test_a_copy_compares_rows_of_its_own() -> None:
     replay = recipes.uniform(5_000, 4, n_steps=3, seed=0)
     replay.extend(first(0))
-    rows_and_links = 5_000 * (replay.storage.row_bytes + 16)
+    rows_and_links = 5_000 * (replay.storage.row_bytes + 20)
     assert len(pickle.dumps(replay)) < rows_and_links + 20_000, "views of all rows are no part of a copy"
     for again in (copy.deepcopy(replay), pickle.loads(pickle.dumps(replay))):
         again.extend(first(10))

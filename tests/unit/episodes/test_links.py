@@ -62,9 +62,9 @@ def test_the_memory_of_running_episodes_is_bounded_by_the_capacity() -> None:
     links = EpisodeLinks(4)
     for step in range(100):
         write(links, [step % 4], trajectory=[step])
-    assert len(links._newest_slot) == 4
+    assert len(links.running) == 4
     links.clear()
-    assert not links._newest_slot and successors(links) == [-1] * 4
+    assert not len(links.running) and successors(links) == [-1] * 4
 
 
 def test_the_state_of_other_links_is_refused() -> None:
@@ -152,4 +152,4 @@ def test_links_that_are_no_paths_are_refused(successor: list[int], newest: int) 
         links.load_state_dict(before | {"successor": torch.tensor(successor), "newest_slot": newest})
     assert links.successor.tolist() == before["successor"].tolist() == [1, -1, -1, -1]
     links.load_state_dict(before)
-    assert links.predecessor.tolist() == [-1, 0, -1, -1] and links.running == [1]
+    assert links.predecessor.tolist() == [-1, 0, -1, -1] and links.running.tolist() == [1]

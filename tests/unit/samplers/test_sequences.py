@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
@@ -316,4 +317,4 @@ def test_links_are_followed_back_as_far_as_rows_are_stored() -> None:
     links.write(torch.arange(6), None, torch.tensor([False, False, False, True, False, False]))
     slots, gone = links.walk(torch.tensor([3, 3, 5, 4]), torch.tensor([2, 9, 0, 3]), back=True)
     assert slots.tolist() == [1, 0, 5, 4] and gone.tolist() == [2, 3, 0, 0]
-    assert links.ended([0, 3, 5]) == [3]
+    assert links.ended(np.array([0, 3, 5])).tolist() == [3]
