@@ -36,6 +36,7 @@ from lightning_replay.lightning_compat import attached_trainer, optimizer_steps
 from lightning_replay.options import (
     ABOVE_ZERO,
     BELOW_ONE,
+    check_kind,
     checked_count,
     checked_counts,
     checked_flag,
@@ -48,12 +49,19 @@ from lightning_replay.schedules import Schedule, checked_schedule
 from lightning_replay.training_replay import TrainingReplay
 from lightning_replay.transforms.augmentation import AUGMENTATIONS
 
+
+def _checked_column(name: str, value: object) -> str:
+    check_kind(name, value, str, "the name of a column, such as 'critic_observation'")
+    return str(value)
+
+
 _RANGES: tuple[tuple[Callable[[str, Any], Any], str], ...] = (
     (
         partial(checked_number, lowest=0.0),
         "actor_learning_rate actor_regularization augmentation_weight conservative_weight critic_learning_rate "
-        "entropy_coefficient entropy_learning_rate exploration_noise inverse_temperature learning_rate "
-        "noise_deviation parameter_learning_rate target_noise target_noise_clip value_coefficient value_learning_rate",
+        "entropy_coefficient entropy_learning_rate exploration_noise exploration_noise_high inverse_temperature "
+        "learning_rate noise_deviation parameter_learning_rate target_noise target_noise_clip value_coefficient "
+        "value_learning_rate",
     ),
     (
         partial(checked_number, lowest=ABOVE_ZERO),
@@ -72,13 +80,15 @@ _RANGES: tuple[tuple[Callable[[str, Any], Any], str], ...] = (
         checked_count,
         "epochs hidden_size minibatches num_actions policy_delay sampled_actions state_size target_update_every",
     ),
-    (checked_observation_size, "observation_size"),
+    (checked_observation_size, "critic_observation_size observation_size"),
+    (_checked_column, "critic_observation"),
     (partial(checked_count, lowest=0), "burn_in exploration_steps"),
     (partial(checked_count, lowest=2), "atoms"),
     (checked_counts, "categories channels hidden_sizes kernel_sizes observation_shape strides"),
     (partial(checked_counts, lowest=0), "parameter_sizes"),
     (checked_numbers, "action_high action_low parameter_high parameter_low"),
     (checked_flag, "cross_entropy distributional double dueling evaluation_noise noisy residual samples_by_surprise"),
+    (checked_flag, "layer_norm normalize_observations"),
 )
 _CHECKS = {name: check for check, names in _RANGES for name in names.split()}
 # These are read from the environment, or optional.
@@ -86,6 +96,7 @@ _MAY_BE_NONE = {
     *("observation_shape", "observation_size", "observation_high", "num_actions", "action_low", "action_high"),
     *("parameter_sizes", "parameter_low", "parameter_high", "target_low", "target_high", "target_entropy"),
     *("augmentations", "categories", "gradient_norm", "mixup_concentration", "value_clip"),
+    *("critic_observation", "critic_observation_size", "exploration_noise_high"),
 }
 
 
@@ -96,14 +107,21 @@ def _checked_hyperparameters(given: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in given.items()
         if name in _CHECKS and (value is not None or name not in _MAY_BE_NONE)
     }
-    # The atoms of Rainbow lie between different values. The targets of MP-DQN may all be one value.
-    for quantity, is_allowed in (("target", operator.le), ("value", operator.lt)):
-        bounds = [plain[name] for name in (f"{quantity}_low", f"{quantity}_high") if name in plain]
-        if len(bounds) == 2 and not is_allowed(*bounds):
+    # Atoms lie between different values. The targets of MP-DQN may all be one value.
+    for low, high, is_allowed, quantity in (
+        ("target_low", "target_high", operator.le, "return"),
+        ("value_low", "value_high", operator.lt, "return"),
+        ("exploration_noise", "exploration_noise_high", operator.le, "deviation"),
+    ):
+        if low in plain and high in plain and not is_allowed(plain[low], plain[high]):
             raise ValueError(
-                f"{quantity}_low is {bounds[0]} and {quantity}_high {bounds[1]}; give the least return, and a larger "
-                "one."
+                f"{low} is {plain[low]} and {high} {plain[high]}; give the least {quantity}, and a larger one."
             )
+    if ("critic_observation" in plain) < ("critic_observation_size" in plain):
+        raise ValueError(
+            f"critic_observation_size is {plain['critic_observation_size']} without critic_observation; give also the "
+            "name of the column that the critics read, such as critic_observation='critic_observation'."
+        )
     return {name: value for name, value in plain.items() if not isinstance(value, Schedule)}
 
 
@@ -150,6 +168,7 @@ class SizedAgent(L.LightningModule):
     """
 
     is_recurrent: bool = False  #: Whether it acts with a state and learns from sequences.
+    watches_steps: bool = False  #: Whether collection calls ``observe`` and ``end_episodes``.
     clip_option: ClassVar[str] = "gradient_norm"  #: Option with the largest norm of an optimizer's gradient.
     size_names: ClassVar[tuple[str, ...]] = ()
     read_sizes: ClassVar[SizeReader]  #: Function of :mod:`~lightning_replay.agents.spaces`.
@@ -360,6 +379,14 @@ def bootstrapped(batch: Columns | TensorDictBase, values: Tensor, discount: floa
     n is the column ``steps_to_next_obs``, or 1 without this column. A truncated row keeps its bootstrap. The targets
     overwrite ``values`` ``[B]``, the values of the next observations, which have no gradients.
     """
+    reward, factor, ended = reward_and_factor(batch, values, discount)
+    return values.mul_(factor).masked_fill_(ended, 0.0).add_(reward)
+
+
+def reward_and_factor(
+    batch: Columns | TensorDictBase, values: Tensor, discount: float
+) -> tuple[Tensor, Tensor | float, Tensor]:
+    """Returns rewards, factors ``γ^n``, and flags of terminated episodes, in the shape of ``values``."""
     following = batch["next"]
     steps = batch.get("steps_to_next_obs", None)
     reward = following.get("reward", None)
@@ -370,7 +397,7 @@ def bootstrapped(batch: Columns | TensorDictBase, values: Tensor, discount: floa
             "(or done); store these too, see docs/demonstrations.md"
         )
     factor = discount if steps is None else discount ** steps.view_as(values)
-    return values.mul_(factor).masked_fill_(ended.view_as(values).bool(), 0.0).add_(reward.view_as(values))
+    return reward.view_as(values), factor, ended.view_as(values).bool()
 
 
 def double_q_target(batch: Columns | TensorDictBase, values: Tensor, target_values: Tensor, discount: float) -> Tensor:
@@ -426,10 +453,11 @@ class OffPolicyAgent(SizedAgent):
     def build_encoder(self) -> int:
         """Creates the encoder of ``observation_size`` and its target. Returns the number of features. :meta private:"""
         size = self.hparams["observation_size"]
-        if isinstance(size, int):
+        normalizes = self.hparams.get("normalize_observations", False)
+        if isinstance(size, int) and not normalizes:
             return size
-        encoder = self.observation_encoder = Encoder(size)
-        self.target_observation_encoder = target_of(encoder)
+        encoder = self.observation_encoder = Encoder(size, normalizes)
+        self.target_observation_encoder = encoder.target()
         return encoder.size
 
     def features_of(self, observation: Any, target: bool = False) -> Any:

@@ -11,9 +11,13 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from lightning_replay.agents.agent import OffPolicyAgent, TargetUpdate, bootstrapped, target_of
-from lightning_replay.agents.networks import Perceptron, TwoCritics
-from lightning_replay.agents.spaces import SizeReader, continuous_sizes
+from lightning_replay.agents.agent import OffPolicyAgent, TargetUpdate, bootstrapped, reward_and_factor, target_of
+from lightning_replay.agents.encoders import Encoder, RunningNormalization
+from lightning_replay.agents.interfaces import training_data
+from lightning_replay.agents.networks import Perceptron, TwoCritics, project
+from lightning_replay.agents.spaces import SizeReader, continuous_sizes, observation_size
+from lightning_replay.lightning_compat import attached_trainer
+from lightning_replay.retention.surprise import cross_entropy
 from lightning_replay.schedules import Schedule
 
 _LOG_DENSITY = math.log(2 * math.pi) / 2 + 2 * math.log(2)
@@ -31,7 +35,8 @@ class ContinuousAgent(OffPolicyAgent):
     Where observations have images, policy and critics share their encoder. The critics' loss alone trains it: the
     policy gets its features without gradients, and the targets those of a target encoder, which moves as the target
     critics do (Yarats et al. 2021, https://arxiv.org/abs/1910.01741, section 5; also DrQ,
-    https://arxiv.org/abs/2004.13649).
+    https://arxiv.org/abs/2004.13649). With ``critic_observation``, the critics have an encoder of their column, and the
+    policy's loss trains the policy's encoder.
     """
 
     size_names: ClassVar[tuple[str, ...]] = ("observation_size", "action_low", "action_high")
@@ -50,40 +55,177 @@ class ContinuousAgent(OffPolicyAgent):
         bounds = {"low": low, "high": high, "center": (high + low) / 2, "half_range": (high - low) / 2}
         for name, bound in bounds.items():
             self.register_buffer(f"action_{name}", bound, persistent=False)
+        self.normalizes_observations: bool = options.get("normalize_observations", False)
         self.num_features: int = self.build_encoder()
         outputs = self.outputs_per_action * len(low)
         self.actor: Perceptron = Perceptron(self.num_features, options["hidden_sizes"], outputs)
-        self.critics: TwoCritics = TwoCritics(self.num_features, len(low), options["hidden_sizes"])
+        support = None
+        if options.get("distributional", False):
+            support = torch.linspace(options["value_low"], options["value_high"], options["atoms"])
+        self.critics: TwoCritics = TwoCritics(
+            self._build_critic_encoder(),
+            len(low),
+            options["hidden_sizes"],
+            has_norms=options.get("layer_norm", False),
+            support=support,
+        )
         self.target_critics: TwoCritics = target_of(self.critics)
+        self.watches_steps: bool = self.normalizes_observations
         self.avert_conflicts(self._critic_parameters())
+
+    def _build_critic_encoder(self) -> int:
+        # Returns the number of the critics' features.
+        options = self.hparams
+        self._critic_column: str | None = options.get("critic_observation")
+        if self._critic_column is None:
+            return self.num_features
+        if options["critic_observation_size"] is None:
+            data = training_data(attached_trainer(self))
+            if data is None or self._critic_column not in data.column_spaces:
+                raise ValueError(
+                    f"critic_observation is {self._critic_column!r} without critic_observation_size, and no data "
+                    "module has a space of this column; give critic_observation_size, the length of its vectors."
+                )
+            options["critic_observation_size"] = observation_size(data.column_spaces[self._critic_column])
+        self.critic_encoder: Encoder = Encoder(options["critic_observation_size"], self.normalizes_observations)
+        self.target_critic_encoder: Encoder = self.critic_encoder.target()
+        return self.critic_encoder.size
+
+    def critic_features(self, columns: TensorDictBase, of_policy: Tensor | None = None, target: bool = False) -> Any:
+        """Returns the critics' inputs from columns of a batch, or from those under ``"next"``.
+
+        These are the policy's features, unless ``critic_observation`` names another column. :meta private:
+        """
+        if self._critic_column is None:
+            return self.features_of(columns.get("observation"), target) if of_policy is None else of_policy
+        observation = columns.get(self._critic_column, None)
+        if observation is None:
+            raise ValueError(
+                f"rows have the columns {sorted(map(str, columns.keys()))}, at the root or under 'next', and "
+                f"critic_observation is {self._critic_column!r}; store this column in both places, or set "
+                "critic_observation=None."
+            )
+        return (self.target_critic_encoder if target else self.critic_encoder)(observation)
+
+    def policy_features(self, batch: TensorDictBase) -> Any:
+        """Returns the inputs of the policy for its loss, which trains no encoder that the critics train.
+
+        :meta private:
+        """
+        features = self.features_of(batch.get("observation"))
+        return features.detach() if self._critic_column is None else features
+
+    def observe(self, observation: Any) -> None:
+        """Adds observations ``[N, ...]`` to the statistics of ``normalize_observations``.
+
+        :meth:`act` does this if it explores, and so does a data module in its random warm-up. For rows that neither
+        has seen, call it yourself. Statistics of ``critic_observation`` come from the batches of the updates.
+        """
+        if self.normalizes_observations:
+            encoder: Any = self.observation_encoder
+            encoder.observe(observation)
+
+    def end_episodes(self, done: Tensor) -> None:
+        """Learns which environments' episodes have ended, bool ``[N]``. :meta private:"""
+
+    def freeze_normalization(self, is_frozen: bool = True) -> None:
+        """Keeps the statistics of ``normalize_observations`` as they are, or lets them move again.
+
+        A checkpoint holds whether they are frozen.
+        """
+        for module in self.modules():
+            if isinstance(module, RunningNormalization):
+                module.is_frozen.fill_(is_frozen)
 
     def bounded(self, outputs: Tensor) -> Tensor:
         """Returns actions within the bounds, from real numbers ``[..., A]``."""
         return torch.tanh(outputs) * self.action_half_range + self.action_center
 
-    def distances(self, batch: TensorDictBase) -> Tensor:
-        """Returns both critics' values less their target, ``[2, B]``."""
+    def following(self, batch: TensorDictBase) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Returns the target critics' inputs, the next actions, and what is added to their values, ``[B]``.
+
+        :meta private:
+        """
         raise NotImplementedError
+
+    @torch.no_grad()
+    def target(self, batch: TensorDictBase) -> Tensor:
+        """Returns the critics' target: values ``[B]``, or probabilities of the atoms ``[B, N]``.
+
+        The target is made of the smaller of both target critics' values. Of distributions, it is made of the
+        distribution with the smaller mean.
+        """
+        features, action, addend = self.following(batch)
+        discount, support = self.hparams["discount"], self.critics.support
+        if support is None:
+            # The larger of two estimates is more often too large.
+            values = self.target_critics.values(features, action).amin(0)
+            if addend is not None:
+                values += addend
+            return bootstrapped(batch, values, discount)
+        first, second = self.target_critics.log_probabilities(features, action).exp()
+        smaller = torch.where((first @ support <= second @ support).unsqueeze(1), first, second)
+        reward, factor, ended = reward_and_factor(batch, smaller[:, 0], discount)
+        factor = torch.where(ended, 0.0, factor)
+        if addend is not None:
+            reward = reward + factor * addend
+        return project(smaller, reward, factor, support)
+
+    def distances(self, batch: TensorDictBase) -> Tensor:
+        """Returns both critics' values less their target, ``[2, B]``. Of distributions, these are means."""
+        target = self.target(batch)
+        if self.critics.support is not None:
+            target = target @ self.critics.support
+        return self.critics.values(self.critic_features(batch), batch.get("action")) - target
 
     def critic_rows(self, distances: Tensor, batch: TensorDictBase) -> Tensor:
         """Returns the loss of each row and critic, ``[2, B]``."""
         return distances.square()
 
+    def critic_losses(self, batch: TensorDictBase) -> tuple[Tensor, Tensor]:
+        """Returns the loss of each row, ``[B]``, and the detached :meth:`distances`, ``[2, B]``.
+
+        The loss of distributions is the cross-entropy of their target. :meta private:
+        """
+        support = self.critics.support
+        if support is None:
+            distances = self.distances(batch)
+            return self.critic_rows(distances, batch).sum(0), distances.detach()
+        target = self.target(batch)
+        predicted = self.critics.log_probabilities(self.critic_features(batch), batch.get("action"))
+        return cross_entropy(target, predicted).sum(0), (predicted.detach().exp() - target) @ support
+
     def update_critics(self, optimizer: Any, batch: TensorDictBase) -> dict[str, Tensor]:
-        """Steps the critics. Returns ``loss`` and ``td_error`` ``[B]``, both detached."""
-        distances = self.distances(batch)
-        loss = self.descend_rows(optimizer, self.critic_rows(distances, batch).sum(0), batch)
-        return {"loss": loss, "td_error": distances.detach().abs().amax(dim=0)}
+        """Steps the critics. Returns ``loss`` and ``td_error`` ``[B]``, both detached.
+
+        The TD error is the larger magnitude of both critics' :meth:`distances`.
+        """
+        if self.normalizes_observations and self._critic_column is not None:
+            self.critic_encoder.observe(batch.get(self._critic_column))
+        rows, distances = self.critic_losses(batch)
+        loss = self.descend_rows(optimizer, rows, batch)
+        return {"loss": loss, "td_error": distances.abs().amax(dim=0)}
 
     def _critic_parameters(self) -> list[Tensor]:
-        return [*self.critics.parameters(), *self.observation_encoder.parameters()]
+        encoder = self.observation_encoder if self._critic_column is None else self.critic_encoder
+        return [*self.critics.parameters(), *encoder.parameters()]
+
+    def _policy_parameters(self) -> list[Tensor]:
+        encoders = [] if self._critic_column is None else [*self.observation_encoder.parameters()]
+        return [*self.actor.parameters(), *encoders]
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         """Returns Adam of the critics, then of the policy."""
         return [
             self.adam(self._critic_parameters(), "critic_learning_rate"),
-            self.adam(self.actor.parameters(), "actor_learning_rate"),
+            self.adam(self._policy_parameters(), "actor_learning_rate"),
         ]
+
+    def target_update_of(self, *pairs: tuple[nn.Module, nn.Module]) -> TargetUpdate:
+        """Returns also the update of the target of the critics' own encoder. :meta private:"""
+        if self._critic_column is not None:
+            pairs = (*pairs, (self.critic_encoder, self.target_critic_encoder))
+        return super().target_update_of(*pairs)
 
 
 class SAC(ContinuousAgent):
@@ -113,6 +255,21 @@ class SAC(ContinuousAgent):
         gradient_norm: largest norm of the gradient of each optimizer, 40 on Hopper there; ``None`` does not clip.
         conflict_aversion: of the critics' loss between the tables of a batch, as of
             :class:`~lightning_replay.agents.DQN`.
+        layer_norm: Whether layer normalization precedes each ReLU of the critics.
+        distributional: Whether the critics predict distributions of returns on fixed atoms (C51, Bellemare et al. 2017,
+            https://arxiv.org/abs/1707.06887). Their loss is then the cross-entropy, and ``td_error`` is the difference
+            of the means.
+        atoms: Number of atoms of a distribution.
+        value_low: Smallest return, the first atom. It is discounted, and for SAC includes the entropy.
+        value_high: Largest return, the last atom.
+        normalize_observations: Whether vectors are normalized by the running mean and deviation of all observations
+            acted on. The replay stores them unchanged, and evaluation leaves the statistics as they are.
+            :meth:`~lightning_replay.agents.continuous.ContinuousAgent.freeze_normalization` keeps them for good.
+        critic_observation: Name of the column that the critics read in place of ``observation``, also under
+            ``"next"``. The policy reads ``observation`` (asymmetric critics, Pinto et al. 2017,
+            https://arxiv.org/abs/1710.06542).
+        critic_observation_size: Description of that column, as ``observation_size``. It is read from a data module that
+            offers the column's space.
 
     Example:
         >>> agent = SAC(observation_size=3, action_low=[-2.0], action_high=[2.0])
@@ -140,6 +297,14 @@ class SAC(ContinuousAgent):
         actor_regularization: float = 0.0,
         gradient_norm: float | None = None,
         conflict_aversion: float | Schedule = 0.0,
+        layer_norm: bool = False,
+        distributional: bool = False,
+        atoms: int = 101,
+        value_low: float = -10.0,
+        value_high: float = 10.0,
+        normalize_observations: bool = False,
+        critic_observation: str | None = None,
+        critic_observation_size: int | dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
         self.set_up(locals())
@@ -155,6 +320,8 @@ class SAC(ContinuousAgent):
 
     def act(self, observation: Tensor | TensorDictBase, explore: bool) -> Tensor:
         """Returns actions in the environment's units, ``[N, A]``: drawn from the policy, or its mode."""
+        if explore and self.normalizes_observations:
+            self.observe(observation)
         mean, raw = self.actor(self.features_of(observation)).chunk(2, dim=-1)
         return self.bounded(mean + _deviation(raw) * torch.randn_like(mean) if explore else mean)
 
@@ -168,23 +335,18 @@ class SAC(ContinuousAgent):
         density = -noise.square() / 2 - deviation.log() + 2 * (unbounded + softplus(-2 * unbounded)) - _LOG_DENSITY
         return self.bounded(unbounded), density.sum(-1)
 
-    def distances(self, batch: TensorDictBase) -> Tensor:
-        """Returns both critics' values less the soft value of the next state, ``[2, B]``."""
-        with torch.no_grad():
-            following = batch.get("next").get("observation")
-            action, log_density = self.draw(self.features_of(following))
-            # The larger of two estimates is more often too large.
-            values = self.target_critics.values(self.features_of(following, target=True), action).amin(0)
-            if self.backs_up_entropy:
-                values -= self.log_alpha.exp() * log_density
-            target = bootstrapped(batch, values, self.hparams["discount"])
-        return self.critics.values(self.features_of(batch.get("observation")), batch.get("action")) - target
+    def following(self, batch: TensorDictBase) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Returns the target critics' inputs, actions of the policy, and what their entropy adds. :meta private:"""
+        columns = batch.get("next")
+        action, log_density = self.draw(self.features_of(columns.get("observation")))
+        addend = -self.log_alpha.exp() * log_density if self.backs_up_entropy else None
+        return self.critic_features(columns, target=True), action, addend
 
     def actor_loss(self, batch: TensorDictBase) -> tuple[Tensor, Tensor]:
         """Returns the policy's loss and the logarithms of the densities of its actions, ``[B]``. :meta private:"""
-        features = self.features_of(batch.get("observation")).detach()
+        features = self.policy_features(batch)
         action, log_density = self.draw(features)
-        values = self.critics.values(features, action, frozen=True).min(0).values
+        values = self.critics.values(self.critic_features(batch, features).detach(), action, frozen=True).min(0).values
         loss = (self.log_alpha.detach().exp() * log_density - values).mean()
         if self.hparams["actor_regularization"] > 0:
             squares = torch.stack([weight.square().sum() for weight in self.actor.parameters() if weight.ndim == 2])
@@ -221,6 +383,9 @@ class TD3(ContinuousAgent):
         target_noise: standard deviation of the noise on the target policy's actions.
         target_noise_clip: its largest magnitude.
         exploration_noise: standard deviation of the noise on the actions taken.
+        exploration_noise_high: Largest standard deviation. If it is given, each environment draws its own between
+            ``exploration_noise`` and this number, and draws again when its episode ends, as in FastTD3 (Seo et al.
+            2025, https://arxiv.org/abs/2505.22642).
 
     The other arguments are those of :class:`SAC`.
 
@@ -232,6 +397,7 @@ class TD3(ContinuousAgent):
 
     takes_update_batches = True
     counters: ClassVar[dict[str, str]] = {"td3_updates": "_updates"}  #: The policy delay counts updates.
+    _deviations: Tensor | None = None  # Deviations of the noise in each environment, [N, 1]
 
     def __init__(
         self,
@@ -249,6 +415,15 @@ class TD3(ContinuousAgent):
         exploration_noise: float = 0.1,
         gradient_norm: float | None = None,
         conflict_aversion: float | Schedule = 0.0,
+        exploration_noise_high: float | None = None,
+        layer_norm: bool = False,
+        distributional: bool = False,
+        atoms: int = 101,
+        value_low: float = -10.0,
+        value_high: float = 10.0,
+        normalize_observations: bool = False,
+        critic_observation: str | None = None,
+        critic_observation_size: int | dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
         self._updates = 0
@@ -257,35 +432,66 @@ class TD3(ContinuousAgent):
     def build(self) -> None:
         """Creates also the target policy and the update of all targets."""
         super().build()
+        self.watches_steps: bool = self.watches_steps or self.hparams.get("exploration_noise_high") is not None
         self.target_actor: Perceptron = target_of(self.actor)
         pairs = (self.actor, self.target_actor), (self.critics, self.target_critics)
         self.target_update: TargetUpdate = self.target_update_of(*pairs)
 
     def act(self, observation: Tensor | TensorDictBase, explore: bool) -> Tensor:
         """Returns actions in the environment's units, ``[N, A]``, with noise if ``explore``."""
+        if explore and self.normalizes_observations:
+            self.observe(observation)
         action = torch.tanh(self.actor(self.features_of(observation)))
         if explore:
-            noise = self.hparams["exploration_noise"] * torch.randn_like(action)
+            noise = self._noise_deviations(action) * torch.randn_like(action)
             action = torch.clamp(action + noise, -1.0, 1.0)
         return self.action_center + self.action_half_range * action
 
-    def distances(self, batch: TensorDictBase) -> Tensor:
-        """Returns both critics' values less the value of the target policy's noisy action, ``[2, B]``."""
+    def _noise_deviations(self, action: Tensor) -> Any:
+        # One number, or a number for each of the environments, [N, 1]
+        if self.hparams.get("exploration_noise_high") is None:
+            return self.hparams["exploration_noise"]
+        known = self._deviations
+        if known is None or len(known) != len(action) or known.device != action.device:
+            self._deviations = self._drawn_deviations(action[:, :1])
+        return self._deviations
+
+    def _drawn_deviations(self, like: Tensor) -> Tensor:
+        return torch.empty_like(like).uniform_(
+            self.hparams["exploration_noise"], self.hparams["exploration_noise_high"]
+        )
+
+    @torch.no_grad()
+    def end_episodes(self, done: Tensor) -> None:
+        """Draws new deviations of ``exploration_noise_high`` for environments whose episode ended, bool ``[N]``.
+
+        A data module calls it after each step. In a loop of your own, call it yourself.
+        """
+        if self._deviations is not None:
+            ended = torch.as_tensor(done, device=self._deviations.device).reshape(-1, 1)
+            self._deviations = torch.where(ended, self._drawn_deviations(self._deviations), self._deviations)
+
+    def on_fit_start(self) -> None:
+        """Forgets the deviations of an earlier run. :meta private:"""
+        super().on_fit_start()
+        self._deviations = None
+
+    def following(self, batch: TensorDictBase) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Returns the target critics' inputs, the target policy's noisy actions, and ``None``. :meta private:"""
+        columns = batch.get("next")
         action = batch.get("action")
-        with torch.no_grad():
-            following = self.features_of(batch.get("next").get("observation"), target=True)
-            clip = self.hparams["target_noise_clip"] * self.action_half_range
-            noise = torch.randn_like(action) * (self.hparams["target_noise"] * self.action_half_range)
-            chosen = self.bounded(self.target_actor(following)) + torch.clamp(noise, -clip, clip)
-            chosen = torch.clamp(chosen, self.action_low, self.action_high)
-            values = self.target_critics.values(following, chosen).amin(0)
-            target = bootstrapped(batch, values, self.hparams["discount"])
-        return self.critics.values(self.features_of(batch.get("observation")), action) - target
+        features = self.features_of(columns.get("observation"), target=True)
+        clip = self.hparams["target_noise_clip"] * self.action_half_range
+        noise = torch.randn_like(action) * (self.hparams["target_noise"] * self.action_half_range)
+        chosen = self.bounded(self.target_actor(features)) + torch.clamp(noise, -clip, clip)
+        chosen = torch.clamp(chosen, self.action_low, self.action_high)
+        return self.critic_features(columns, features, target=True), chosen, None
 
     def actor_loss(self, batch: TensorDictBase) -> Tensor:
         """Returns minus the first critic's mean value of the policy's actions. :meta private:"""
-        features = self.features_of(batch.get("observation")).detach()
-        return -self.critics.first(features, self.bounded(self.actor(features))).mean()
+        features = self.policy_features(batch)
+        critic_features = self.critic_features(batch, features).detach()
+        return -self.critics.first(critic_features, self.bounded(self.actor(features))).mean()
 
     def update(self, batch: TensorDictBase) -> dict[str, Tensor]:
         """Steps the critics, and with every ``policy_delay``-th update also the policy and all targets."""

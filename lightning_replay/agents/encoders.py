@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -104,6 +105,7 @@ class Encoder(nn.Module):
 
     Args:
         size: description of the observation, see ``observation_size`` of :class:`~lightning_replay.agents.DQN`.
+        normalizes: Whether each vector is normalized by its :class:`RunningNormalization`.
 
     Attributes:
         size: F.
@@ -115,7 +117,7 @@ class Encoder(nn.Module):
         [0.0, 1.0, 0.0, 1.0, 1.0]
     """
 
-    def __init__(self, size: ObservationSize) -> None:
+    def __init__(self, size: ObservationSize, normalizes: bool = False) -> None:
         super().__init__()
         # Entries are sorted by name, so that weights fit every order of a mapping.
         entries = dict(sorted(entries_of(size), key=lambda entry: entry[0]))
@@ -124,13 +126,88 @@ class Encoder(nn.Module):
         others: dict[Any, Any] = {
             path: _PARTS[entry["encoder"]](entry) for path, entry in entries.items() if path not in vectors
         }
+        if normalizes:
+            others |= {path: RunningNormalization(entry) for path, entry in vectors.items()}
+            vectors = {}
         self.parts: nn.ModuleList = nn.ModuleList(others.get(path, nn.Identity()) for path in entries)
         self.size: int = sum(vectors.values()) + sum(part.size for part in others.values())
 
     def forward(self, observation: Any) -> Tensor:
         """Returns features ``[..., F]`` of a tensor, or of a TensorDict of the entries."""
-        entries = [observation.get(path) if path else observation for path in self.paths]
+        entries = self._entries(observation)
         return torch.cat([part(entry) for part, entry in zip(self.parts, entries, strict=True)], dim=-1)
+
+    def _entries(self, observation: Any) -> list[Any]:
+        return [observation.get(path) if path else observation for path in self.paths]
+
+    def observe(self, observation: Any) -> None:
+        """Adds observations ``[..., *shape]`` to the statistics of the vectors."""
+        for part, entry in zip(self.parts, self._entries(observation), strict=True):
+            if isinstance(part, RunningNormalization):
+                part.observe(entry)
+
+    def target(self) -> Encoder:
+        """Returns a copy whose parameters get no gradients. It normalizes by the same statistics."""
+        copied = copy.deepcopy(self).requires_grad_(False)
+        for place, part in enumerate(self.parts):
+            if isinstance(part, RunningNormalization):
+                copied.parts[place] = part
+        return copied
+
+
+class RunningNormalization(nn.Module):
+    """Normalizes vectors by the mean and the deviation of all vectors so far: ``(x - mean) / (deviation + 0.01)``.
+
+    Statistics of batches are combined by Chan et al. 1979. No call waits for a device. The statistics are buffers, so
+    that a ``state_dict`` holds them. Before the first vector, the mean is 0 and the deviation 1.
+
+    Args:
+        size: Number of dimensions F of a vector.
+
+    Attributes:
+        mean: Mean of each dimension, ``[F]``.
+        variance: Variance of each dimension without Bessel's correction, ``[F]``.
+        count: Number of vectors, int64.
+        is_frozen: Whether :meth:`observe` changes nothing, a bool tensor.
+
+    Example:
+        >>> normalization = RunningNormalization(2)
+        >>> normalization.observe(torch.tensor([[1.0, 0.0], [3.0, 0.0]]))
+        >>> normalization.mean.tolist(), normalization.variance.tolist()
+        ([2.0, 0.0], [1.0, 0.0])
+    """
+
+    mean: Tensor
+    variance: Tensor
+    count: Tensor
+    is_frozen: Tensor
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size: int = size
+        self.register_buffer("mean", torch.zeros(size))
+        self.register_buffer("variance", torch.ones(size))
+        self.register_buffer("count", torch.tensor(0))
+        self.register_buffer("is_frozen", torch.tensor(False))
+
+    @torch.no_grad()
+    def observe(self, vectors: Tensor) -> None:
+        """Adds vectors ``[..., F]`` to the statistics, except vectors with NaN or an infinite number."""
+        rows = vectors.reshape(-1, self.size)
+        is_added = rows.isfinite().all(1, keepdim=True) & ~self.is_frozen
+        added = is_added.sum()
+        divisor = added.clamp(min=1)  # If no vector is added, all shares below are 0.
+        mean = torch.where(is_added, rows, 0.0).sum(0) / divisor
+        variance = torch.where(is_added, rows - mean, 0.0).square().sum(0) / divisor
+        self.count += added
+        share = added / self.count.clamp(min=1)
+        distance = mean - self.mean
+        self.mean += share * distance
+        self.variance += share * (variance - self.variance + (1 - share) * distance.square())
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """Returns normalized vectors ``[..., F]``."""
+        return (vectors - self.mean) / (self.variance.sqrt() + 0.01)
 
 
 class _FlatEntry(nn.Module):

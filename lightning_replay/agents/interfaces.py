@@ -52,6 +52,18 @@ class RecurrentAgent(Protocol):
         """Returns actions as :meth:`ActingAgent.act`, and the states after ``observation``, float ``[N, ...]``."""
 
 
+class WatchingAgent(ActingAgent, Protocol):
+    """A LightningModule that learns of steps whose actions are random, and of the ends of episodes."""
+
+    watches_steps: bool  #: True.
+
+    def observe(self, observation: Any) -> None:
+        """Gets observations ``[N, ...]`` on the agent's device that random actions of the warm-up answer."""
+
+    def end_episodes(self, done: Tensor) -> None:
+        """Gets after each step whether each environment's episode ended, bool ``[N]``."""
+
+
 class RolloutAgent(ActingAgent, Protocol):
     """A LightningModule that learns from rollouts of its own policy, such as :class:`~lightning_replay.agents.PPO`."""
 
@@ -75,6 +87,7 @@ class TrainingData:
         steps_environments: Whether it steps environments with the agent, whose networks must fit the spaces.
         takes_td_errors: Whether :meth:`update_priority` is called after each training step.
         discounting_parts: Parts that have their own ``discount`` or ``gae_lambda``, by the name of their option.
+        column_spaces: Spaces of one environment's further columns, such as ``critic_observation``, by name.
     """
 
     observation_space: Space[Any] | None = None
@@ -84,6 +97,7 @@ class TrainingData:
     steps_environments: bool = False
     takes_td_errors: bool = False
     discounting_parts: Mapping[str, Any] = {}
+    column_spaces: Mapping[str, Space[Any]] = {}
 
     def draw(self) -> TensorDictBase:
         """Collects the steps due before the next update, and returns its batch on the agent's device."""
@@ -138,6 +152,11 @@ def recurrent_agent(agent: L.LightningModule) -> RecurrentAgent | None:
             "state, explore); add both as in lightning_replay.agents.RecurrentDQN, or set is_recurrent = False."
         )
     return cast(RecurrentAgent, agent)
+
+
+def watching_agent(agent: L.LightningModule) -> WatchingAgent | None:
+    """Returns an agent that declares ``watches_steps``, and ``None`` for others."""
+    return cast(WatchingAgent, agent) if getattr(agent, "watches_steps", False) else None
 
 
 def check_sequences(agent: L.LightningModule, replay: TrainingReplay) -> None:

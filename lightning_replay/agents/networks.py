@@ -10,18 +10,24 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
+from torch.nn.functional import layer_norm, linear
 from torchrl.envs import ExplorationType, set_exploration_type
 from torchrl.modules import MLP, ConvNet, DuelingCnnDQNet, NoisyLinear
 
 Layers = list[tuple[Tensor, Tensor]]  # weight and bias of each linear layer
 
 
-def perceive(layers: Layers, inputs: Tensor) -> Tensor:
-    """Returns the outputs ``[..., O]`` of linear layers with ReLU between them for inputs ``[..., I]``."""
+def perceive(layers: Layers, inputs: Tensor, norms: Layers | None = None) -> Tensor:
+    """Returns the outputs ``[..., O]`` of linear layers with ReLU between them for inputs ``[..., I]``.
+
+    With ``norms``, layer normalization with these weights and biases precedes each ReLU.
+    """
     *hidden, (last_weight, last_bias) = layers
-    for weight, bias in hidden:
-        inputs = torch.relu_(linear(inputs, weight, bias))
+    for place, (weight, bias) in enumerate(hidden):
+        inputs = linear(inputs, weight, bias)
+        if norms:
+            inputs = layer_norm(inputs, bias.shape, *norms[place])
+        inputs = torch.relu_(inputs)
     return linear(inputs, last_weight, last_bias)
 
 
@@ -49,30 +55,91 @@ class Perceptron(nn.Module):
 
 
 class TwoCritics(Perceptron):
-    """Two perceptrons for the value of an observation with an action, whose parameters are stacked."""
+    """Two perceptrons for the value of an observation with an action, whose parameters are stacked.
 
-    def __init__(self, observation_size: int, action_size: int, hidden_sizes: Sequence[int]) -> None:
-        super().__init__(observation_size + action_size, hidden_sizes, 1)
-        second = Perceptron(observation_size + action_size, hidden_sizes, 1)
+    Args:
+        observation_size: Number of features of an observation.
+        action_size: Number of dimensions of an action.
+        hidden_sizes: Widths of the hidden layers.
+        has_norms: Whether layer normalization (Ba et al. 2016, https://arxiv.org/abs/1607.06450) precedes each ReLU.
+        support: Evenly spaced atoms ``[N]`` of predicted distributions (C51, Bellemare et al. 2017,
+            https://arxiv.org/abs/1707.06887). Without atoms, the critics predict numbers.
+    """
+
+    support: Tensor | None
+
+    def __init__(
+        self,
+        observation_size: int,
+        action_size: int,
+        hidden_sizes: Sequence[int],
+        *,
+        has_norms: bool = False,
+        support: Tensor | None = None,
+    ) -> None:
+        sizes = observation_size + action_size, hidden_sizes, 1 if support is None else len(support)
+        super().__init__(*sizes)
+        second = Perceptron(*sizes)
         for name, parameter in second.named_parameters():  # weights become [2, O, I] and biases [2, O]
             stacked = torch.stack([self.get_parameter(name), parameter]).detach()
             self.register_parameter(name, nn.Parameter(stacked))
+        self._num_linear = len(hidden_sizes) + 1
+        for number, size in enumerate(hidden_sizes if has_norms else ()):
+            self.register_parameter(f"norm_weight{number}", nn.Parameter(torch.ones(2, size)))
+            self.register_parameter(f"norm_bias{number}", nn.Parameter(torch.zeros(2, size)))
+        self.register_buffer("support", support, persistent=False)
 
     def values(self, observation: Tensor, action: Tensor, *, frozen: bool = False) -> Tensor:
-        """Returns the values ``[2, ...]``; ``frozen`` parameters get no gradients."""
-        inputs = torch.cat([observation, action], dim=-1)
+        """Returns the values ``[2, ...]``; ``frozen`` parameters get no gradients. Of distributions, they are means."""
+        outputs = self._outputs(observation, action, frozen)
+        if self.support is not None:
+            outputs = torch.einsum("cnb,n->cb", outputs.softmax(1), self.support)
+        return outputs.reshape(2, *action.shape[:-1])
+
+    def log_probabilities(self, observation: Tensor, action: Tensor) -> Tensor:
+        """Returns the logarithms of the atoms' probabilities, ``[2, B, N]``."""
+        return self._outputs(observation, action, False).mT.contiguous().log_softmax(-1)
+
+    def _outputs(self, observation: Tensor, action: Tensor, frozen: bool) -> Tensor:
+        # The outputs [2, O, B] of all rows
+        inputs = torch.cat([observation, action], dim=-1).flatten(0, -2)
+        layers = self.layers(frozen=frozen)
+        norms = layers[self._num_linear :]
+        *hidden, (last_weight, last_bias) = layers[: self._num_linear]
+        if norms:  # Rows are normalized in two thirds of the time of columns.
+            rows = inputs.expand(2, -1, -1)
+            for (weight, bias), (scale, shift) in zip(hidden, norms, strict=True):
+                rows = layer_norm(torch.baddbmm(bias.unsqueeze(1), rows, weight.mT), bias.shape[1:])
+                rows = torch.relu_(torch.addcmul(shift.unsqueeze(1), rows, scale.unsqueeze(1)))
+            return torch.baddbmm(last_bias.unsqueeze(-1), last_weight, rows.mT)
         # Activations are [2, O, B]: the gradients of the weights then come out in the weights' own layout, without a
         # copy, and as fast as with two separate critics, whose optimizer has twice as many tensors.
-        columns = inputs.flatten(0, -2).t().expand(2, -1, -1)
-        *hidden, (last_weight, last_bias) = self.layers(frozen=frozen)
+        columns = inputs.t().expand(2, -1, -1)
         for weight, bias in hidden:
             columns = torch.relu_(torch.baddbmm(bias.unsqueeze(-1), weight, columns))
-        return torch.baddbmm(last_bias.unsqueeze(-1), last_weight, columns).reshape(2, *inputs.shape[:-1])
+        return torch.baddbmm(last_bias.unsqueeze(-1), last_weight, columns)
 
     def first(self, observation: Tensor, action: Tensor) -> Tensor:
         """Returns the values of the first critic ``[..., 1]``, whose parameters get no gradients."""
         layers = [(weight[0], bias[0]) for weight, bias in self.layers(frozen=True)]
-        return perceive(layers, torch.cat([observation, action], dim=-1))
+        inputs = torch.cat([observation, action], dim=-1)
+        outputs = perceive(layers[: self._num_linear], inputs, layers[self._num_linear :])
+        return outputs if self.support is None else outputs.softmax(-1) @ self.support.unsqueeze(-1)
+
+
+def project(probabilities: Tensor, reward: Tensor, discount: Tensor, support: Tensor) -> Tensor:
+    """Returns :func:`~lightning_replay.retention.surprise.categorical_projection` in memory that grows with ``[B, N]``.
+
+    For 8,192 rows and 101 atoms it takes 6 ms on one core, and the product there takes 635 ms. On a GPU, the last
+    digits may differ between calls.
+    """
+    low, high = support[0], support[-1]
+    moved = reward.unsqueeze(1) + discount.unsqueeze(1) * support
+    place = (moved.clamp(low, high) - low) * ((len(support) - 1) / (high - low))
+    before = place.floor().clamp_(max=len(support) - 2)  # The last atom is the upper neighbor of the last but one.
+    upper = probabilities * (place - before)
+    index = before.long()
+    return torch.zeros_like(upper).scatter_add_(1, index, probabilities - upper).scatter_add_(1, index + 1, upper)
 
 
 def with_noise() -> set_exploration_type:

@@ -16,10 +16,11 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import VectorEnv
 
+from lightning_replay.agents.interfaces import watching_agent
 from lightning_replay.collecting import Columns, VectorSteps
 from lightning_replay.envs.building import checked_info_keys
 from lightning_replay.episodes.running import stored_trajectories
-from lightning_replay.lit.rollouts import ActionReader, States, act_on, acting, random_actions, states_of
+from lightning_replay.lit.rollouts import ActionReader, States, act_on, acting, as_input, random_actions, states_of
 from lightning_replay.options import checked_count, checked_number
 from lightning_replay.schedulers import ReturnProgress
 from lightning_replay.state import Stateful
@@ -148,6 +149,7 @@ class Collection(Collector):
         """Steps until ``env_steps`` are stored, at random at first; hooks are called with ``False`` in between."""
         if self.env_steps >= env_steps:
             return
+        watching = watching_agent(agent)
         with acting(agent):  # once for all steps that are due, not for each
             try:
                 while self.env_steps < env_steps:
@@ -158,8 +160,12 @@ class Collection(Collector):
                         action = act_on(agent, self._observation, not is_random, self._read_actions, states)
                     if is_random:
                         action = self._random_actions()
+                        if watching is not None:
+                            watching.observe(as_input(self._observation).to(agent.device))
                     self.env_steps += self._num_envs
                     self._step(vector, action)
+                    if watching is not None:
+                        watching.end_episodes(self._done)
                     # One write for many steps of the warm-up; the last ones are written before the next draw.
                     if self.env_steps < env_steps and len(self._pending) * self._num_envs < self.rows_per_write:
                         continue
@@ -211,7 +217,8 @@ class Collection(Collector):
         taken = action if actions is None else actions.for_environments(*action)
         following, reward, _, _, infos = vector.step(taken)
         row = vector.columns
-        done = row["next", "done"][:, 0]
+        self._done: Any = row["next", "done"][:, 0]
+        done = self._done
         if isinstance(action, tuple):  # stored as the agent gives it, with the parameters of all actions
             row = {
                 **{key: column for key, column in row.items() if key[0] != "action"},

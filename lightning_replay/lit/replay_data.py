@@ -283,6 +283,7 @@ class ReplayDataModule(EnvStepDataModule):
         columns = options["observation_columns"]
         simulators = Simulators(self.env, built, self.env_kwargs, self.evaluation_env_kwargs, columns, agent)
         self.observation_space, self.action_space = simulators.observation_space, simulators.action_space
+        self.column_spaces = simulators.column_spaces
         self._num_envs = simulators.get().num_envs
         self._simulators = simulators
         self.collection = SimulatorCollection(simulators, options, self.collection)

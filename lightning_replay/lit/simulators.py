@@ -104,6 +104,9 @@ class Simulators:
         self._columns = observation_columns
         space, self.action_space = simulator_spaces(self._open[False], agent)
         self.observation_space: Space[Any] = space if self._columns is None else self.seen(space)
+        columns: dict[str, str] = self._columns or {}
+        entries: Any = space
+        self.column_spaces: dict[str, Space[Any]] = {column: entries[name] for column, name in columns.items()}
 
     def get(self, for_evaluation: bool = False) -> SimulatorVector:
         """Returns a simulator, which is built when it is first needed."""
@@ -225,7 +228,7 @@ class SimulatorCollection(Collection):
     def _step(self, vector: VectorSteps, action: Any) -> None:
         observation, reward, terminated, truncated, infos = vector.step(action)
         self._observation = self._simulators.seen(observation)
-        done = torch.logical_or(terminated, truncated)
+        done = self._done = torch.logical_or(terminated, truncated)
         self._further: dict[Any, Tensor] = {
             ("next", key): column[:, None] for key, column in self._information.read(infos, done).items()
         }
