@@ -45,6 +45,7 @@ from lightning_replay.samplers.tables import CORRECTIONS, NEEDS_COUNTS, Schedule
 from lightning_replay.schedulers import Scheduler, UniformTasks
 from lightning_replay.schedules import Schedule, checked_schedule
 from lightning_replay.storage.frames import FrameStorage
+from lightning_replay.storage.observations_once import ObservationStorage
 from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.table_replay import CurriculumReplay, TableReplay
 from lightning_replay.transforms import GaussianNoise, MixPairs, MixStates, NStepTransitions, RelabelGoals
@@ -87,6 +88,8 @@ class ReplayOptions(TypedDict, total=False):
             priorities, generations, and links between steps are kept then, and no call waits for it. For
             :func:`uniform`, :func:`prioritized`, :func:`sequences`, and :func:`hindsight`.
         memmap: a directory for a scratch file that holds the transitions, for buffers larger than memory.
+        observations: ``"once"`` stores an observation that is also the next observation of another row once, see
+            :class:`~lightning_replay.storage.observations_once.ObservationStorage`; ``"twice"`` by default.
         prefetch: batches drawn ahead in threads.
         check_finite: refuse rows with NaN or infinity in rewards or observations; on by default.
         check_every: calls between two reads of what was refused on the device, with ``draws_on="device"``, see
@@ -103,6 +106,7 @@ class ReplayOptions(TypedDict, total=False):
     device: str
     draws_on: str
     memmap: str | None
+    observations: str
     prefetch: int | None
     check_finite: bool
     check_every: int | None
@@ -171,6 +175,7 @@ def storage_for(
     *,
     device: str = "cpu",
     memmap: str | None = None,
+    observations: str = "twice",
     frame_stack: int | None = None,
     image_key: ImageKey = "pixels",
     frame_capacity: int | None = None,
@@ -178,6 +183,7 @@ def storage_for(
     n_steps: int = 1,
 ) -> PackedStorage:
     """Returns a storage by :class:`FrameOptions`; ``default_frame_capacity`` is a function of ``frame_stack``."""
+    is_once = checked_choice("observations", observations, ("twice", "once")) == "once"
     if frame_stack is None:
         name, value = ("image_key", image_key) if frame_capacity is None else ("frame_capacity", frame_capacity)
         if value != "pixels":
@@ -185,7 +191,12 @@ def storage_for(
                 f"{name} is {value!r} and frame_stack is not given; frames are stored once only where frame_stack is "
                 f"their number in a stack. Pass frame_stack=4, for example, or leave {name} out"
             )
-        return PackedStorage(capacity, device=device, memmap=memmap)
+        return (ObservationStorage if is_once else PackedStorage)(capacity, device=device, memmap=memmap)
+    if is_once:
+        raise ValueError(
+            f"observations is 'once' and frame_stack is {frame_stack}; with frame_stack, frames are stored once and "
+            "other observations twice. Leave one of the two out"
+        )
     # Before they are compared and multiplied: that accepts flags, and fails without the name of the option.
     checked_count("capacity", capacity, of="transitions")
     if capacity < checked_count("frame_stack", frame_stack, of="frames") + checked_count("n_steps", n_steps):
@@ -226,7 +237,7 @@ def assemble(
         )
     storage = storage_for(
         slots,
-        **taken(options, "device", "memmap", "frame_stack", "image_key", "frame_capacity"),
+        **taken(options, "device", "memmap", "observations", "frame_stack", "image_key", "frame_capacity"),
         n_steps=options.get("n_steps", 1),
         default_frame_capacity=default_frame_capacity,
     )

@@ -172,6 +172,8 @@ class Continuity:
             if self._packed is self._source.all_packed:
                 return
             self._packed = self._source.all_packed  # A load replaces this tensor.
+            self._pairs = self._source.observation_pairs(comparable)
+            return
         pairs = observation_pairs(self._rows())
         self._pairs = [(comparable(own), comparable(following)) for own, following in pairs]
         numbers = np.random.default_rng(0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of transitions, packed in memory or in a file, frames stored once each, and the slots that hold a row."""
+"""Rows of transitions, packed in memory or in a file, and storages that keep frames or observations once."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ if TYPE_CHECKING:
 
 __all__ = ["PackedStorage", "occupancy_of", "read_columns"]
 
-# `lightning-replay inspect` reads the layout of rows from here without TorchRL. Saves find FrameStorage here.
+# `lightning-replay inspect` reads the layout of rows from here without TorchRL. Saves find the other storages here.
 __getattr__: Getter = lazy_names(
     __name__,
     {
         ".frames": ("FrameStorage",),
+        ".observations_once": ("ObservationStorage",),
         ".packed": ("PackedStorage", "occupancy_of", "read_columns"),
     },
 )

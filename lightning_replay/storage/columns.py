@@ -35,7 +35,7 @@ MASKS: tuple[Key, ...] = (("collector", "mask"), ("mask",))
 GENERATION: Key = ("generation",)
 INDEX: Key = ("index",)
 NOT_STORED: frozenset[Key] = frozenset((GENERATION, INDEX))  # columns of batches, ignored in rows that are given
-_WITHOUT_NUMPY = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
+WITHOUT_NUMPY: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 class SingleRow:
@@ -352,7 +352,7 @@ class StoredColumn:
     def __init__(self, key: Key, tensor: Tensor) -> None:
         self.key: Key = key
         self.tensor: Tensor = tensor
-        has_array = tensor.device.type == "cpu" and tensor.dtype not in _WITHOUT_NUMPY
+        has_array = tensor.device.type == "cpu" and tensor.dtype not in WITHOUT_NUMPY
         self.array: np.ndarray | None = tensor.numpy() if has_array else None
         self._vectors: np.ndarray | None = None  # each a single element of its bytes: many are copied in half the time
         if self.array is not None and self.array.ndim == 2 and self.array.shape[1] > 1:

@@ -64,7 +64,7 @@ def enter(frames, new_hashes, hashes, heads, following):  # type: ignore[no-unty
 
 
 @njit(inline="always")
-def _same(one, other):  # type: ignore[no-untyped-def]
+def same_words(one, other):  # type: ignore[no-untyped-def]
     words = one.size
     start = 0
     while start < words:
@@ -85,7 +85,7 @@ def _turned(value):  # type: ignore[no-untyped-def]
 
 
 @njit(inline="always")
-def _hash(frame):  # type: ignore[no-untyped-def]
+def hash_words(frame):  # type: ignore[no-untyped-def]
     """Mixes words into four chains, each turned so that its high bits count and multiplied."""
     factor = np.uint64(0x9E3779B97F4A7C15)
     a, b = np.uint64(1), np.uint64(2)
@@ -107,7 +107,7 @@ def _hash(frame):  # type: ignore[no-untyped-def]
 def hash_each(frames):  # type: ignore[no-untyped-def]
     hashed = np.empty(frames.shape[0], dtype=np.int64)
     for place in range(frames.shape[0]):
-        hashed[place] = _hash(frames[place])
+        hashed[place] = hash_words(frames[place])
     return hashed
 
 
@@ -133,19 +133,19 @@ def find(first, second, pool, hashes, heads, following):  # type: ignore[no-unty
         for place in range(2 * depth):
             given = first[row, place] if place < depth else second[row, place - depth]
             # Where frames of a stack usually come from, before anything is hashed.
-            if place > 0 and place < depth and _same(given, first[row, place - 1]):
+            if place > 0 and place < depth and same_words(given, first[row, place - 1]):
                 frames[row, place] = frames[row, place - 1]
                 continue
-            if place < depth and row > 0 and _same(given, second[row - 1, place]):
+            if place < depth and row > 0 and same_words(given, second[row - 1, place]):
                 frames[row, place] = frames[row - 1, depth + place]
                 continue
-            if place >= depth and place + 1 < 2 * depth and _same(given, first[row, place - depth + 1]):
+            if place >= depth and place + 1 < 2 * depth and same_words(given, first[row, place - depth + 1]):
                 frames[row, place] = frames[row, place - depth + 1]
                 continue
-            key = _hash(given)
+            key = hash_words(given)
             found = heads[key & mask]
             while found != 0:
-                if hashes[found] == key and _same(given, pool[found]):
+                if hashes[found] == key and same_words(given, pool[found]):
                     break
                 found = following[found]
             if found != 0:
@@ -159,9 +159,9 @@ def find(first, second, pool, hashes, heads, following):  # type: ignore[no-unty
                     source = sources[number]
                     other = source % (2 * depth)
                     if other < depth:
-                        if _same(given, first[source // (2 * depth), other]):
+                        if same_words(given, first[source // (2 * depth), other]):
                             break
-                    elif _same(given, second[source // (2 * depth), other - depth]):
+                    elif same_words(given, second[source // (2 * depth), other - depth]):
                         break
                 at = (at + 1) & (size - 1)
             if own[at] == 0:

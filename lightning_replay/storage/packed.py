@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import mmap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing.context import get_spawning_popen
 from pathlib import Path
@@ -42,7 +42,7 @@ from lightning_replay.storage.columns import (
     checked_device,
 )
 from lightning_replay.storage.occupancy import FirstSlots, Occupancy
-from lightning_replay.storage.rows import WORD_BYTES, Key, RowLayout, leaves_of
+from lightning_replay.storage.rows import WORD_BYTES, Key, RowLayout, leaves_of, observation_pairs
 
 
 # memmap: a save from another machine does not decide where files are created
@@ -227,6 +227,13 @@ class PackedStorage(LazyTensorStorage):
             raise RuntimeError("the storage is empty; call extend first")
         return self._rows
 
+    def observation_pairs(self, form: Callable[[Tensor], Any]) -> list[tuple[Any, Any]]:
+        """Returns each column of observations and the next ones in the given form, both to be indexed by slots.
+
+        :meta private:
+        """
+        return [(form(own), form(following)) for own, following in observation_pairs(self.readable_rows)]
+
     @property
     def occupancy(self) -> Occupancy:
         """The slots that hold a row, which are those below the length, or those that a writer's tables refer to."""
@@ -319,6 +326,17 @@ class PackedStorage(LazyTensorStorage):
         if self._shared_writes is not None:
             self.check_read()
         return rows
+
+    def read_in_place(self, slots: Tensor) -> tuple[RowLayout, Tensor, Tensor]:
+        """Returns packed rows with all columns, their layout, and the places of slots, int64 ``[B, 2]``, among these.
+
+        Equal slots of a pair have the same place.
+
+        :meta private:
+        """
+        rows = self.all_packed
+        assert self.layout is not None
+        return self.layout, rows, slots
 
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
         """Writes transitions into slots and counts one more generation of each.
@@ -583,10 +601,13 @@ class PackedStorage(LazyTensorStorage):
         """
         return self._there if self._keeps_there and self._there is not None else torch.device("cpu")
 
-    def _expect(self, columns: dict[Key, tuple[torch.dtype, torch.Size]]) -> None:
+    def _expect(self, columns: dict[Key, tuple[torch.dtype, torch.Size]], arrays: Iterable[Key] = ()) -> None:
+        # Of the columns that are no columns of the packed rows, ``arrays`` are read as arrays.
         assert self._columns is not None
         self.row_columns = columns
-        self._reader = RowReader(columns, {column.key for column in self._columns if column.array is not None})
+        self._reader = RowReader(
+            columns, {column.key for column in self._columns if column.array is not None} | {*arrays}
+        )
         self._columns_check = None
         self._masks = [place for place, key in enumerate(columns) if key in MASKS]
 

@@ -21,6 +21,8 @@ WORD_BYTES = 8
 ROW_ALIGNMENT_BYTES = 64
 # int32 [2 k], of several columns of images [columns, 2 k]: the observation's frames, then the next one's; 0 is none
 FRAMES: Key = ("frames_of_stacks",)
+OBSERVATION: Key = ("observation_words",)  # int64 [words], the columns of an observation that is stored once
+_GAP: Key = ()  # Between columns of one dtype.
 _NO_OBSERVATIONS = frozenset(("reward", "done", "terminated", "truncated", "is_init"))
 
 
@@ -35,31 +37,55 @@ class _Group(NamedTuple):
 
 
 class RowLayout:
-    """Packs columns, in the order of the transition, into one row: widest dtypes first, padded to 64 bytes."""
+    """Packs columns, in the order of the transition, into one row: widest dtypes first, padded to ``alignment_bytes``.
 
-    def __init__(self, leaves: Sequence[Leaf]) -> None:
+    Attributes:
+        order: the columns in the order in which they lie in a row.
+    """
+
+    def __init__(self, leaves: Sequence[Leaf], alignment_bytes: int = ROW_ALIGNMENT_BYTES) -> None:
         self.columns: dict[Key, tuple[torch.dtype, torch.Size]] = {key: (dtype, shape) for key, dtype, shape in leaves}
-        num_bytes = sum(shape.numel() * dtype.itemsize for _, dtype, shape in leaves)
-        self.row_bytes: int = -(-num_bytes // ROW_ALIGNMENT_BYTES) * ROW_ALIGNMENT_BYTES
+        offsets: dict[Key, int] = {}
+        num_bytes = 0
+        for key, dtype, shape in sorted(leaves, key=lambda leaf: (-leaf[1].itemsize, str(leaf[1]))):
+            offsets[key] = num_bytes
+            num_bytes += shape.numel() * dtype.itemsize
+        self.row_bytes: int = -(-num_bytes // alignment_bytes) * alignment_bytes
+        self._place(offsets)
+        self._branches = _branches(nest(self.columns), self.order)
+
+    def _place(self, offsets: Mapping[Key, int]) -> None:
+        """Sets the first byte of each column in a row, in ascending order."""
+        self._offsets = offsets
         self._groups: list[_Group] = []
-        self._order: list[Key] = []  # of the views
-        by_width = sorted(leaves, key=lambda leaf: (-leaf[1].itemsize, str(leaf[1])))
-        offset = 0
-        for dtype in dict.fromkeys(leaf[1] for leaf in by_width):
-            keys = [key for key, kind, _ in by_width if kind == dtype]
-            shapes = [self.columns[key][1] for key in keys]
-            sizes = [shape.numel() for shape in shapes]
-            before = offset // dtype.itemsize
-            after = self.row_bytes // dtype.itemsize - before - sum(sizes)
-            # Empty parts are left out: each costs as much as a column.
-            parts = [*([before] if before else []), *sizes, *([after] if after else [])]
-            first, are_vectors = int(before > 0), all(len(shape) == 1 for shape in shapes)
-            scalar_at = before if len(keys) == 1 and not shapes[0] else None
+        self.order: list[Key] = []
+        for dtype in dict.fromkeys(self.columns[key][0] for key in offsets):
+            parts: list[int] = []
+            keys: list[Key] = []
+            shapes: list[torch.Size] = []
+            end = first = 0
+            for key in (key for key in offsets if self.columns[key][0] == dtype):
+                shape = self.columns[key][1]
+                begin = offsets[key] // dtype.itemsize
+                # Empty parts are left out: each costs as much as a column.
+                if begin > end:
+                    parts.append(begin - end)
+                    if keys:
+                        keys.append(_GAP)
+                        shapes.append(torch.Size([begin - end]))
+                    else:
+                        first = 1
+                parts.append(shape.numel())
+                keys.append(key)
+                shapes.append(shape)
+                end = begin + shape.numel()
+            after = self.row_bytes // dtype.itemsize - end
+            scalar_at = begin if len(keys) == 1 and not shapes[0] else None
+            are_vectors = all(len(shape) == 1 for shape in shapes)
             columns = slice(first, first + len(keys))
+            parts += [after] if after else []
             self._groups.append(_Group(dtype, parts, columns, None if are_vectors else shapes, scalar_at))
-            self._order += keys
-            offset += sum(sizes) * dtype.itemsize
-        self._branches = _branches(nest(self.columns), self._order)
+            self.order += keys
 
     def unpack(
         self,
@@ -72,7 +98,7 @@ class RowLayout:
 
         ``extra`` are further entries, and ``outside`` the columns that are kept elsewhere, see :meth:`replacing`.
         """
-        values: list[Any] = [*self._views(rows, batch_size), *outside]
+        values: list[Any] = [*self.views(rows, batch_size), *outside]
         device = rows.device
         for branch in self._branches[:-1]:
             entries = {name: values[place] for name, place in branch}
@@ -84,9 +110,11 @@ class RowLayout:
 
     def leaves(self, rows: Tensor, batch_size: torch.Size) -> dict[Key, Tensor]:
         """Returns the columns of packed rows by key, as views; see :meth:`unpack`."""
-        return dict(zip(self._order, self._views(rows, batch_size), strict=True))
+        views = zip(self.order, self.views(rows, batch_size), strict=True)
+        return {key: view for key, view in views if key != _GAP}
 
-    def _views(self, rows: Tensor, batch_size: torch.Size) -> list[Tensor]:
+    def views(self, rows: Tensor, batch_size: torch.Size) -> list[Tensor]:
+        """Returns the columns of packed rows, as views in their :attr:`order`; see :meth:`unpack`."""
         views: list[Tensor] = []
         is_flat = len(batch_size) == 1
         for dtype, sizes, columns, shapes, scalar_at in self._groups:
@@ -109,8 +137,25 @@ class RowLayout:
         if not any(dtype == kind for other, (dtype, _) in self.columns.items() if other != key):
             # The only column of its dtype need not be cut out of the rows.
             layout._groups = [group for group in self._groups if group.dtype != kind]
-            layout._order = [other for other in self._order if other != key]
-        layout._branches = _branches(nest(order), [*layout._order, *outside])
+            layout.order = [other for other in self.order if other != key]
+        layout._branches = _branches(nest(order), [*layout.order, *outside])
+        return layout
+
+    def with_next(self, key: Key, inner: RowLayout, order: Sequence[Key]) -> RowLayout:
+        """Returns the layout of rows with another row of ``inner`` behind each, whose columns are under ``"next"``.
+
+        The column ``key`` holds the first row of ``inner``. Rows are unpacked in ``order``.
+        """
+        layout = copy.copy(self)
+        layout.columns = {other: kind for other, kind in self.columns.items() if other != key}
+        offsets = {other: self._offsets[other] for other in layout.columns}
+        for own, kind in inner.columns.items():
+            layout.columns[own] = layout.columns["next", *own] = kind
+            offsets[own] = self._offsets[key] + inner._offsets[own]
+            offsets["next", *own] = self.row_bytes + inner._offsets[own]
+        layout.row_bytes = self.row_bytes + inner.row_bytes
+        layout._place(dict(sorted(offsets.items(), key=lambda item: item[1])))
+        layout._branches = _branches(nest(order), layout.order)
         return layout
 
     def description(self) -> list[dict[str, Any]]:
@@ -138,12 +183,17 @@ def observation_keys(columns: Mapping[Key, tuple[Any, Any]]) -> list[Key]:
     """
     if ("steps_to_next_obs",) in columns:
         return []
-    both = sorted(
+    both = paired_keys(columns)
+    return [key for key in both if any(part.startswith("observation") for part in key)] or both
+
+
+def paired_keys(columns: Mapping[Key, tuple[Any, Any]]) -> list[Key]:
+    """Returns the columns that are also under ``"next"``, with the same dtype and shape, flags and rewards left out."""
+    return sorted(
         key
         for key, kind in columns.items()
         if columns.get(("next", *key)) == kind and key[-1] not in _NO_OBSERVATIONS and 0 not in kind[1]
     )
-    return [key for key in both if any(part.startswith("observation") for part in key)] or both
 
 
 def observation_pairs(rows: TensorDictBase) -> list[tuple[Tensor, Tensor]]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # Options of a buffer put together from parts, beside the parts.
 PARTS = ("sampler", "writer", "transform")
 PART_OPTIONS = (
-    *("capacity", "device", "memmap", "frame_stack", "image_key", "frame_capacity"),
+    *("capacity", "device", "memmap", "observations", "frame_stack", "image_key", "frame_capacity"),
     *("check_finite", "check_continuity", "seed"),
 )
 # Recipes that keep rows by importance, and take n_steps and discount of returns to be formed before they are stored.
@@ -132,6 +132,7 @@ def _from_parts(options: Mapping[str, Any], returns: Returns) -> Replay:
             capacity,
             device=options.get("device", "cpu"),
             memmap=options.get("memmap"),
+            observations=options.get("observations", "twice"),
             frame_stack=frame_stack,
             image_key=image_columns(image_key) if frame_stack is not None else image_key or "pixels",
             frame_capacity=options.get("frame_capacity"),

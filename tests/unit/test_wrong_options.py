@@ -66,6 +66,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "MeanReturn": {"low": 0.0, "high": 1.0},
     "MixedReplay": {"online": lightning_replay.Replay(**BUFFER), "offline": lightning_replay.Replay(**BUFFER)},
     "NStepTransitions": {"n_steps": 2, "discount": 0.9},
+    "ObservationStorage": {"capacity": 10},
     "OneAt": {"low": [0.0], "high": [1.0]},
     "PackedStorage": {"capacity": 10},
     "PotentialShaping": {"potential": torch.sum, "discount": 0.9},
