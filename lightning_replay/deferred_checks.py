@@ -27,8 +27,8 @@ class DeferredChecks:
         >>> checks = DeferredChecks(2, "cpu")
         >>> for reward in (1.0, float("nan"), 1.0):
         ...     try:
-        ...         checks.begin("extend")
-        ...         checks.note("extend", ["call {} of extend brought NaN"], torch.tensor([reward]).isnan())
+        ...         call = checks.begin("extend")
+        ...         checks.note("extend", ["call {} of extend brought NaN"], torch.tensor([reward == reward]))
         ...     except ValueError as error:
         ...         print(error)
         call 2 of extend brought NaN
@@ -54,15 +54,15 @@ class DeferredChecks:
         self._calls[method] = self._calls.get(method, 0) + 1
         return self._calls[method]
 
-    def note(self, method: str, problems: Sequence[str], are_wrong: Tensor) -> None:
+    def note(self, method: str, problems: Sequence[str], are_fine: Tensor) -> None:
         """Keeps the number of the present call for each problem that it has; waits for nothing.
 
         Args:
             method: Method that was given to :meth:`begin`.
             problems: Sentences in which ``{}`` stands for the number of the call.
-            are_wrong: bool ``[n]`` on the device, whether the call has each of the n problems.
+            are_fine: bool ``[n]`` on the device, false for each of the n problems that the call has.
         """
-        keep_first(self.first_of(problems), self._calls[method], are_wrong)
+        keep_first(self.first_of(problems), self._calls[method], are_fine)
 
     def first_of(self, problems: Sequence[str]) -> Tensor:
         """Returns the numbers of the first calls with these problems, int64 ``[n]``, for :func:`keep_first`."""
@@ -102,6 +102,6 @@ class DeferredChecks:
             raise ValueError(". ".join(wrong))
 
 
-def keep_first(first: Tensor, call: int | Tensor, are_wrong: Tensor) -> None:
+def keep_first(first: Tensor, call: int | Tensor, are_fine: Tensor) -> None:
     """Keeps in ``first``, int64 ``[n]``, the number of a call for the problems that it is the first to have."""
-    torch.minimum(first, torch.where(are_wrong.reshape(-1), call, _NEVER), out=first)
+    torch.where(are_fine.reshape(-1), first, first.clamp(max=call), out=first)

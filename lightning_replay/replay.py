@@ -711,7 +711,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
     def _set_there(self, method: str, slots: Tensor, td_error: Tensor, is_fresh: Tensor) -> None:
         is_sound = self.parts.sampler.set_priorities_there(slots, td_error, is_fresh)
         if self._deferred is not None:
-            self._deferred.note(method, [NOT_FINITE.format(method)], ~is_sound.all())
+            self._deferred.note(method, [NOT_FINITE.format(method)], is_sound.all())
 
     def read_feedback(self, index: Any, td_error: Any, generation: Any, **signals: Any) -> tuple[Any, Judged]:
         # What writer and sampler get. Both are checked before anything is changed: a refusal leaves all as it is.

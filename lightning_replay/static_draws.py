@@ -102,5 +102,5 @@ class StaticDraws:
             batch.get("index"), td_error.detach(), batch.get("generation"), self._storage
         )
         is_sound = self._sampler.set_priorities_there(slots, errors, is_fresh)
-        keep_first(self._wrong_calls, self._call, ~is_sound.all())
+        keep_first(self._wrong_calls, self._call, is_sound.all())
         self._stale.add_((~is_fresh).sum())

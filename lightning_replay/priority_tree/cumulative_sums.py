@@ -28,6 +28,7 @@ class CumulativeSums:
         self._capacity = capacity
         # Entries that are skipped are written to one extra slot.
         self._leaves = torch.zeros(capacity + 1, dtype=torch.float32, device=device)
+        self._skipped = torch.full((), capacity, dtype=torch.int64, device=device)
 
     @property
     def _values(self) -> Tensor:
@@ -43,7 +44,7 @@ class CumulativeSums:
 
     def set_kept(self, index: Tensor, value: Tensor, is_kept: Tensor) -> None:
         """Writes the values ``[n]`` that are kept, bool ``[n]``, to their slots; the last of duplicates stays."""
-        self.set(torch.where(is_kept, index, self._capacity), value)
+        self.set(torch.where(is_kept, index, self._skipped), value)
 
     def set_checked(self, index: Tensor, priority: Tensor, offset: float, exponent: float, limit: int) -> float | None:
         """Writes checked priorities and returns the largest; ``None`` if one is invalid. Waits for the device."""

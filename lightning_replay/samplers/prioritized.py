@@ -389,8 +389,7 @@ class PrioritizedSampler(PrioritizedBase):
         is_sound = value < torch.inf  # NaN is not.
         is_kept = is_sound & is_fresh
         self._tree.set_kept(slots, value, is_kept)
-        largest = torch.where(is_kept, magnitudes, -1.0).amax()
-        torch.maximum(self._largest, largest, out=self._largest)
+        torch.maximum(self._largest, torch.where(is_kept, magnitudes, self._largest).amax(), out=self._largest)
         return is_sound
 
     def _powered_there(self, magnitudes: Tensor) -> Tensor:

@@ -250,24 +250,28 @@ def _check_later(
 ) -> Callable[[Sequence[Column]], None]:
     """Returns the check of rows on a device: places of done and the other flags, and of numbers that must be finite."""
     stored = "The rows are stored by now"
-    contradiction = (
-        "call {} of extend brought rows that are terminated or truncated and not done. " + stored + "; store done = "
-        "terminated | truncated"
-    )
-    not_finite = [
+    problems = [
         f"call {{}} of extend brought NaN or infinity in {shown(names[place])}. {stored}. Look for a diverging policy "
         "or environment, or build the buffer with check_finite=False to store such rows"
         for place in finite
     ]
+    if ends:
+        problems.append(
+            "call {} of extend brought rows that are terminated or truncated and not done. "
+            + stored
+            + "; store done = "
+            "terminated | truncated"
+        )
 
     def check(values: Sequence[Column]) -> None:
+        # A sum is NaN or infinite if a term is, so that each column is read once. A float64 sum of float32 is finite.
+        sums = [as_tensor(values[place]).sum(dtype=torch.float64) for place in finite]
         if ends:
             done, *others = (as_tensor(values[place]) for place in ends)
-            deferred.note("extend", [contradiction], ((others[0] | others[1]) > done).any())
-        if finite:
-            # A sum is NaN or infinite if a term is. Each column is read once. A float64 sum of float32 never overflows.
-            sums = [as_tensor(values[place]).sum(dtype=torch.float64) for place in finite]
-            deferred.note("extend", not_finite, ~(torch.stack(sums).abs() < torch.inf))
+            wrong = ((others[0] | others[1]) > done).sum(dtype=torch.float64)
+            sums.append(wrong / (wrong == 0))  # infinite, unless no row is wrong
+        if sums:
+            deferred.note("extend", problems, torch.stack(sums).abs() < torch.inf)
 
     return check
 

@@ -15,13 +15,13 @@ def test_the_first_wrong_call_is_raised_check_every_calls_later_and_once() -> No
     checks = DeferredChecks(3, "cpu")
     for call in range(3):
         checks.begin("extend")
-        checks.note("extend", PROBLEMS, torch.tensor([call >= 1, False]))
+        checks.note("extend", PROBLEMS, torch.tensor([call < 1, True]))
     with pytest.raises(ValueError, match="^call 2 of extend brought NaN$"):
         checks.begin("extend")
     for _ in range(7):
         checks.begin("extend")
-        checks.note("extend", PROBLEMS, torch.zeros(2, dtype=torch.bool))
-    checks.note("extend", PROBLEMS, torch.tensor([True, True]))
+        checks.note("extend", PROBLEMS, torch.ones(2, dtype=torch.bool))
+    checks.note("extend", PROBLEMS, torch.tensor([False, False]))
     with pytest.raises(ValueError, match=r"call 10 of extend brought NaN\. call 10 of extend brought a wrong flag"):
         checks.read()
 
@@ -30,7 +30,7 @@ def test_methods_count_their_own_calls_and_share_the_reads() -> None:
     checks = DeferredChecks(2, "cpu")
     checks.begin("extend")
     checks.begin("update_priority")
-    checks.note("update_priority", ["call {} of update_priority is wrong"], torch.tensor(True))
+    checks.note("update_priority", ["call {} of update_priority is wrong"], torch.tensor(False))
     with pytest.raises(ValueError, match="call 1 of update_priority is wrong"):
         checks.begin("extend")
 
