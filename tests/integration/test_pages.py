@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from lightning_replay import hooks
+from tests import simulator_stubs
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -67,6 +68,8 @@ def _run(name: str, code: str) -> None:
 )
 def test_the_code_of_a_page_runs(name: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    if name == "simulators.md":  # None of them is installed here.
+        simulator_stubs.install(monkeypatch)
     _run(name, code)
 
 
