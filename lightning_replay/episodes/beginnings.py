@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from lightning_replay.episodes.links import comparable
+from lightning_replay.episodes.links import comparable, row_digests
 from lightning_replay.storage.columns import TRAJECTORIES, Column
 from lightning_replay.storage.rows import Key, observation_keys
 
@@ -23,6 +22,7 @@ _LEAST_REPEATED = 8
 _MOST_CALLS = 16  # An end waits so many calls for the next episode.
 _MOST_STATES = 4_096
 _DONE = ("next", "done")
+_NOTHING = np.zeros(0, dtype=np.int64)
 
 
 class Beginnings:
@@ -46,14 +46,15 @@ class Beginnings:
     def __init__(self, compares: bool, is_silent: bool) -> None:
         self._compares = compares  # Rows are compared until a row continues another.
         self._num_compared = 0
-        self._last: dict[int, int] = {}  # The last observation of each running episode, as a hash.
+        self._names = _NOTHING  # Running episodes, and digests of their last observations.
+        self._last = _NOTHING
         self.is_silent: bool = is_silent
         self._num_ends = 0
-        self._waiting: set[int] = set()  # No row has begun with these last observations.
+        self._waiting = _NOTHING  # No row has begun with these last observations.
         self._calls_left = 0  # They wait for so many calls.
-        self._repeated: set[int] = set()  # A row that continues no other began with these last observations.
-        self._states: set[int] = set()  # Observations within episodes; an end among them recurs by itself.
-        self._running: set[int] = set()  # Trajectories of the rows before.
+        self._repeated = _NOTHING  # A row that continues no other began with these last observations.
+        self._states = _NOTHING  # Observations within episodes; an end among them recurs by itself.
+        self._running = _NOTHING  # Trajectories of the rows before.
 
     def after(self, values: Sequence[Column], columns: Iterable[Key]) -> Beginnings:
         """Returns these beginnings with those in rows with the values ``[N, ...]`` of these columns.
@@ -61,22 +62,24 @@ class Beginnings:
         Raises:
             ValueError: 64 rows, none of which continues another.
         """
-        is_judged = self.is_silent or (self._num_ends == _MOST_ENDS and not self._waiting)
+        is_judged = self.is_silent or (self._num_ends == _MOST_ENDS and not len(self._waiting))
         if is_judged and not self._compares:
             return self
         given = dict(zip(columns, values, strict=True))
         done: Any = given.get(_DONE)
         # The usual way: no episode ended, and nothing waits for the rows.
-        if type(done) is np.ndarray and not (self._compares or self._waiting or np.count_nonzero(done)):
+        if type(done) is np.ndarray and not (self._compares or len(self._waiting) or np.count_nonzero(done)):
             return self
         if done is None or done.shape[1:] not in ((), (1,)) or not str(done.dtype).endswith("bool"):
             return self  # A part that needs the column refuses the rows.
         terminated = given.get(("next", "terminated"))
         cut = done if terminated is None or terminated.shape != done.shape else done > terminated
-        if not (self._compares or self._waiting or bool(cut.any())):
+        if not (self._compares or len(self._waiting) or bool(cut.any())):
             return self
         further = copy.copy(self)
-        further._read({key: value[:_MOST_READ] for key, value in given.items()}, cut[:_MOST_READ].reshape(-1).tolist())
+        further._read(
+            {key: value[:_MOST_READ] for key, value in given.items()}, comparable(cut[:_MOST_READ], "cpu")[:, 0]
+        )
         return further
 
     def warn(self) -> None:
@@ -96,58 +99,62 @@ class Beginnings:
                 stacklevel=2,
             )
 
-    def _read(self, columns: Mapping[Key, Column], cut: list[bool]) -> None:
+    def _read(self, columns: Mapping[Key, Column], cut: np.ndarray) -> None:
         keys = observation_keys({key: (one.dtype, one.shape[1:]) for key, one in columns.items()})
         if not keys:
             return
-        owns, lasts = (_hashes([columns[*branch, *key] for key in keys]) for branch in ((), ("next",)))
-        ended = columns[_DONE].reshape(-1).tolist()
+        owns, lasts = row_digests([(columns[key], columns["next", *key]) for key in keys])
+        ended = comparable(columns[_DONE], "cpu")[:, 0]
         named = next((key for key in TRAJECTORIES if key in columns), None)
-        names = [0] * len(ended) if named is None else columns[named].reshape(-1).tolist()
+        names = np.zeros(len(ended), dtype=np.int64) if named is None else comparable(columns[named], "cpu")[:, 0]
         if self._compares:
             self._compare(owns, lasts, ended, names)
+        begun = owns
         # A collector of TorchRL may mark the last row of each batch as an end, and goes on with the same number.
-        going_on = self._running if named == TRAJECTORIES[1] else set()
-        self._running = set(names)
-        begun = {own for own, name in zip(owns, names, strict=False) if name not in going_on}
+        if named == TRAJECTORIES[1]:
+            begun = owns[~np.isin(names, self._running)]
+        self._running = np.unique(names)
         # States within episodes: those that a row led to, or of the last row the one before.
-        states = {own if is_end else last for own, last, is_end in zip(owns, lasts, ended, strict=True)}
-        self._judge(begun, states, [*itertools.compress(lasts, cut)])
+        self._judge(begun, np.where(ended, owns, lasts), lasts[cut])
 
-    def _compare(self, owns: list[int], lasts: list[int], ended: list[bool], names: list[int]) -> None:
-        self._last = dict(self._last)
-        for own, last, is_end, name in zip(owns, lasts, ended, names, strict=False):
-            before = self._last.pop(name, None)
-            self._num_compared += before is not None
-            if before == own:
-                self._compares = False
-                self._last = {}
-                return
-            if self._num_compared == _MOST_COMPARED:
-                raise ValueError(
-                    f"none of {_MOST_COMPARED} rows starts with the observation that the row before ended with, so "
-                    "that returns, pairs and sequences would be of single steps. Nothing was stored. If observations "
-                    "change between two steps, by noise or by statistics that move on, build the buffer with "
-                    "check_continuity=False. If rows of several environments share a number or have none, give each "
-                    "row the number of its running episode in the column 'trajectory', int64 [N]. If rows are "
-                    "shuffled, store them in the order of their steps"
-                )
-            if not is_end:
-                self._last[name] = last
-        # Most of them will never go on.
-        self._compares = len(self._last) <= max(_MOST_RUNNING, 2 * len(owns))
+    def _compare(self, owns: np.ndarray, lasts: np.ndarray, ended: np.ndarray, names: np.ndarray) -> None:
+        # Each row, after the last ones of the calls before, follows the row of its name before it that did not end.
+        num_old = len(self._names)
+        names = np.concatenate((self._names, names))
+        lasts = np.concatenate((self._last, lasts))
+        goes_on = np.concatenate((np.ones(num_old, dtype=np.bool_), ~ended))
+        order = names.argsort(kind="stable")
+        is_same = names[order[1:]] == names[order[:-1]]
+        follows = is_same & goes_on[order[:-1]]
+        before, after = order[:-1][follows], order[1:][follows]
+        is_compared = np.zeros(len(names), dtype=np.bool_)
+        is_compared[after] = True
+        counts = self._num_compared + np.cumsum(is_compared)
+        continued = after[lasts[before] == owns[after - num_old]]
+        # Rows after the first that continues another are not counted.
+        first = int(continued.min(initial=len(names) - 1))
+        if counts[first] - bool(len(continued)) >= _MOST_COMPARED:
+            raise ValueError(
+                f"none of {_MOST_COMPARED} rows starts with the observation that the row before ended with, so "
+                "that returns, pairs and sequences would be of single steps. Nothing was stored. If observations "
+                "change between two steps, by noise or by statistics that move on, build the buffer with "
+                "check_continuity=False. If rows of several environments share a number or have none, give each "
+                "row the number of its running episode in the column 'trajectory', int64 [N]. If rows are "
+                "shuffled, store them in the order of their steps"
+            )
+        kept = order[np.append(~is_same, [True])]
+        kept = kept[goes_on[kept]]
+        self._names, self._last = names[kept], lasts[kept]
+        self._num_compared = int(counts[-1])
+        # If more episodes run, most of them will never go on.
+        self._compares = not len(continued) and len(kept) <= max(_MOST_RUNNING, 2 * len(owns))
 
-    def _judge(self, begun: set[int], states: set[int], ends: list[int]) -> None:
-        ends = [*dict.fromkeys(ends)][: _MOST_ENDS - self._num_ends]
-        self._states = states | (self._states if len(self._states) < _MOST_STATES else set())
+    def _judge(self, begun: np.ndarray, states: np.ndarray, ends: np.ndarray) -> None:
+        ends = ends[np.sort(np.unique(ends, return_index=True)[1])][: _MOST_ENDS - self._num_ends]
+        self._states = np.unique(np.append(states, self._states if len(self._states) < _MOST_STATES else _NOTHING))
         self._num_ends += len(ends)
-        self._calls_left = _MOST_CALLS if ends else self._calls_left - 1
-        waiting = self._waiting.union(ends) - self._states
-        self._repeated = self._repeated | (waiting & begun)
-        self._waiting = waiting - begun if self._calls_left else set()
-
-
-def _hashes(columns: Sequence[Any]) -> list[int]:
-    # Of the numbers of all columns [N, ...] in each row; by rows, because images would be copied whole.
-    parts = [np.ascontiguousarray(comparable(column, "cpu")) for column in columns]
-    return [hash(b"".join([part[row].tobytes() for part in parts])) for row in range(len(parts[0]))]
+        self._calls_left = _MOST_CALLS if len(ends) else self._calls_left - 1
+        waiting = np.setdiff1d(np.append(self._waiting, ends), self._states)
+        has_begun = np.isin(waiting, begun)
+        self._repeated = np.union1d(self._repeated, waiting[has_begun])
+        self._waiting = waiting[~has_begun] if self._calls_left else _NOTHING

@@ -32,7 +32,7 @@ def follow(successor, predecessor, places, table, now, slots, names, done, diges
     Fills in the slots of newest rows that nothing follows any more, and when these rows were written.
 
     Args:
-        digests: Digests of the observations before and after each row's step, uint64 ``[2, n]``; ``[2, 0]`` links rows
+        digests: Digests of the observations before and after each row's step, int64 ``[2, n]``; ``[2, 0]`` links rows
             by their names.
         stopped: Memory for the result, int64 ``[2 n, 2]``.
 
@@ -68,7 +68,7 @@ def follow(successor, predecessor, places, table, now, slots, names, done, diges
         if before >= 0:
             places[before] = -1
             num_compared += 1
-            if compares and table[place, LAST] != np.int64(digests[0, row]):
+            if compares and table[place, LAST] != digests[0, row]:
                 num_broken += 1
                 # A new row that nothing continues is no row of before.
                 if table[place, SINCE] < now:
@@ -84,7 +84,7 @@ def follow(successor, predecessor, places, table, now, slots, names, done, diges
             table[place, SINCE] = now + row
             places[slot] = place
             if compares:
-                table[place, LAST] = np.int64(digests[1, row])
+                table[place, LAST] = digests[1, row]
     return num_new, num_stopped, num_compared, num_broken
 
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +26,7 @@ _LEAST_COMPARED = 16  # Rows that do not continue others are reported after so m
 
 _UNNAMED = np.iinfo(np.int64).min  # The trajectory of rows without trajectories.
 _NO_SLOTS = np.zeros(0, dtype=np.int64)
-_NO_DIGESTS = np.zeros((2, 0), dtype=np.uint64)
+_NO_DIGESTS = np.zeros((2, 0), dtype=np.int64)
 
 TRAJECTORY_KEYS = ("trajectory", ("collector", "traj_ids"))  # the second is written by TorchRL's collectors
 
@@ -66,10 +66,55 @@ def equal_rows(rows: Any, others: Any) -> Any:
     return (np.ascontiguousarray(rows).view(np.uint8) == np.ascontiguousarray(others).view(np.uint8)).all(1)
 
 
+class _DigestedPair(NamedTuple):
+    """Columns ``[N, numbers]`` of an observation, before and after each step, of which digests are formed."""
+
+    own: Any
+    following: Any
+    factors: np.ndarray  #: uint64, one for each word.
+    is_in_place: bool  #: Whether the columns are arrays of words, whose rows are read where they lie.
+
+
+def _digested(pairs: Sequence[tuple[Any, Any]]) -> list[_DigestedPair]:
+    numbers = np.random.default_rng(0)
+    digested = []
+    for own, following in pairs:
+        factors = numbers.integers(2**64, size=own.shape[1] * max(own.itemsize // _WORD_BYTES, 1), dtype=np.uint64)
+        is_array = type(own) is np.ndarray and type(following) is np.ndarray
+        if is_array and (own.itemsize <= _WORD_BYTES or own.strides[1] == own.itemsize):
+            digested.append(_DigestedPair(_words_of(own), _words_of(following), factors, True))
+        else:
+            digested.append(_DigestedPair(own, following, factors, False))
+    return digested
+
+
 def _words_of(column: np.ndarray) -> np.ndarray:
     """Returns a column ``[N, numbers]`` as unsigned numbers of 32 bits or fewer."""
     # A product of 32 and 64 bits hides no difference between two words.
     return column.view(f"u{min(column.itemsize, _WORD_BYTES)}")
+
+
+def _digests(pairs: Iterable[_DigestedPair], slots: np.ndarray) -> np.ndarray:
+    digests = np.zeros((2, len(slots)), dtype=np.uint64)
+    for own, following, factors, is_in_place in pairs:
+        if is_in_place:
+            kernels.add_digests(own, following, slots, factors, digests)
+        else:
+            given = [_words_of(np.ascontiguousarray(comparable(one[slots], "cpu"))) for one in (own, following)]
+            kernels.add_digests(*given, np.arange(len(slots)), factors, digests)
+    return digests.view(np.int64)
+
+
+def row_digests(pairs: Sequence[tuple[Any, Any]]) -> np.ndarray:
+    """Returns digests of the observations before and after the step of each row, int64 ``[2, N]``.
+
+    Observations that differ have the same digest with a probability of 1 in 4 billion.
+
+    Args:
+        pairs: Columns ``[N, ...]`` of each observation before and after the step.
+    """
+    columns = [(comparable(own, "cpu"), comparable(following, "cpu")) for own, following in pairs]
+    return _digests(_digested(columns), np.arange(len(columns[0][0])))
 
 
 class DiscontinuityCount:
@@ -115,8 +160,7 @@ class Continuity:
         self._source = source
         self._packed: Tensor | None = None  # the rows of a packed storage that the pairs are views of
         self._pairs: list[tuple[Any, Any]] = []
-        # The same for digests, with a factor for each word, and whether rows are read where they lie.
-        self._words: list[tuple[Any, Any, np.ndarray, bool]] = []
+        self._digested: list[_DigestedPair] = []
         self._tally = DiscontinuityCount()
 
     def of_slots(self, before: np.ndarray, after: np.ndarray) -> np.ndarray:
@@ -133,20 +177,13 @@ class Continuity:
         return equal
 
     def digests(self, slots: np.ndarray) -> np.ndarray:
-        """Returns digests of the observations before and after the step of each row, uint64 ``[2, n]``.
+        """Returns digests of the observations before and after the step of each row, int64 ``[2, n]``.
 
         Of rows that do not continue others, one in 4 billion has the digest of a row that does.
         """
         # Rows before are no longer in the processor's cache. To read 4,096 of them takes as long as to store as many.
         self._read()
-        digests = np.zeros((2, len(slots)), dtype=np.uint64)
-        for own, following, factors, is_in_place in self._words:
-            if is_in_place:
-                kernels.add_digests(own, following, slots, factors, digests)
-            else:
-                given = [_words_of(np.ascontiguousarray(comparable(one[slots], "cpu"))) for one in (own, following)]
-                kernels.add_digests(*given, np.arange(len(slots)), factors, digests)
-        return digests
+        return _digests(self._digested, slots)
 
     def count(self, compared: int, broken: int) -> None:
         """Counts rows whose digests were compared, and rows that do not continue the row before."""
@@ -161,7 +198,7 @@ class Continuity:
         return vars(self) | {
             "_packed": None,
             "_pairs": [],
-            "_words": [],
+            "_digested": [],
         }  # views of all rows, which would be copied whole
 
     def _rows(self) -> TensorDictBase:
@@ -176,15 +213,7 @@ class Continuity:
             return
         pairs = observation_pairs(self._rows())
         self._pairs = [(comparable(own), comparable(following)) for own, following in pairs]
-        numbers = np.random.default_rng(0)
-        self._words = []
-        for own, following in self._pairs:
-            factors = numbers.integers(2**64, size=own.shape[1] * max(own.itemsize // _WORD_BYTES, 1), dtype=np.uint64)
-            is_array = type(own) is np.ndarray and type(following) is np.ndarray
-            if is_array and (own.itemsize <= _WORD_BYTES or own.strides[1] == own.itemsize):
-                self._words.append((_words_of(own), _words_of(following), factors, True))
-            else:
-                self._words.append((own, following, factors, False))
+        self._digested = _digested(self._pairs)
 
 
 def consecutive(episodes: EpisodeGroups) -> tuple[np.ndarray, np.ndarray]:
@@ -395,7 +424,7 @@ class EpisodeLinks:
             if not self._has_digests:
                 runs = self._table[:, kernels.NEWEST] >= 0
                 newest = np.ascontiguousarray(self._table[runs, kernels.NEWEST])
-                self._table[runs, kernels.LAST] = self.continuity.digests(newest)[1].view(np.int64)
+                self._table[runs, kernels.LAST] = self.continuity.digests(newest)[1]
                 self._has_digests = True
             digests = self.continuity.digests(slots)
         stopped = np.empty((2 * len(slots), 2), dtype=np.int64)
