@@ -7,6 +7,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
@@ -15,7 +16,9 @@ from torchrl.data.replay_buffers import Storage
 
 from lightning_replay.episodes import kernels
 from lightning_replay.episodes.running import FollowedEpisodes
+from lightning_replay.episodes.running_rows import RunningRows
 from lightning_replay.events.conditions import Condition, ConditionLike, holds, own, warn_of_unmet
+from lightning_replay.jit import compiled
 from lightning_replay.options import checked_share
 from lightning_replay.samplers.pairs import FollowsEpisodes, check_capacities
 from lightning_replay.samplers.prioritized import written_slots
@@ -29,45 +32,85 @@ _NEVER = 2**62
 
 
 class GoalEpisodes:
-    """Episodes that reached a goal, and the slots of their last goals, from :meth:`state`, int64 ``[G, 2]``."""
+    """Episodes that reached a goal, and the slots of their last goals.
 
-    def __init__(self, pairs: Tensor) -> None:
-        self._pairs: list[tuple[int, int]] = [(episode, slot) for episode, slot in pairs.tolist()]
-        self._place_of_episode = {episode: place for place, (episode, _) in enumerate(self._pairs)}
-        self._episode_at = {slot: episode for episode, slot in self._pairs}
+    Args:
+        num_slots: Number of slots in the storage.
+        pairs: Episodes and slots, from :meth:`state`, int64 ``[G, 2]``.
+    """
+
+    def __init__(self, num_slots: int, pairs: Tensor | None = None) -> None:
+        self._count = 0
+        self._goals = np.zeros((0, 3), dtype=np.int64)  # Episode, slot, and row in _running of each goal.
+        self._running = RunningRows()
+        self._place_of_row = np.zeros(0, dtype=np.int64)  # Place in _goals of each row in _running, or -1.
+        self._place_at = np.full(num_slots, -1, dtype=np.int64)  # Place in _goals of the goal in each slot, or -1.
+        if pairs is not None and len(pairs):
+            self.put(pairs[:, 0], pairs[:, 1])
 
     def __len__(self) -> int:
-        return len(self._pairs)
+        return self._count
 
     def slot(self, place: int) -> int:
         """Returns the slot of the last goal of an episode, by its place in :meth:`state`."""
-        return self._pairs[place][1]
+        return int(self._goals[place, 1])
 
     def put(self, episodes: Tensor, slots: Tensor) -> None:
         """Adds goals, earlier ones first; a later goal of an episode replaces the earlier one."""
-        for episode, slot in zip(episodes.tolist(), slots.tolist(), strict=True):
-            place = self._place_of_episode.setdefault(episode, len(self._pairs))
-            if place == len(self._pairs):
-                self._pairs.append((episode, slot))
-            else:
-                del self._episode_at[self._pairs[place][1]]
-                self._pairs[place] = (episode, slot)
-            self._episode_at[slot] = episode
+        names, number = np.unique(episodes.numpy(), return_inverse=True)
+        rows = self._running.open(names)[number]
+        further = self._running.capacity - len(self._goals)
+        if further:
+            self._goals = np.concatenate((self._goals, np.zeros((further, 3), dtype=np.int64)))
+            self._place_of_row = np.concatenate((self._place_of_row, np.full(further, -1)))
+        goals = np.stack((episodes.numpy(), slots.numpy(), rows), axis=1)
+        self._count = _put(goals, self._goals, self._count, self._place_of_row, self._place_at)
 
     def drop(self, slots: Tensor) -> None:
         """Removes the goals in ``slots``, int64 ``[n]``, with their episodes."""
-        if not self._episode_at:
+        if not self._count:
             return
-        for slot in sorted(self._episode_at.keys() & set(slots.tolist())):
-            place = self._place_of_episode.pop(self._episode_at.pop(slot))
-            last = self._pairs.pop()
-            if place < len(self._pairs):
-                self._pairs[place] = last
-                self._place_of_episode[last[0]] = place
+        leaving = slots.numpy()
+        leaving = leaving[self._place_at[leaving] >= 0]
+        if len(leaving):
+            arrays = self._goals, self._count, self._place_of_row, self._place_at
+            self._running.close(_drop(np.unique(leaving), *arrays))
+            self._count = len(self._running)
 
     def state(self) -> Tensor:
         """Returns episodes and slots of goals, int64 ``[G, 2]``."""
-        return torch.tensor(self._pairs, dtype=torch.int64, device="cpu").reshape(-1, 2)
+        return torch.from_numpy(self._goals[: self._count, :2].copy())
+
+
+@compiled
+def _put(new, goals, count, place_of_row, place_at):  # type: ignore[no-untyped-def]
+    """Loop of :meth:`GoalEpisodes.put`; returns how many goals there are."""
+    for number in range(len(new)):
+        row = new[number, 2]
+        place = place_of_row[row]
+        if place < 0:
+            place = place_of_row[row] = count
+            count += 1
+        else:
+            place_at[goals[place, 1]] = -1
+        goals[place] = new[number]
+        place_at[goals[place, 1]] = place
+    return count
+
+
+@compiled
+def _drop(slots, goals, count, place_of_row, place_at):  # type: ignore[no-untyped-def]
+    """Loop of :meth:`GoalEpisodes.drop`; the last goal takes the place of each. Returns the rows of their episodes."""
+    rows = np.empty(slots.size, np.int64)
+    for number in range(slots.size):
+        place = place_at[slots[number]]
+        rows[number] = goals[place, 2]
+        place_at[slots[number]] = place_of_row[rows[number]] = -1
+        count -= 1
+        if place < count:
+            goals[place] = goals[count]
+            place_of_row[goals[place, 2]] = place_at[goals[place, 1]] = place
+    return rows
 
 
 @rebuildable
@@ -181,11 +224,13 @@ class ReverseSweepSampler(FollowsEpisodes, UniformSampler):
         """Restores a saved state; ``ValueError`` if it names slots outside of the storage."""
         self._empty()
         super().load_state_dict(state_dict)
-        self._goals = GoalEpisodes(state_dict["goals"])
+        goals = state_dict["goals"]
         if self.followed.links is not None:
             check_capacities(len(self._episode), self.followed.links.capacity)
-        if max([self._cursor, *state_dict["goals"][:, 1].tolist()]) >= len(self._episode):
+        slots = goals[:, 1].tolist()
+        if max([self._cursor, *slots]) >= len(self._episode) or min(slots, default=0) < 0:
             raise ValueError("the state has sweeps from slots that there are not; load another save")
+        self._goals = GoalEpisodes(len(self._episode), goals)
         # The goal was reached or warned of before the save.
         if len(self._goals) or self._next_episode >= len(self._episode):
             self._unmet_after = _NEVER
@@ -199,7 +244,7 @@ class ReverseSweepSampler(FollowsEpisodes, UniformSampler):
         # Rows are counted, because each may begin an episode.
         self._next_episode = 0
         self._unmet_after = _ROWS_BEFORE_WARNING
-        self._goals = GoalEpisodes(torch.empty(0, 2, dtype=torch.int64, device="cpu"))
+        self._goals = GoalEpisodes(0)
         self._cursor = -1
         # The new copy has no running episodes.
         self.goal = own(self.goal)
@@ -219,6 +264,7 @@ class ReverseSweepSampler(FollowsEpisodes, UniformSampler):
         index = self.followed.mark_update(index, storage)
         if not len(self._episode):
             self._episode = torch.full((storage.max_size,), -1, dtype=torch.int64, device="cpu")
+            self._goals = GoalEpisodes(storage.max_size)
         predecessor = self.followed.links.predecessor.numpy()
         kernels.name(predecessor, index.numpy(), self._next_episode, self._episode.numpy())
         self._next_episode += len(index)
