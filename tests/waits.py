@@ -20,6 +20,18 @@ from lightning_replay.replay import Replay
 from tests import pretended_device
 
 ENVS = 16
+
+
+def closeness(achieved: Tensor, desired: Tensor, info: dict[str, Any]) -> Tensor:
+    """Rewards, by torch."""
+    return -(achieved - desired).norm(dim=-1)
+
+
+def is_close(achieved: Tensor, desired: Tensor, info: dict[str, Any]) -> Tensor:
+    """Flags of ends, by torch."""
+    return closeness(achieved, desired, info) > -0.5
+
+
 CALLS = ("extend", "sample", "update_priority")
 #: What a case is built by: a recipe and its options.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -27,6 +39,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "prioritized": ("prioritized", {}),
     "n-step": ("uniform", {"n_steps": 3}),
     "prioritized n-step": ("prioritized", {"n_steps": 3}),
+    "hindsight": (
+        "hindsight",
+        {"reward": closeness, "terminated": is_close, "achieved_key": "observation", "desired_key": "observation"}
+        | {"n_steps": 3, "strategy": "episode"},
+    ),
     "sequences": ("sequences", {"length": 4, "overlap": 2}),
 }
 

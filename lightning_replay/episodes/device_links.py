@@ -191,13 +191,13 @@ class DeviceLinks:
         if back not in self._jumps or len(self._jumps[back]) < levels:
             self._jumps[back] = self._after.new_empty(levels, self.capacity + 1)
             self._update_jumps()
-        slots, gone = index, torch.zeros_like(index)
+        slots, left = index, steps
         for power in reversed(range(levels)):
             further = self._jumps[back][power][slots]
-            goes = (further >= 0) & (gone + 2**power <= steps)
+            goes = (further >= 0) & (left >= 2**power)
             slots = torch.where(goes, further, slots)
-            gone = gone + goes * 2**power
-        return slots, gone
+            left = torch.add(left, goes, alpha=-(2**power))
+        return slots, steps - left
 
     def _update_jumps(self) -> None:
         # In place, so that a captured graph that walks reads the present links.

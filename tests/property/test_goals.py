@@ -28,6 +28,8 @@ def build(kind: str, strategy: str, n_steps: int) -> Replay:
     if kind == "tables":
         tables = [EventTable("event", condition=event, history_length=3, capacity=6, min_size=1)]
         return recipes.event_tables(6, tables=tables, min_size=1, **options)
+    if kind == "on a device":
+        return recipes.uniform(12, draws_on="device", **options)
     return recipes.known()[kind](12, **options)
 
 
@@ -36,7 +38,7 @@ steps = st.tuples(st.integers(0, 2), st.integers(1, 5), st.sampled_from(["go on"
 
 @pytest.mark.slow
 @settings(max_examples=25)
-@pytest.mark.parametrize("kind", ["uniform", "prioritized", "tables"])
+@pytest.mark.parametrize("kind", ["uniform", "prioritized", "tables", "on a device"])
 @given(
     strategy=st.sampled_from(["future", "final", "episode"]),
     n_steps=st.integers(1, 3),

@@ -39,9 +39,10 @@ def pairs(batch) -> list[tuple[int, int]]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("draws_on", ["cpu", "device"])
 @pytest.mark.parametrize("strategy", ["future", "final", "episode"])
-def test_every_allowed_step_is_equally_likely(strategy: str) -> None:
-    replay = hindsight(strategy, 1.0)
+def test_every_allowed_step_is_equally_likely(strategy: str, draws_on: str) -> None:
+    replay = hindsight(strategy, 1.0, draws_on=draws_on)
     drawn = [pair for _ in range(BATCHES) for pair in pairs(replay.sample(BATCH))]
     for first, length in zip(FIRST, LENGTHS, strict=True):
         for step in range(first, first + length):
@@ -54,9 +55,9 @@ def test_every_allowed_step_is_equally_likely(strategy: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("priority_exponent", [0.0, 1.0])
-def test_each_row_is_relabelled_with_the_probability_of_the_share(priority_exponent: float) -> None:
-    replay = hindsight("future", 0.8, priority_exponent=priority_exponent)
+@pytest.mark.parametrize(("priority_exponent", "draws_on"), [(0.0, "cpu"), (1.0, "cpu"), (1.0, "device")])
+def test_each_row_is_relabelled_with_the_probability_of_the_share(priority_exponent: float, draws_on: str) -> None:
+    replay = hindsight("future", 0.8, priority_exponent=priority_exponent, draws_on=draws_on)
     relabelled = [(replay.sample(8)["observation", "desired_goal"][:, 0] != OWN_GOAL) for _ in range(2_000)]
     places = torch.stack(relabelled).sum(0)
     deviations = (places - 1_600).square() / (2_000 * 0.8 * 0.2)

@@ -19,6 +19,7 @@ from lightning_replay.samplers import PrioritizedSampler, UniformSampler
 from lightning_replay.storage import PackedStorage
 from lightning_replay.transforms import GaussianNoise
 from lightning_replay.writers import RetentionWriter
+from tests.goal_steps import goal_rows, reached
 from tests.transitions import numbered_steps
 
 NAN = float("nan")
@@ -209,6 +210,30 @@ def test_other_recipes_refuse_draws_on_the_device(recipe: str) -> None:
 
     with pytest.raises(ValueError, match="this recipe draws slots on the CPU; the recipes uniform, prioritized"):
         built_as_needed(recipe, capacity=8, draws_on="device")
+
+
+@pytest.mark.parametrize("returned", ["an array", "one number"])
+def test_functions_of_goals_must_return_tensors(returned: str) -> None:
+    def reward(achieved: Tensor, desired: Tensor, info: dict[str, Any]) -> Any:
+        equal = (achieved == desired).all(-1)
+        return equal.numpy() if returned == "an array" else equal.sum()
+
+    replay = built("hindsight", reward=reward)
+    with pytest.raises(ValueError, match=r"reward of RelabelGoals returned .* for goals \[3, 2\] on cpu; slots are"):
+        replay.extend(goal_rows(range(3)))
+    assert not len(replay)
+
+
+@pytest.mark.filterwarnings("ignore:.*another reward than RelabelGoals computes")  # 100 is stored
+@pytest.mark.parametrize("strategy", ["future", "final", "episode"])
+def test_goals_are_those_of_the_same_seed_on_the_cpu(strategy: str) -> None:
+    options = {"reward": reached, "terminated": reached, "strategy": strategy, "n_steps": 3, "batch_size": 10}
+    there, here = (built("hindsight", draws_on, **options) for draws_on in ("device", "cpu"))
+    for first in (0, 20):
+        for replay in (there, here):
+            replay.extend(goal_rows(range(first, first + 7), done=True))
+        for _ in range(5):
+            assert (there.sample() == here.sample()).all()
 
 
 @pytest.mark.parametrize(
