@@ -57,16 +57,36 @@ def random_return(file: str, seed: int, episodes: int = 20) -> float:
     import lightning_replay.envs  # noqa: F401  registers the library's own
 
     name, options = _environment(contents(file))
+    if isinstance(name, dict):
+        return _random_return_of_simulator(name, options | {"num_envs": episodes}, seed)
     with closing(gymnasium.make(name, **options)) as environment:
         environment.action_space.seed(seed)
         return float(np.mean([_played(environment, seed + episode) for episode in range(episodes)]))
 
 
-def _environment(content: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+def _environment(content: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     if "environment" in content:
         return content["environment"]["env"], content["environment"].get("env_config", {})
     given = content["data"]["init_args"]
     return given["env"], given.get("env_kwargs", {}) | given.get("evaluation_env_kwargs", {})
+
+
+def _random_return_of_simulator(env: dict[str, Any], options: dict[str, Any], seed: int) -> float:
+    import torch
+
+    from lightning_replay.lit.simulators import TensorActions, simulator_class
+
+    simulator = simulator_class(env)(**options)
+    actions = TensorActions(simulator.single_action_space, torch.device("cpu"))
+    simulator.reset(seed=seed)
+    total = torch.zeros(simulator.num_envs)
+    is_first = torch.ones(simulator.num_envs, dtype=torch.bool)
+    draws = iter(range(seed, seed + 1_000_000))
+    while is_first.any():
+        _, reward, terminated, truncated, _ = simulator.step(actions.random(simulator.num_envs, next(draws)))
+        total += reward * is_first
+        is_first &= ~(terminated | truncated)
+    return float(total.mean())
 
 
 def _played(environment: Any, seed: int) -> float:
