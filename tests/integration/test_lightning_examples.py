@@ -47,6 +47,12 @@ def test_example(run_script: Any, tmp_path: Path) -> None:
     assert "900 transitions in the replay" in output and "the best policy is TD3" in output
 
 
+def test_simulator(run_script: Any) -> None:
+    output = "\n".join(run_script("lightning_simulator.py"))
+    # All pendulums were staggered, so that each ended an episode within its first 200 steps.
+    assert "13,440 steps of 64 pendulums, 205 updates" in output and "mean return of 64 pendulums: -" in output
+
+
 def test_offline(run_script: Any, tmp_path: Path) -> None:
     output = run_script("lightning_offline.py", "--directory", str(tmp_path))
     assert output[-1].endswith("after 300 environment steps, 598 rows") and "after 300 updates" in "\n".join(output)
