@@ -17,7 +17,7 @@ class DeferredChecks:
     """Collects on a device what a buffer would refuse, and raises it in a later call.
 
     A check that the CPU reads waits for the device. Here, the device keeps the number of the first call that brought
-    something wrong. All numbers are read together, in one transfer, once in :attr:`check_every` calls.
+    something wrong. All numbers are read together, in one transfer, once in ``check_every`` calls.
 
     Args:
         check_every: Number of calls between two reads.

@@ -71,6 +71,7 @@ class StaticDraws:
         self._call = torch.zeros((), dtype=torch.int64, device=device)
         self._beta = torch.zeros((), dtype=torch.float32, device=device)
         self.prepare()
+        self.draw()  # It keeps the powers of the discount on the device. A graph cannot copy them there.
 
     def prepare(self) -> None:
         """Draws the random numbers of the next step and sets its numbers; call it outside of a graph.
