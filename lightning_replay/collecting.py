@@ -231,7 +231,7 @@ class VectorSteps(VectorWrapper):
         Raises:
             TypeError, ValueError: as ``extend_columns`` of the replay.
         """
-        rows = len(self.columns["trajectory"]) if self.columns else 0
+        rows = len(next(iter(self.columns.values()))) if self.columns else 0
         if rows:
             more = {name: self._kind.given(name, column) for name, column in columns.items()}
             if rows < len(self._trajectory):

@@ -367,6 +367,16 @@ def test_actions_are_on_the_device_of_the_simulator() -> None:
     assert not envs.columns["action"].requires_grad
 
 
+def test_columns_may_be_left_out_before_they_are_stored() -> None:
+    envs, replay = VectorSteps(Counters([[0], [0]])), recipes.uniform(capacity=100, batch_size=8)
+    envs.reset()
+    for _ in range(2):
+        envs.step(torch.zeros(1, 1))
+        del envs.columns["trajectory"]
+        envs.store(replay, log_prob=torch.ones(1))
+    assert len(replay) == 2 and "trajectory" not in set(replay[:].keys())
+
+
 def test_columns_are_copies() -> None:
     class Reusing(Counters):
         def observed(self, state: Tensor) -> Any:
