@@ -210,9 +210,9 @@ class Continuity:
                 return
             self._packed = self._source.all_packed  # A load replaces this tensor.
             self._pairs = self._source.observation_pairs(comparable)
-            return
-        pairs = observation_pairs(self._rows())
-        self._pairs = [(comparable(own), comparable(following)) for own, following in pairs]
+        else:
+            pairs = observation_pairs(self._rows())
+            self._pairs = [(comparable(own), comparable(following)) for own, following in pairs]
         self._digested = _digested(self._pairs)
 
 
