@@ -264,7 +264,7 @@ class RetainedRows:
         slots = np.full(count, -1)
         fitting = min(count, self.capacity - self._length + len(self._holes))
         if fitting:
-            slots[:fitting] = [self._take_free() for _ in range(fitting)]
+            slots[:fitting] = self._take_free(fitting)
             self._place(slots[:fitting], priority[:fitting], np.arange(first_arrival, first_arrival + fitting))
         evicted = count - fitting
         if evicted and self._chances is None:
@@ -303,7 +303,7 @@ class RetainedRows:
             if len(victims) >= stored or not lacking(victims):
                 break
             victims = self._victims(victims)
-        slot = self._take_free() if has_free else int(victims[0])
+        slot = int(self._take_free(1)[0] if has_free else victims[0])
         if len(victims):
             self.order.remove(victims)
             if self._chances is not None:
@@ -329,11 +329,12 @@ class RetainedRows:
             self._chances.set(torch.from_numpy(before), left)
         return np.append(before, victim)
 
-    def _take_free(self) -> int:
-        if self._holes:
-            return self._holes.pop()
-        self._length += 1
-        return self._length - 1
+    def _take_free(self, count: int) -> np.ndarray:
+        reused = self._holes[::-1][:count]
+        del self._holes[len(self._holes) - len(reused) :]
+        first = self._length
+        self._length += count - len(reused)
+        return np.array([*reused, *range(first, self._length)], dtype=np.int64)
 
     def _keep_factors(self, slots: np.ndarray, factors: Factors, rows: np.ndarray) -> None:
         self.surprise[slots] = factors.surprise[rows]
