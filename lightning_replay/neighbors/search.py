@@ -119,10 +119,9 @@ def exact_search(table: PointTable, slots: Tensor, count: int, limit: int) -> tu
 def faiss_search(
     table: PointTable, slots: Tensor, count: int, limit: int, *, inverted_file: bool
 ) -> tuple[Tensor, Tensor]:
-    """Builds a Faiss index over all rows and queries it for all of them; on the GPU where the table is on one."""
-    points = table.points(slots)
-    found_distance, found = _faiss_index(points, inverted_file).search(points.cpu().numpy(), count + 1)
-    distance, position = (torch.from_numpy(array).to(points.device) for array in (found_distance, found))
+    """Builds a Faiss index over all rows and queries it for all of them, on the device of the table."""
+    points = table.points(slots).contiguous()
+    distance, position = _faiss_index(points, inverted_file).search(points, count + 1)
     itself = torch.arange(len(slots), device=points.device).unsqueeze(1)
     distance = distance.masked_fill((position < 0) | (position == itself), torch.inf)
     distance, order = distance.topk(count, dim=1, largest=False)
@@ -141,12 +140,11 @@ def _faiss_index(points: Tensor, inverted_file: bool) -> Any:
         index.nprobe = max(1, round(0.1 * cells))
     if points.device.type == "cuda":
         if not hasattr(faiss, "StandardGpuResources"):
-            raise missing_extra("a Faiss index on a GPU", "Faiss with GPU support", "faiss-gpu", _EXACT)
+            raise missing_extra("a Faiss index on a GPU", "Faiss with GPU support", _extra(), _EXACT)
         index = faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), points.device.index or 0, index)
-    rows = points.cpu().contiguous().numpy()
     if not index.is_trained:
-        index.train(rows)
-    index.add(rows)
+        index.train(points)
+    index.add(points)
     return index
 
 
@@ -184,7 +182,16 @@ def _whole_groups(rows: int) -> int:
 def _import_faiss() -> ModuleType:
     try:
         import faiss
+
+        # With this module, indices accept tensors where these are.
+        import faiss.contrib.torch_utils
     except ModuleNotFoundError as error:
-        extra = "faiss-gpu" if torch.cuda.is_available() else "faiss-cpu"
-        raise missing_extra("a Faiss backend", "Faiss", extra, _EXACT) from error
+        raise missing_extra("a Faiss backend", "Faiss", _extra(), _EXACT) from error
     return faiss
+
+
+def _extra() -> str:
+    """Returns the extra whose Faiss fits this machine and the CUDA version of torch."""
+    if not torch.cuda.is_available():
+        return "faiss-cpu"
+    return "faiss-gpu-cu13" if str(torch.version.cuda).startswith("13") else "faiss-gpu"

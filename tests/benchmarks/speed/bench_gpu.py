@@ -17,6 +17,7 @@ from torchrl.data.replay_buffers import SliceSampler
 from transitions import in_chunks
 
 from lightning_replay import recipes
+from lightning_replay.neighbors.search import PointTable, exact_search, faiss_search
 from lightning_replay.priority_tree import PriorityTree
 from lightning_replay.static_draws import StaticDraws
 
@@ -264,6 +265,27 @@ def graphs(table: Table, rows: int, rounds: int) -> None:
     table.at_most("T12: the whole over the gather", times["draw, gather and update"] / times["gather"], 2.5)
 
 
+def neighbors(table: Table, rounds: int) -> None:
+    """The 10 nearest of all rows to each row: exact in torch, and by Faiss on the CPU and on the GPU, where it is."""
+    for rows in (10_000, 50_000):
+        points, work = torch.randn(rows, 23), {}
+        for device in ("cpu", "cuda"):
+            held, slots = PointTable(rows, 23, device), torch.arange(rows, device=device)
+            held.place(slots, points.to(device))
+            given = held, slots, 10, rows
+            if device == "cuda":
+                work["exact in torch, on the GPU"] = waited(lambda given=given: exact_search(*given))
+            for name, is_file in (("faiss flat", False), ("faiss inverted file", True)):
+                search = waited(lambda given=given, is_file=is_file: faiss_search(*given, inverted_file=is_file))
+                try:
+                    search()
+                except ImportError as error:
+                    table.missing[f"{name}, {device}"] = str(error)[:200]
+                else:
+                    work[f"{name}, {device}"] = search
+        table.measure_in_turns(f"neighbours of {rows:,} rows", work, rounds=rounds)
+
+
 def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -281,6 +303,7 @@ def main() -> None:
     simulators(table, max(options.rows // ENVS, 2), options.rounds)
     sequences(table, options.rows, options.rounds)
     goals(table, options.rows // 5, options.rounds)
+    neighbors(table, options.rounds)
     table.finish(save=options.save, name="gpu")
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lightning_replay.neighbors import NeighborLists
+from lightning_replay.neighbors.search import PointTable, exact_search, faiss_search
 
 FIXTURE = json.loads((Path(__file__).parents[2] / "fixtures" / "nmer_neighbours.json").read_text())
 CASES = {case["name"]: case for case in FIXTURE["cases"]}
@@ -250,6 +251,49 @@ def test_missing_faiss_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(sys.modules, "faiss", None)
     with pytest.raises(ImportError, match=r"pip install 'lightning-replay\[faiss-[cg]pu\]'"):
         NeighborLists(10, 2, backend="faiss_flat")
+
+
+@pytest.mark.parametrize(("cuda", "extra"), [("13.0", "faiss-gpu-cu13"), ("12.8", "faiss-gpu"), (None, "faiss-cpu")])
+def test_the_extra_fits_the_cuda_version_of_torch(
+    monkeypatch: pytest.MonkeyPatch, cuda: str | None, extra: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda is not None)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    with pytest.raises(ImportError, match=rf"\[{extra}\]"):
+        NeighborLists(10, 2, backend="faiss_flat")
+
+
+@pytest.mark.parametrize("inverted_file", [False, True])
+def test_points_for_faiss_stay_where_they_are(monkeypatch: pytest.MonkeyPatch, inverted_file: bool) -> None:
+    pytest.importorskip("faiss")
+    table, slots = PointTable(900, 10), torch.arange(900)
+    table.place(slots, walk(900))
+    exact = exact_search(table, slots, 3, 900)
+
+    def refused(tensor: Tensor, *_: object) -> None:
+        raise AssertionError(f"{tensor.shape} was moved")
+
+    for name in ("cpu", "numpy", "to"):
+        monkeypatch.setattr(torch.Tensor, name, refused)
+    found = faiss_search(table, slots, 3, 900, inverted_file=inverted_file)
+    assert (found[1] == exact[1]).double().mean() > (0.3 if inverted_file else 0.999)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("inverted_file", [False, True])
+def test_faiss_on_the_gpu_finds_what_it_finds_on_the_cpu(inverted_file: bool) -> None:
+    faiss = pytest.importorskip("faiss")
+    if not hasattr(faiss, "StandardGpuResources"):
+        pytest.skip("this Faiss has no GPU support")
+    found = []
+    for device in ("cpu", "cuda"):
+        table, slots = PointTable(1500, 10, device), torch.arange(1500, device=device)
+        table.place(slots, walk(1500).to(device))
+        found.append(faiss_search(table, slots, 3, 1500, inverted_file=inverted_file))
+    assert found[1][1].is_cuda
+    assert (found[0][1] == found[1][1].cpu()).double().mean() > (0.5 if inverted_file else 0.999)
 
 
 def test_faiss_finds_what_the_exact_search_finds() -> None:
