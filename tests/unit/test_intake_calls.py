@@ -14,7 +14,7 @@ import torch
 from tensordict import TensorDict
 
 from lightning_replay import PackedStorage, Replay, recipes
-from lightning_replay.events import reward_at_least
+from lightning_replay.events import Condition, EventTable, first_in_episode, reward_at_least, sustained
 from lightning_replay.transforms import NStepTransitions
 
 FEW, MANY = 64, 1_024
@@ -39,7 +39,24 @@ BUFFERS: dict[str, Callable[[int], Any]] = {
     "returns formed before": lambda capacity: Replay(
         storage=PackedStorage(capacity), transform=NStepTransitions(3, 0.9)
     ),
+    "event table": lambda capacity: of_events(capacity, IS_NEAR),
+    "event table that forgets": lambda capacity: of_events(capacity, IS_NEAR, forget_stale=True),
+    "event table, sequences": lambda capacity: of_events(capacity, IS_NEAR, sequence_length=4),
+    "event table, prioritized": lambda capacity: of_events(capacity, IS_NEAR, priority_exponent=0.6),
+    "event table, sustained": lambda capacity: of_events(capacity, sustained(reward_at_least(0.2), 2)),
+    "event table, first in an episode": lambda capacity: of_events(capacity, first_in_episode(IS_NEAR)),
+    "retention": lambda capacity: recipes.surprise_retention(capacity),
+    "retention by surprise": lambda capacity: recipes.surprise_retention(
+        capacity, initial_surprise=lambda rows: rows["next", "reward"].flatten()
+    ),
+    "tables of tasks": lambda capacity: recipes.parallel_curriculum(["first", "second"], capacity // 2),
 }
+
+
+def of_events(capacity: int, condition: Condition, **options: Any) -> Any:
+    table = EventTable("near", condition, history_length=5, capacity=capacity)
+    most = capacity // STORED_STEPS  # Each environment has a history.
+    return recipes.event_tables(capacity, tables=[table], max_trajectories=most, **options)
 
 
 def steps(num_envs: int) -> Iterator[TensorDict]:
@@ -57,6 +74,7 @@ def steps(num_envs: int) -> Iterator[TensorDict]:
         following = {"observation": after, "reward": (after - seen).abs(), "terminated": done, "done": done}
         following["truncated"] = torch.zeros_like(done)
         columns = {"observation": seen, "goal": seen, "trajectory": trajectory, "next": following}
+        columns["task"] = trajectory % 2
         yield TensorDict(columns, [num_envs])
         seen = torch.where(done, torch.rand(num_envs, 1, generator=generator), after)
         trajectory = torch.where(done.flatten(), trajectory + num_envs, trajectory)
