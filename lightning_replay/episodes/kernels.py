@@ -18,8 +18,10 @@ EMPTY = -2
 def _place_of(table, name):  # type: ignore[no-untyped-def]
     """Returns the place of a name in the table of running episodes, or the empty place where it belongs."""
     last = table.shape[0] - 1
-    # Names that count on are found one after the other in memory. Names that are multiples of a large number differ.
-    place = (name ^ (name >> 13) ^ (name >> 26) ^ (name >> 43)) & last
+    # 32 names that count on are found one after the other in memory. More would fill long runs of places, and each
+    # further name that belongs into one would be searched to its end: 4,096 rows took ten times as long.
+    block = ((name >> 5) * np.int64(-7046029254386353131)) >> 32
+    place = ((block << 5) | (name & 31)) & last
     while table[place, NEWEST] != EMPTY and table[place, NAME] != name:
         place = (place + 1) & last
     return place
