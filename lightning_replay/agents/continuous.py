@@ -59,8 +59,9 @@ class ContinuousAgent(OffPolicyAgent):
         self.num_features: int = self.build_encoder()
         outputs = self.outputs_per_action * len(low)
         self.actor: Perceptron = Perceptron(self.num_features, options["hidden_sizes"], outputs)
+        self._is_distributional: bool = options.get("distributional", False)
         support = None
-        if options.get("distributional", False):
+        if self._is_distributional:
             support = torch.linspace(options["value_low"], options["value_high"], options["atoms"])
         self.critics: TwoCritics = TwoCritics(
             self._build_critic_encoder(),
@@ -98,6 +99,9 @@ class ContinuousAgent(OffPolicyAgent):
         """
         if self._critic_column is None:
             return self.features_of(columns.get("observation"), target) if of_policy is None else of_policy
+        return (self.target_critic_encoder if target else self.critic_encoder)(self._critic_observation(columns))
+
+    def _critic_observation(self, columns: TensorDictBase) -> Any:
         observation = columns.get(self._critic_column, None)
         if observation is None:
             raise ValueError(
@@ -105,7 +109,7 @@ class ContinuousAgent(OffPolicyAgent):
                 f"critic_observation is {self._critic_column!r}; store this column in both places, or set "
                 "critic_observation=None."
             )
-        return (self.target_critic_encoder if target else self.critic_encoder)(observation)
+        return observation
 
     def policy_features(self, batch: TensorDictBase) -> Any:
         """Returns the inputs of the policy for its loss, which trains no encoder that the critics train.
@@ -156,26 +160,27 @@ class ContinuousAgent(OffPolicyAgent):
         distribution with the smaller mean.
         """
         features, action, addend = self.following(batch)
-        discount, support = self.hparams["discount"], self.critics.support
-        if support is None:
+        discount = self.hparams["discount"]
+        if not self._is_distributional:
             # The larger of two estimates is more often too large.
             values = self.target_critics.values(features, action).amin(0)
             if addend is not None:
                 values += addend
             return bootstrapped(batch, values, discount)
-        first, second = self.target_critics.log_probabilities(features, action).exp()
-        smaller = torch.where((first @ support <= second @ support).unsqueeze(1), first, second)
+        first, second = both = self.target_critics.log_probabilities(features, action).exp()
+        first_mean, second_mean = self.critics.means(both).unsqueeze(-1)
+        smaller = torch.where(first_mean <= second_mean, first, second)
         reward, factor, ended = reward_and_factor(batch, smaller[:, 0], discount)
         factor = torch.where(ended, 0.0, factor)
         if addend is not None:
             reward = reward + factor * addend
-        return project(smaller, reward, factor, support)
+        return project(smaller, reward, factor, self.critics.support)
 
     def distances(self, batch: TensorDictBase) -> Tensor:
         """Returns both critics' values less their target, ``[2, B]``. Of distributions, these are means."""
         target = self.target(batch)
-        if self.critics.support is not None:
-            target = target @ self.critics.support
+        if self._is_distributional:
+            target = self.critics.means(target)
         return self.critics.values(self.critic_features(batch), batch.get("action")) - target
 
     def critic_rows(self, distances: Tensor, batch: TensorDictBase) -> Tensor:
@@ -187,13 +192,12 @@ class ContinuousAgent(OffPolicyAgent):
 
         The loss of distributions is the cross-entropy of their target. :meta private:
         """
-        support = self.critics.support
-        if support is None:
+        if not self._is_distributional:
             distances = self.distances(batch)
             return self.critic_rows(distances, batch).sum(0), distances.detach()
         target = self.target(batch)
         predicted = self.critics.log_probabilities(self.critic_features(batch), batch.get("action"))
-        return cross_entropy(target, predicted).sum(0), (predicted.detach().exp() - target) @ support
+        return cross_entropy(target, predicted).sum(0), self.critics.means(predicted.detach().exp() - target)
 
     def update_critics(self, optimizer: Any, batch: TensorDictBase) -> dict[str, Tensor]:
         """Steps the critics. Returns ``loss`` and ``td_error`` ``[B]``, both detached.
@@ -201,7 +205,7 @@ class ContinuousAgent(OffPolicyAgent):
         The TD error is the larger magnitude of both critics' :meth:`distances`.
         """
         if self.normalizes_observations and self._critic_column is not None:
-            self.critic_encoder.observe(batch.get(self._critic_column))
+            self.critic_encoder.observe(self._critic_observation(batch))
         rows, distances = self.critic_losses(batch)
         loss = self.descend_rows(optimizer, rows, batch)
         return {"loss": loss, "td_error": distances.abs().amax(dim=0)}

@@ -66,7 +66,7 @@ class TwoCritics(Perceptron):
             https://arxiv.org/abs/1707.06887). Without atoms, the critics predict numbers.
     """
 
-    support: Tensor | None
+    support: Any  # Without atoms, it is None.
 
     def __init__(
         self,
@@ -93,12 +93,17 @@ class TwoCritics(Perceptron):
         """Returns the values ``[2, ...]``; ``frozen`` parameters get no gradients. Of distributions, they are means."""
         outputs = self._outputs(observation, action, frozen)
         if self.support is not None:
-            outputs = torch.einsum("cnb,n->cb", outputs.softmax(1), self.support)
+            outputs = self.means(outputs.softmax(1).mT)
         return outputs.reshape(2, *action.shape[:-1])
 
     def log_probabilities(self, observation: Tensor, action: Tensor) -> Tensor:
         """Returns the logarithms of the atoms' probabilities, ``[2, B, N]``."""
         return self._outputs(observation, action, False).mT.contiguous().log_softmax(-1)
+
+    def means(self, probabilities: Tensor) -> Tensor:
+        """Returns the means ``[...]`` of distributions ``[..., N]``."""
+        # A matrix product would round to bfloat16 in mixed precision.
+        return (probabilities * self.support).sum(-1)
 
     def _outputs(self, observation: Tensor, action: Tensor, frozen: bool) -> Tensor:
         # The outputs [2, O, B] of all rows
@@ -120,11 +125,11 @@ class TwoCritics(Perceptron):
         return torch.baddbmm(last_bias.unsqueeze(-1), last_weight, columns)
 
     def first(self, observation: Tensor, action: Tensor) -> Tensor:
-        """Returns the values of the first critic ``[..., 1]``, whose parameters get no gradients."""
+        """Returns the values of the first critic ``[..., 1]``, or means ``[...]``. Parameters get no gradients."""
         layers = [(weight[0], bias[0]) for weight, bias in self.layers(frozen=True)]
         inputs = torch.cat([observation, action], dim=-1)
         outputs = perceive(layers[: self._num_linear], inputs, layers[self._num_linear :])
-        return outputs if self.support is None else outputs.softmax(-1) @ self.support.unsqueeze(-1)
+        return outputs if self.support is None else self.means(outputs.softmax(-1))
 
 
 def project(probabilities: Tensor, reward: Tensor, discount: Tensor, support: Tensor) -> Tensor:

@@ -143,6 +143,19 @@ def test_a_policy_learns_from_means_of_distributions(kind) -> None:
     assert error.abs().mean() < 0.15  # Without learning, it is about 0.4.
 
 
+@pytest.mark.parametrize("precision", ["bf16-mixed", "64-true"])
+@KINDS
+def test_other_precisions_learn(kind, precision: str, tmp_path: Path) -> None:
+    agent = kind(**SIZES, **ATOMS, layer_norm=True, normalize_observations=True)
+    batch = make_rows(torch.rand(64, 1))
+    if precision == "64-true":
+        batch = batch.apply(lambda column: column.double() if column.is_floating_point() else column)
+    _, record = fit(agent, [batch] * 2, tmp_path, precision=precision)
+    td_error = record[1]["td_error"]
+    assert td_error.dtype == (torch.float64 if precision == "64-true" else torch.float32)
+    assert ((td_error * 64).round() != td_error * 64).any()  # bfloat16 has eight digits.
+
+
 # Layer normalization
 
 
@@ -173,7 +186,7 @@ def test_critics_normalize_as_layers_of_torch_do(support: torch.Tensor | None) -
         for place in (0, 1):
             for name, layer in (("weight", layers[3 * place]), ("norm_weight", layers[3 * place + 1])):
                 torch.testing.assert_close(critics.get_parameter(f"{name}{place}").grad[number], layer.weight.grad)
-    torch.testing.assert_close(critics.first(observation, action)[:, 0], values[0])
+    torch.testing.assert_close(critics.first(observation, action).flatten(), values[0])
     torch.testing.assert_close(critics.values(observation.expand(4, 7, 3), action.expand(4, 7, 2))[:, 3], values)
 
 
@@ -507,10 +520,11 @@ def test_options_that_cannot_be_are_refused(options: dict[str, Any], message: st
         TD3(**SIZES, **options)
 
 
+@pytest.mark.parametrize("normalizes", [False, True])
 @pytest.mark.parametrize("place", ["root", "next"])
 @KINDS
-def test_rows_without_the_critics_column_are_refused(kind, place: str) -> None:
-    agent, batch = asymmetric(kind)
+def test_rows_without_the_critics_column_are_refused(kind, place: str, normalizes: bool) -> None:
+    agent, batch = asymmetric(kind, normalize_observations=normalizes)
     del batch["state" if place == "root" else ("next", "state")]
     message = r"rows have the columns \[.*\], at the root or under 'next', and critic_observation is 'state'; store"
     with pytest.raises(ValueError, match=message):
