@@ -394,6 +394,21 @@ def test_the_policy_trains_its_encoder_of_images(kind) -> None:
         assert not moves or not torch.equal(value, before[name]) or value.numel() == 0, name
 
 
+@KINDS
+def test_targets_come_from_the_target_encoder_of_the_critics(kind) -> None:
+    camera = {"encoder": "convolutions", "shape": [8, 8], "high": 255.0, "channels_first": False}
+    agent = kind(**SIZES, critic_observation="state", critic_observation_size=camera)
+    batch = make_rows(torch.rand(16, 1), state=torch.randint(255, (16, 8, 8)))
+    batch["next", "state"] = torch.randint(255, (16, 8, 8))
+    found = []
+    for network in (None, agent.critic_encoder, agent.target_critic_encoder):
+        for parameter in [] if network is None else network.parameters():
+            parameter.data.mul_(0.5)
+        torch.manual_seed(0)
+        found.append(agent.target(batch))
+    assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
+
+
 # Under a trainer
 
 
@@ -435,7 +450,15 @@ def test_a_simulator_feeds_all_options(kind, tmp_path: Path) -> None:
         assert agent._deviations.shape == (10, 1)
 
 
-def test_collection_tells_the_ends_of_episodes(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("env", "options"),
+    [
+        (Counting, {"env_kwargs": {"length": 3}, "num_envs": 2}),
+        (Pendulums, {"env_kwargs": {"num_envs": 2, "max_steps": 3}}),
+    ],
+    ids=["vector", "simulator"],
+)
+def test_collection_tells_the_ends_of_episodes(env, options: dict[str, Any], tmp_path: Path) -> None:
     told = []
 
     class Watched(TD3):
@@ -443,15 +466,8 @@ def test_collection_tells_the_ends_of_episodes(tmp_path: Path) -> None:
             told.append(torch.as_tensor(done).tolist())
             super().end_episodes(done)
 
-    data = ReplayDataModule(
-        Counting,
-        recipes.uniform(capacity=100, batch_size=4),
-        env_kwargs={"length": 3},
-        env_steps=12,
-        warmup_steps=6,
-        seed=0,
-        num_envs=2,
-    )
+    replay = recipes.uniform(capacity=100, batch_size=4)
+    data = ReplayDataModule(env, replay, env_steps=12, warmup_steps=6, seed=0, **options)
     agent = Watched(hidden_sizes=(8,), normalize_observations=True)
     make_trainer(tmp_path).fit(agent, datamodule=data)
     assert told == [[False, False], [False, False], [True, True]] * 2
