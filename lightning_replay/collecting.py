@@ -108,11 +108,8 @@ class VectorSteps(VectorWrapper):
         accepted = "a key of infos, a tuple of keys for nested ones, a function of observations and infos, or None"
         check_kind("final_observation", final_observation, str | Sequence | Callable | None, accepted)
         self._observation_columns = None if observation_columns is None else dict(observation_columns)
-        if isinstance(final_observation, str):
-            final_observation = (final_observation,)
-        elif isinstance(final_observation, Sequence):
-            final_observation = tuple(final_observation)
-        self._final_observation: Any = final_observation
+        is_name = isinstance(final_observation, str)
+        self._final_observation: Any = (final_observation,) if is_name else final_observation
         self._without_final = without_final_observation
         if without_final_observation is not None:
             checked_choice("without_final_observation", without_final_observation, WITHOUT_FINAL_OBSERVATION)
@@ -188,7 +185,7 @@ class VectorSteps(VectorWrapper):
         for (key, next_key), before, after in zip(self._keys, self._observation, last, strict=True):
             columns[key] = before
             columns[next_key] = after
-        columns["trajectory"] = kind.copied(self._trajectory)
+        columns["trajectory"] = kind.owned("trajectory", self._trajectory)
         columns["next", "reward"] = rewards[:, None]
         columns["next", "terminated"] = is_terminated[:, None]
         columns["next", "truncated"] = is_truncated[:, None]
@@ -300,9 +297,7 @@ class VectorSteps(VectorWrapper):
                 )
             parts = [self._kind.owned(what, leaves[path]) for path in self._paths]
         shape = self._kind.everywhere.shape
-        for part in parts:
-            if part.shape[:1] == shape:
-                continue
+        if any([part.shape[:1] != shape for part in parts]):
             raise ValueError(
                 f"{what} of {self.env} are of the shapes {[tuple(part.shape) for part in parts]}; they must have one "
                 f"row for each of its {self.num_envs} environments. Nothing was stored"
@@ -329,8 +324,9 @@ class VectorSteps(VectorWrapper):
         if self._without_final is not None:
             return None
         if bool(done.any()):
+            place = self._final_observation or "infos['final_obs']"
             raise ValueError(
-                f"an episode of {self.env} ended, and {self._final_place()} has no last observation of it: {final!r}. "
+                f"an episode of {self.env} ended, and {place} has no last observation of it: {final!r}. "
                 "AutoresetMode.SAME_STEP gives one; use another mode, or put VectorSteps inside the wrapper that "
                 "removes it. If the simulator gives none, choose without_final_observation='terminate' or 'drop'. "
                 "Nothing was stored"
@@ -341,17 +337,11 @@ class VectorSteps(VectorWrapper):
         wanted = self._final_observation
         if wanted is None:
             return next((infos[name] for name in _FINAL_OBSERVATIONS if name in infos), None)
-        if isinstance(wanted, tuple):
-            for name in wanted:
-                infos = infos.get(name) if isinstance(infos, Mapping) else None
-            return infos
-        return wanted(observations, infos)
-
-    def _final_place(self) -> str:
-        wanted = self._final_observation
-        if wanted is None:
-            wanted = _FINAL_OBSERVATIONS[:1]
-        return "infos" + "".join(f"[{name!r}]" for name in wanted) if isinstance(wanted, tuple) else repr(wanted)
+        if callable(wanted):
+            return wanted(observations, infos)
+        for name in wanted:
+            infos = infos.get(name) if isinstance(infos, Mapping) else None
+        return infos
 
     def _merged(self, done: Any, last: list[Any], following: list[Any]) -> list[Any]:
         return [self._kind.chosen(done, one, other) for one, other in zip(last, following, strict=True)]

@@ -13,13 +13,16 @@ from torch import Tensor
 class ArrayColumns:
     """Columns of arrays."""
 
+    where: Any = staticmethod(np.where)
+    is_finite: Any = staticmethod(np.isfinite)
+
     def __init__(self, num_envs: int) -> None:
         self.everywhere: Any = np.ones(num_envs, dtype=np.bool_)
         self.nowhere: Any = ~self.everywhere
 
     def given(self, name: str, value: Any) -> Any:
         """Returns a value as a column."""
-        return np.asarray(value)
+        return value if type(value) is np.ndarray else np.asarray(value)
 
     def owned(self, name: str, value: Any) -> Any:
         """Returns a copy as it is stored: floats as float32."""
@@ -37,32 +40,29 @@ class ArrayColumns:
             return value.copy()  # a third of the time of a cast
         return np.asarray(value).astype(np.bool_)
 
-    def copied(self, column: Any) -> Any:
-        """Returns a copy of a column."""
-        return column.copy()
-
     def may_be_any(self, flags: Any) -> bool:
         """Returns whether a flag is true."""
         return bool(np.count_nonzero(flags))
 
     def chosen(self, mask: Any, one: Any, other: Any) -> Any:
         """Returns the rows of one column where the mask is true, and of the other column elsewhere."""
-        chosen = other.copy()
-        chosen[mask] = one[mask]
-        return chosen
+        return self.where(mask.reshape(-1, *[1] * (other.ndim - 1)), one, other)
 
     def finite_rows(self, column: Any) -> Any:
         """Returns which rows have neither NaN nor infinity, bool ``[N]``."""
-        return np.isfinite(column).reshape(len(column), -1).all(1)
+        return self.is_finite(column).reshape(len(column), -1).all(1)
 
     def numbered(self, began: Any, first: Any, trajectory: Any) -> tuple[Any, Any]:
         """Returns the numbers of episodes after some began, which count from ``first`` on, and the number after."""
-        numbers = first + began.cumsum()
-        return np.where(began, numbers - 1, trajectory), numbers[-1]
+        numbers = first + began.cumsum(0)
+        return self.where(began, numbers - 1, trajectory), numbers[-1]
 
 
 class TensorColumns(ArrayColumns):
-    """Columns of tensors on the device of a simulator, which no method reads unless it says so."""
+    """Columns of tensors on the device of a simulator, which no method reads."""
+
+    where: Any = staticmethod(torch.where)
+    is_finite: Any = staticmethod(torch.isfinite)
 
     def __init__(self, num_envs: int, device: torch.device) -> None:
         self.device = device
@@ -92,23 +92,6 @@ class TensorColumns(ArrayColumns):
         """Returns a copy, bool."""
         return self.given(name, value).to(torch.bool, copy=True)
 
-    def copied(self, column: Any) -> Any:
-        """Returns a copy of a column."""
-        return column.clone()
-
     def may_be_any(self, flags: Any) -> bool:
         """Returns whether a flag may be true; flags on a device are not read."""
         return self.device.type != "cpu" or bool(flags.any())
-
-    def chosen(self, mask: Any, one: Any, other: Any) -> Any:
-        """Returns the rows of one column where the mask is true, and of the other column elsewhere."""
-        return torch.where(mask.reshape(-1, *[1] * (other.ndim - 1)), one, other)
-
-    def finite_rows(self, column: Any) -> Any:
-        """Returns which rows have neither NaN nor infinity, bool ``[N]``."""
-        return column.isfinite().reshape(len(column), -1).all(1)
-
-    def numbered(self, began: Any, first: Any, trajectory: Any) -> tuple[Any, Any]:
-        """Returns the numbers of episodes after some began, which count from ``first`` on, and the number after."""
-        numbers = first + began.cumsum(0)
-        return torch.where(began, numbers - 1, trajectory), numbers[-1]

@@ -151,7 +151,7 @@ def test_an_undeclared_simulator_that_loses_last_observations_is_refused_at_the_
         played(envs, 7, replay)
     assert len(replay) == 3  # the step before the end
     promised = VectorSteps(Counters(ENDS, None), final_observation=("last", "policy"))
-    with pytest.raises(ValueError, match=r"infos\['last'\]\['policy'\] has no last observation"):
+    with pytest.raises(ValueError, match=r"\('last', 'policy'\) has no last observation"):
         played(promised, 7)
 
 
