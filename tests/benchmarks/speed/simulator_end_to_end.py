@@ -5,8 +5,8 @@
 
 ``end_to_end/fast_td3.py`` is that file, written in FastTD3's way: rings of tensors, returns over three steps at the
 draw. All have the same networks, batches, and updates, and take turns in one process: so many steps of all environments
-each. The figures are medians over the turns, in milliseconds for a step of all environments with its updates. Without
-``--device`` everything is on the CPU, with the draws of ``draws_on="device"``.
+each. The figures are medians over the turns, in milliseconds for a step of all environments with its updates. All is on
+the CPU. ``--draws-on device`` runs there what a GPU would run.
 """
 
 from __future__ import annotations
@@ -63,22 +63,22 @@ def make_agent(kind: type[TD3], settings: Settings) -> TD3:
     )
 
 
-def make_replay(recipe: str, settings: Settings) -> Replay:
+def make_replay(recipe: str, settings: Settings, draws_on: str) -> Replay:
     return getattr(recipes, recipe)(
         capacity=settings.num_envs * settings.ring_length,
         batch_size=settings.batch_size,
         n_steps=settings.n_steps,
         discount=settings.discount,
-        draws_on="device",
+        draws_on=draws_on,
         seed=0,
     )
 
 
-def bare_loop(recipe: str, settings: Settings) -> Callable[[int], None]:
+def bare_loop(recipe: str, settings: Settings, draws_on: str) -> Callable[[int], None]:
     """A loop of one's own with this library's replay and agent."""
     agent = make_agent(PlainTD3, settings)
     agent.plain_optimizers = agent.configure_optimizers()
-    replay = make_replay(recipe, settings)
+    replay = make_replay(recipe, settings, draws_on)
     envs = VectorSteps(Pendulums(settings.num_envs, staggered=True))
     state = {"observation": envs.reset(seed=0)[0], "steps": 0}
 
@@ -120,15 +120,18 @@ class TakeTurns(L.Callback):
             self.seconds[name].append(time.perf_counter() - started)
 
 
-def measure(recipe: str, settings: Settings, turns: int) -> dict[str, float]:
+def measure(recipe: str, settings: Settings, draws_on: str, turns: int) -> dict[str, float]:
     """Returns milliseconds of a step with its updates, by contender."""
     torch.manual_seed(0)
     file = FileLoop(Pendulums(settings.num_envs, staggered=True), settings)
-    others = {"file": lambda steps: [file.step() for _ in range(steps)], "bare loop": bare_loop(recipe, settings)}
+    others = {
+        "file": lambda steps: [file.step() for _ in range(steps)],
+        "bare loop": bare_loop(recipe, settings, draws_on),
+    }
     clock = TakeTurns(others, settings)
     data = ReplayDataModule(
         Pendulums,
-        make_replay(recipe, settings),
+        make_replay(recipe, settings, draws_on),
         env_steps=settings.num_envs * (settings.warmup_steps + STEPS_PER_TURN * (turns + 1)),
         warmup_steps=settings.num_envs * settings.warmup_steps,
         updates_per_env_step=settings.updates_per_step / settings.num_envs,
@@ -157,12 +160,13 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=12)
     parser.add_argument("--batch-size", type=int, default=Settings.batch_size)
     parser.add_argument("--hidden-sizes", type=int, nargs=2, default=Settings.hidden_sizes)
+    parser.add_argument("--draws-on", choices=("cpu", "device"), default="cpu")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     settings = Settings(batch_size=options.batch_size, hidden_sizes=tuple(options.hidden_sizes))
     for recipe, limit in (("uniform", 1.1), ("prioritized", 1.2)):
-        times = measure(recipe, settings, options.turns)
+        times = measure(recipe, settings, options.draws_on, options.turns)
         print(f"{recipe}: " + ", ".join(f"{name} {value:.2f} ms" for name, value in times.items()))
         for name in ("bare loop", "Lightning"):
             ratio = times[name] / times["file"]
