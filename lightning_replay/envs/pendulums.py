@@ -111,12 +111,14 @@ class Pendulums:
         """Does nothing, because nothing is open."""
 
     def _starts(self) -> tuple[Tensor, Tensor]:
-        uniform = torch.rand(2, self.num_envs, generator=self._generator, device=self.device) * 2.0 - 1.0
+        uniform = (
+            torch.rand(2, self.num_envs, dtype=torch.float32, generator=self._generator, device=self.device) * 2.0 - 1.0
+        )
         return uniform[0] * math.pi, uniform[1]
 
     def _observed(self, angle: Tensor, speed: Tensor) -> Any:
         exact = torch.stack([angle.cos(), angle.sin(), speed], dim=1)
         if self.noise is None:
             return exact
-        noise = torch.randn(exact.shape, generator=self._generator, device=self.device)
+        noise = torch.randn(exact.shape, dtype=exact.dtype, generator=self._generator, device=self.device)
         return {"observation": exact + self.noise * noise, "critic_observation": exact}

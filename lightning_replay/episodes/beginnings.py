@@ -70,8 +70,8 @@ class Beginnings:
         # The usual way: no episode ended, and nothing waits for the rows.
         if type(done) is np.ndarray and not (self._compares or len(self._waiting) or np.count_nonzero(done)):
             return self
-        if done is None or done.shape[1:] not in ((), (1,)) or not str(done.dtype).endswith("bool"):
-            return self  # A part that needs the column refuses the rows.
+        if done is None or not len(done) or done.shape[1:] not in ((), (1,)) or not str(done.dtype).endswith("bool"):
+            return self  # A part that needs the column refuses the rows. All rows may have been padding.
         terminated = given.get(("next", "terminated"))
         cut = done if terminated is None or terminated.shape != done.shape else done > terminated
         if not (self._compares or len(self._waiting) or bool(cut.any())):

@@ -377,5 +377,5 @@ class SequenceSampler(FollowsEpisodes, SamplerWrapper):
             check_capacities(len(links["successor"]), len(leaves), len(state_dict["position"]))
         super().load_state_dict(state_dict)
         if draws_starts and links is not None and self.followed.device is not None:
-            self.followed.links.restore_position(torch.as_tensor(state_dict["position"]), leaves > 0)
+            self.followed.links.restore_position(torch.as_tensor(state_dict["position"], device="cpu"), leaves > 0)
             self._update_starts()

@@ -39,7 +39,7 @@ from lightning_replay.events.conditions import (
 )
 from lightning_replay.samplers.tables import mixture
 from lightning_replay.schedules import Constant, Linear
-from lightning_replay.storage import FrameStorage
+from lightning_replay.storage import FrameStorage, ObservationStorage
 from lightning_replay.table_replay import CurriculumReplay, TableReplay
 from tests.frame_steps import frame_rows, stacks_of
 from tests.goal_steps import distance, goal_rows, reached
@@ -192,7 +192,8 @@ def cases_of(owner: type, base: dict[str, Any], others: dict[str, Any], use: Bui
 
 def cases() -> Iterator[Case]:
     rows = PackedStorage
-    yield from cases_of(rows, {"capacity": CAPACITY}, {"capacity": 50}, lambda one: over(storage=one))
+    for storage in (rows, ObservationStorage):
+        yield from cases_of(storage, {"capacity": CAPACITY}, {"capacity": 50}, lambda one: over(storage=one))
     of_frames = {"capacity": CAPACITY, "frame_stack": 2, "image_key": "pixels", "frame_capacity": 90}
     others = {"capacity": 50, "frame_stack": 3, "image_key": "other", "frame_capacity": 100}
     yield from cases_of(FrameStorage, of_frames, others, lambda one: over(storage=one))
@@ -411,6 +412,7 @@ INERT = {
 OF_UPDATES = {"rows_per_update"}  # bounds the work of updates, which were made before the load
 # Where rows lie, the library that searches, keys and an environment for goals of another form, and counts of states.
 LEFT_OUT = {("PackedStorage", "device"), ("PackedStorage", "memmap"), ("FrameStorage", "device")}
+LEFT_OUT |= {("ObservationStorage", "device"), ("ObservationStorage", "memmap")}
 LEFT_OUT |= {("FrameStorage", "memmap"), ("RelabelGoals", "env"), ("EventTableWriter", "count_state_actions")}
 LEFT_OUT |= {("RelabelGoals", "achieved_key"), ("RelabelGoals", "desired_key"), ("NeighborhoodMixupSampler", "backend")}
 # How late rows on a device are refused.

@@ -40,7 +40,7 @@ from lightning_replay.samplers import PrioritizedSampler
 from lightning_replay.saves import FrozenReplay, read_replay, save_id, verify_replay
 from lightning_replay.saving import DamagedFileError, load_state, read_state, write_state
 from lightning_replay.saving.folders import Folder
-from lightning_replay.storage import PackedStorage
+from lightning_replay.storage import ObservationStorage, PackedStorage
 from lightning_replay.storage.frames import FrameStorage
 from lightning_replay.writers import FirstInFirstOutWriter
 from rllib_ext.levels.server import RemoteLevels
@@ -127,6 +127,7 @@ UPLOADED: dict[str, tuple[Use, Use]] = {
 
 REFUSED: dict[str, Use] = {
     "storage.packed.PackedStorage.__init__": lambda path: PackedStorage(4, memmap=path),
+    "storage.observations_once.ObservationStorage.__init__": lambda path: ObservationStorage(4, memmap=path),
     "storage.frames.FrameStorage.__init__": lambda path: FrameStorage(8, 2, frame_capacity=8, memmap=path),
     "recipes": lambda path: recipes.uniform(4, 2, memmap=path),
     "loading.load_replay": lambda path: load_replay(saved(), memmap=path),
