@@ -58,7 +58,8 @@ def _observation(numbers: torch.Tensor, has_goals: bool) -> Any:
     if not has_goals:
         return numbers
     names = ("observation", "achieved_goal", "desired_goal")
-    return dict(zip(names, numbers.split((OBSERVATION - 2 * GOAL, GOAL, GOAL), 1), strict=True))
+    parts = numbers.split((OBSERVATION - 2 * GOAL, GOAL, GOAL), 1)
+    return {name: part.contiguous() for name, part in zip(names, parts, strict=True)}
 
 
 class Ring:
