@@ -170,6 +170,28 @@ def number(predecessor, index, position, length, stride):  # type: ignore[no-unt
 
 
 @compiled
+def starts(predecessor, position, last, num_new, length, overlap, min_steps):  # type: ignore[no-untyped-def]
+    """Returns the first slots of the sequences that end with ``num_new`` new rows and then with ends of episodes."""
+    found, count = np.empty(last.size, np.int64), 0
+    for place in range(last.size):
+        slot = last[place]
+        # The last sequence of an episode has at least one step that the previous sequence lacks.
+        steps = position[slot]
+        if steps >= length - 1:
+            steps = overlap + (steps - overlap) % (length - overlap)
+        if steps < (length if place < num_new else min_steps) - 1:
+            continue
+        while steps > 0 and slot >= 0:
+            slot = predecessor[slot]
+            steps -= 1
+        # Sequences of which rows are no longer stored are left out.
+        if slot >= 0:
+            found[count] = slot
+            count += 1
+    return found[:count]
+
+
+@compiled
 def name(predecessor, index, number, episode):  # type: ignore[no-untyped-def]
     """Writes the number of its episode for each new row, in insertion order; row k may begin ``number + k``."""
     for place in range(index.size):

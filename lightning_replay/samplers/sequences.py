@@ -318,16 +318,19 @@ class SequenceSampler(FollowsEpisodes, SamplerWrapper):
         #     position 6, new                4 5 6          2 steps before: not complete, waits for step 7
         #     position 8, ended                  6 7 8      2 steps before: the episode ended, from min_steps on
         assert isinstance(self.base_sampler, SequenceStarts)
-        length = self.sequence_length
-        last = np.concatenate((new, ended))
-        position = self._position[last].astype(np.int64)
-        self._longest_ended = int((position[len(new) :] + 1).max(initial=self._longest_ended))
-        # The last sequence of an episode has at least one step that the previous sequence lacks.
-        stride = length - self.overlap
-        steps = np.where(position < length - 1, position, self.overlap + (position - self.overlap) % stride)
-        chosen = steps >= np.where(np.arange(len(last)) < len(new), length, self.min_steps) - 1
-        if chosen.any():
-            self.base_sampler.begin(self._back(last[chosen], steps[chosen]))
+        self._longest_ended = int((self._position[ended] + 1).max(initial=self._longest_ended))
+        # One compiled loop takes a third of the time of NumPy's calls for 4,096 rows.
+        starts = kernels.starts(
+            self.followed.links.predecessor.numpy(),
+            self._position,
+            np.concatenate((new, ended)),
+            len(new),
+            self.sequence_length,
+            self.overlap,
+            self.min_steps,
+        )
+        if len(starts):
+            self.base_sampler.begin(torch.from_numpy(starts))
 
     def _back(self, slots: np.ndarray, steps: np.ndarray) -> Tensor:
         # Rows that are no longer stored are left out.

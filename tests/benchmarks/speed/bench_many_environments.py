@@ -51,7 +51,7 @@ def steps(num_envs: int, *, has_goals: bool) -> Iterator[TensorDict]:
         columns = {"observation": _observation(seen, has_goals), "trajectory": trajectory, "next": following}
         yield TensorDict(columns | {"action": torch.randn(num_envs, ACTION, generator=generator)}, [num_envs])
         seen = torch.where(done, torch.randn(num_envs, OBSERVATION, generator=generator), after)
-        trajectory = torch.where(done.flatten(), int(trajectory.max()) + torch.arange(1, num_envs + 1), trajectory)
+        trajectory = torch.where(done.flatten(), trajectory.max() + done.flatten().cumsum(0), trajectory)
 
 
 def _observation(numbers: torch.Tensor, has_goals: bool) -> Any:
