@@ -621,6 +621,7 @@ class ExploringAgent(OffPolicyAgent):
     def with_random(self, greedy: Tensor) -> Tensor:
         """Returns the actions ``[N]``, each replaced by a random one with probability :attr:`exploration_rate`."""
         drawn, rate = self.draw_random(len(greedy))
-        if min(drawn.tolist(), default=rate) >= rate:  # For a few environments, torch takes longer.
+        # For a few environments, torch takes longer. Numbers on a device are not read, because that waits for it.
+        if drawn.is_cpu and min(drawn.tolist(), default=rate) >= rate:
             return greedy
         return torch.where(drawn < rate, torch.randint_like(greedy, self.hparams["num_actions"]), greedy)

@@ -475,11 +475,6 @@ class TD3(ContinuousAgent):
             ended = torch.as_tensor(done, device=self._deviations.device).reshape(-1, 1)
             self._deviations = torch.where(ended, self._drawn_deviations(self._deviations), self._deviations)
 
-    def on_fit_start(self) -> None:
-        """Forgets the deviations of an earlier run. :meta private:"""
-        super().on_fit_start()
-        self._deviations = None
-
     def following(self, batch: TensorDictBase) -> tuple[Tensor, Tensor, Tensor | None]:
         """Returns the target critics' inputs, the target policy's noisy actions, and ``None``. :meta private:"""
         columns = batch.get("next")

@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_replay import recipes
-from lightning_replay.agents import SAC, TD3
+from lightning_replay.agents import DQN, MPDQN, SAC, TD3
 from lightning_replay.agents.networks import TwoCritics, project
 from lightning_replay.envs.pendulums import Pendulums
 from lightning_replay.lit import Evaluate, ReplayDataModule
@@ -515,6 +515,27 @@ def test_acting_and_learning_read_nothing_from_the_device(kind) -> None:
         agent.update(batch)
         agent.update(batch)
     assert waits.found == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (TD3, SIZES),
+        (TD3, SIZES | {"normalize_observations": True, "exploration_noise_high": 0.4}),
+        (SAC, SIZES | {"normalize_observations": True}),
+        (DQN, {"observation_size": 3, "num_actions": 4}),
+        (MPDQN, {"observation_size": 3, "parameter_sizes": [1], "parameter_low": [0.0], "parameter_high": [1.0]}),
+    ],
+)
+def test_actions_are_chosen_where_no_value_can_be_read(kind, options: dict[str, Any]) -> None:
+    agent = kind(**options).to("meta")  # Tensors on this device have no values.
+    for explore in (True, False):
+        with torch.no_grad():
+            action = agent.act(torch.zeros(4_096, 3, device="meta"), explore=explore)
+        for part in action if isinstance(action, tuple) else (action,):
+            assert part.device.type == "meta" and len(part) == 4_096
+    if kind is TD3:
+        agent.end_episodes(torch.ones(4_096, dtype=torch.bool, device="meta"))
 
 
 # Refusals
