@@ -14,6 +14,7 @@ from torchrl.envs import Compose
 
 from lightning_replay import load_replay, recipes
 from lightning_replay.divided_draws import Divider
+from lightning_replay.episodes import kernels
 from lightning_replay.episodes.links import EpisodeLinks
 from lightning_replay.events import EventTable, reward_at_least
 from lightning_replay.replay import Replay
@@ -318,3 +319,11 @@ def test_links_are_followed_back_as_far_as_rows_are_stored() -> None:
     slots, gone = links.walk(torch.tensor([3, 3, 5, 4]), torch.tensor([2, 9, 0, 3]), back=True)
     assert slots.tolist() == [1, 0, 5, 4] and gone.tolist() == [2, 3, 0, 0]
     assert links.ended(np.array([0, 3, 5])).tolist() == [3]
+
+
+def test_a_sequence_whose_first_row_has_left_does_not_begin() -> None:
+    # Slots 0 to 2 have the steps 0 to 2 of an episode. Slot 3 has step 5 of another one, whose earlier rows have left.
+    links, position = np.array([-1, 0, 1, -1]), np.array([0, 1, 2, 5], dtype=np.int32)
+    assert kernels.starts(links, position, np.array([2, 3]), 2, 3, 0, 1).tolist() == [0]
+    # Slot 1 ends its episode, so that its sequence of two steps is the last one.
+    assert kernels.starts(links, position, np.array([0, 1]), 1, 3, 0, 2).tolist() == [0]
