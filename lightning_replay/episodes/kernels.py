@@ -91,14 +91,13 @@ def follow(successor, predecessor, places, table, now, slots, names, done, diges
 
 
 @compiled
-def remember(places, table, names, slots):  # type: ignore[no-untyped-def]
-    """Enters the newest slots of running episodes, in the order in which they were written, into an empty table."""
-    for row in range(slots.size):
-        place = _place_of(table, names[row])
-        table[place, NAME] = names[row]
-        table[place, NEWEST] = slots[row]
-        table[place, SINCE] = row - slots.size
-        places[slots[row]] = place
+def remember(places, table, running):  # type: ignore[no-untyped-def]
+    """Enters running episodes, in the order in which their newest rows were written, into an empty table."""
+    for row in range(running.shape[0]):
+        place = _place_of(table, running[row, NAME])
+        table[place] = running[row]
+        table[place, SINCE] = row - running.shape[0]
+        places[running[row, NEWEST]] = place
 
 
 @compiled

@@ -18,10 +18,11 @@ from lightning_replay.episodes.groups import EpisodeGroups, groups_of
 from lightning_replay.options import checked_count
 from lightning_replay.storage.columns import contradicts
 from lightning_replay.storage.packed import PackedStorage, readable_rows
-from lightning_replay.storage.rows import observation_pairs
+from lightning_replay.storage.rows import observation_keys, observation_pairs
 
 MOST_NUMBERS = 4_096  # If more numbers of a row were compared, the insert of an image would take an eighth longer.
 _WORD_BYTES = 4
+_LEAST_GIVEN = 1_024  # Digests of as many rows are formed of the given columns, in a third of the time.
 _LEAST_COMPARED = 16  # Rows that do not continue others are reported after so many comparisons.
 
 _UNNAMED = np.iinfo(np.int64).min  # The trajectory of rows without trajectories.
@@ -181,9 +182,19 @@ class Continuity:
 
         Of rows that do not continue others, one in 4 billion has the digest of a row that does.
         """
-        # Rows before are no longer in the processor's cache. To read 4,096 of them takes as long as to store as many.
         self._read()
         return _digests(self._digested, slots)
+
+    def digests_of_new(self, slots: np.ndarray) -> np.ndarray:
+        """Returns :meth:`digests` of the rows that were written last."""
+        # The rows before them are no longer in the processor's cache. To read 4,096 takes as long as to store as many.
+        storage: Any = self._source
+        given = storage.given if isinstance(storage, PackedStorage) else None
+        # With the first rows, rows that were stored before are linked.
+        if given is None or len(slots) < _LEAST_GIVEN or len(given[0]) != len(slots):
+            return self.digests(slots)
+        columns = dict(zip(storage.row_columns, given, strict=True))
+        return row_digests([(columns[key], columns["next", *key]) for key in observation_keys(storage.row_columns)])
 
     def count(self, compared: int, broken: int) -> None:
         """Counts rows whose digests were compared, and rows that do not continue the row before."""
@@ -266,6 +277,7 @@ class EpisodeLinks:
         # Where each slot that holds the newest row of a running episode stands in the table of episodes, or -1.
         self._places = np.full(capacity, -1, dtype=np.int32)
         self._num_written = 0
+        self._has_digests = False
         self._stopped = _NO_SLOTS
         self._one_row = (np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.bool_))
         self._allocate(0)
@@ -274,7 +286,6 @@ class EpisodeLinks:
         # A hash table of the running episodes, of which a quarter is in use; its columns are described beside NAME.
         self._table = np.full((2 ** max(4 * num_running, 16).bit_length(), 4), kernels.EMPTY, dtype=np.int64)
         self._num_names = 0
-        self._has_digests = False
 
     @property
     def successor(self) -> Tensor:
@@ -373,6 +384,7 @@ class EpisodeLinks:
         for links in (self._after, self._before, self._places):
             links.fill(-1)
         self._allocate(0)
+        self._has_digests = False
 
     @property
     def nbytes(self) -> int:
@@ -411,14 +423,16 @@ class EpisodeLinks:
         self.clear()
         self._after[:] = after
         self._before[:] = before
-        newest = np.array(running, dtype=np.int64)
-        self._remember(np.array(names, dtype=np.int64)[newest >= 0], newest[newest >= 0])
+        entries = np.zeros((len(names), 4), dtype=np.int64)
+        entries[:, kernels.NAME] = names
+        entries[:, kernels.NEWEST] = running
+        self._remember(entries[entries[:, kernels.NEWEST] >= 0])
 
     def _write(self, slots: np.ndarray, names: np.ndarray, done: np.ndarray) -> None:
         if 2 * (self._num_names + len(slots)) > len(self._table):
             running = self._running()
             self._allocate(len(running) + len(slots))
-            self._remember(running[:, kernels.NAME], running[:, kernels.NEWEST])
+            self._remember(running)
         digests = _NO_DIGESTS
         if self.continuity is not None:
             if not self._has_digests:
@@ -426,7 +440,7 @@ class EpisodeLinks:
                 newest = np.ascontiguousarray(self._table[runs, kernels.NEWEST])
                 self._table[runs, kernels.LAST] = self.continuity.digests(newest)[1]
                 self._has_digests = True
-            digests = self.continuity.digests(slots)
+            digests = self.continuity.digests_of_new(slots)
         stopped = np.empty((2 * len(slots), 2), dtype=np.int64)
         num_new, num_stopped, num_compared, num_broken = kernels.follow(
             self._after,
@@ -453,9 +467,9 @@ class EpisodeLinks:
         running = self._table[self._table[:, kernels.NEWEST] >= 0]
         return running[running[:, kernels.SINCE].argsort()]
 
-    def _remember(self, names: np.ndarray, slots: np.ndarray) -> None:
-        kernels.remember(self._places, self._table, np.ascontiguousarray(names), np.ascontiguousarray(slots))
-        self._num_names = len(names)
+    def _remember(self, running: np.ndarray) -> None:
+        kernels.remember(self._places, self._table, running)
+        self._num_names = len(running)
         self._num_written = 0
 
 

@@ -135,6 +135,10 @@ class PackedStorage(LazyTensorStorage):
         self._given_device: torch.device | None = None
         self.occupancy_owner: Occupancy | None = None  # The slots that hold a row, if a writer into tables decides it.
         self._reached = 0  # one more than the highest slot ever written
+        #: Columns of the rows that were just written, in the order of their slots, while the buffers are told of them.
+        #:
+        #: :meta private:
+        self.given: Sequence[Column] | None = None
         self._has_views = False  # whether rows may be written without notice, through views handed out
         self._least_generation = 0  # of rows written from now on, less 1: above all that were handed out before a load
         self._begin_life()

@@ -69,6 +69,7 @@ class FirstInFirstOutWriter(ReplayWriter, TensorDictRoundRobinWriter):
             storage.write(slice(self._cursor, stop), columns)
             index = storage.slots(self._cursor, stop)
             self._cursor = stop % storage.capacity
+            storage.given = columns
         else:
             index = self._insert_around(storage, columns, count)
         self._write_count += count
@@ -76,6 +77,7 @@ class FirstInFirstOutWriter(ReplayWriter, TensorDictRoundRobinWriter):
         # writer calls the buffer back once all rows are written: the buffer reads them to link their episodes.
         for buffer in attached_buffers(storage):
             buffer.mark_update(index)
+        storage.given = None
         return Insertion(index, slice(count - index.numel(), count))
 
     def _insert_around(self, storage: PackedStorage, values: Sequence[Column], count: int) -> Tensor:
