@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lightning_replay.episodes import beginnings
@@ -67,16 +67,22 @@ def limits(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(beginnings, f"_MOST_{name}", limit)
 
 
-ROW = st.tuples(st.integers(0, 4), st.integers(0, 14), st.integers(0, 14), st.booleans(), st.booleans())
-OTHER = st.tuples(st.integers(0, 4), st.integers(0, 4), st.integers(5, 14), st.just(False), st.booleans())
+# Few rows continue others, and few ends are observations with which another episode begins.
+ROW = st.tuples(st.integers(0, 2), st.integers(0, 5), st.integers(5, 7), st.booleans(), st.booleans())
+OTHER = st.tuples(st.integers(0, 2), st.integers(0, 5), st.integers(5, 20), st.just(False), st.integers(0, 2).map(bool))
+OPEN = st.tuples(st.integers(0, 2), st.integers(0, 5), st.integers(5, 7), st.just(False), st.just(False))
 
 
 @settings(max_examples=50, deadline=None)
 @given(
     st.booleans(),
     st.booleans(),
-    st.lists(st.lists(st.one_of(ROW, OTHER, OTHER), min_size=1, max_size=7), max_size=12),
+    st.lists(st.lists(st.one_of(ROW, OTHER, OPEN), min_size=1, max_size=6), min_size=2, max_size=12),
 )
+# The last comparison before the refusal is of a row that continues the one before.
+@example(True, False, [[(0, 0, 20, False, False), *[(0, 1, 20, False, False)] * 4, (0, 20, 9, False, False)]])
+# A collector goes on with the number of an episode that it marked as truncated.
+@example(False, True, [[(0, 1, 7, False, True)], [(0, 7, 8, False, False)]])
 def test_beginnings_are_judged_as_by_sets(compares: bool, is_collector: bool, calls: list[list[Any]]) -> None:
     found, oracle = Beginnings(compares, is_silent=False), BeginningsOfSets(compares)
     name = ("collector", "traj_ids") if is_collector else ("trajectory",)
