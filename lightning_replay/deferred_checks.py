@@ -40,7 +40,7 @@ class DeferredChecks:
         self._calls: dict[str, int] = {}
         self._unread = 0  # Calls since the last read.
         self._first: dict[tuple[str, ...], Tensor] = {}  # The first wrong calls by problems, int64 [n].
-        self._reads: list[tuple[Callable[[], Tensor], Callable[[int], None]]] = []
+        self._reads: list[tuple[Callable[[], Tensor], Callable[[list[int]], None]]] = []
 
     def begin(self, method: str) -> int:
         """Counts a call of ``method``, such as ``extend``, and returns its number; call it before anything is changed.
@@ -71,14 +71,14 @@ class DeferredChecks:
             self._first[key] = torch.full((len(key),), _NEVER, dtype=torch.int64, device=self.device)
         return self._first[key]
 
-    def register(self, value: Callable[[], Tensor], receive: Callable[[int], None]) -> None:
-        """Has a whole number on the device read in the same transfer as the refusals.
+    def register(self, numbers: Callable[[], Tensor], receive: Callable[[list[int]], None]) -> None:
+        """Has whole numbers on the device read in the same transfer as the refusals.
 
         Args:
-            value: Function that returns the number, a tensor of one entry on the device.
-            receive: Function that gets the number at each read.
+            numbers: Function that returns the numbers, int64 ``[n]`` on the device.
+            receive: Function that gets the numbers at each read.
         """
-        self._reads.append((value, receive))
+        self._reads.append((numbers, receive))
 
     def read(self) -> None:
         """Waits for the device, passes the registered numbers on, and raises what was found.
@@ -87,15 +87,16 @@ class DeferredChecks:
             ValueError: An earlier call brought something wrong. It is reported once.
         """
         self._unread = 0
-        values = [*self._first.values(), *(value() for value, _ in self._reads)]
+        values = [*self._first.values(), *(numbers() for numbers, _ in self._reads)]
         if not values:
             return
-        found = torch.cat([value.reshape(-1) for value in values]).cpu().tolist()
-        numbers = found[len(found) - len(self._reads) :]
-        for (_, receive), number in zip(self._reads, numbers, strict=True):
-            receive(number)
-        problems = [problem for several in self._first for problem in several]
-        wrong = [problem.format(call) for problem, call in zip(problems, found, strict=False) if call < _NEVER]
+        found = torch.cat(values).cpu().split([len(value) for value in values])
+        for (_, receive), numbers in zip(self._reads, found[len(self._first) :], strict=True):
+            receive(numbers.tolist())
+        wrong = []
+        for problems, calls in zip(self._first, found, strict=False):
+            named = zip(problems, calls.tolist(), strict=True)
+            wrong += [problem.format(call) for problem, call in named if call < _NEVER]
         if wrong:
             for first in self._first.values():
                 first.fill_(_NEVER)

@@ -28,10 +28,6 @@ class DeviceContinuity(Continuity):
             equal &= equal_rows(own[after], following[before])
         return equal
 
-    def count(self, compared: int, broken: int) -> None:
-        """Counts rows that were compared, and rows among them that do not continue others, for :meth:`warn`."""
-        self._tally.add(compared, broken)
-
 
 class DeviceLinks:
     """:class:`~lightning_replay.episodes.links.EpisodeLinks` on a device.
@@ -41,7 +37,7 @@ class DeviceLinks:
     :meth:`state_dict` and :meth:`load_state_dict`.
 
     Running episodes are a table whose length the host knows. Each :meth:`write` makes it longer by the number of its
-    rows, up to ``capacity``. :meth:`receive` cuts it to the first of :attr:`counts`, which takes a read of the device.
+    rows, up to ``capacity``. :meth:`receive` cuts it to the running episodes, which takes a read of the device.
 
     Args:
         capacity: Number of slots in the storage.
@@ -63,7 +59,7 @@ class DeviceLinks:
         self.continuity: DeviceContinuity | None = continuity
         self.capacity: int = checked_count("capacity", capacity, of="slots")
         self.device: torch.device = torch.device(device)
-        # Entry -1 is of no slot. It stays -1, or false, whatever is written for rows without a previous or next step.
+        # The last entry belongs to no slot. It stays -1, or false, since rows without a previous or next step write so.
         self._after = torch.full((capacity + 1,), -1, dtype=torch.int64, device=device)
         self._before = self._after.clone()
         self._is_newest = torch.zeros(capacity + 1, dtype=torch.bool, device=device)
@@ -71,7 +67,7 @@ class DeviceLinks:
         self.position: Tensor | None = self._after[:-1].clone() if counts_steps else None
         # Newest slots of running episodes. Entries of no episode have the slot -1 and come first.
         self._names = self._slots = self._after[:0].clone()
-        # How many rows were compared, and how many of them do not continue the row before.
+        # Numbers of rows that were compared since the last read, and of rows among them that do not continue the other.
         self._compared = self._after.new_zeros(2)
         # By direction, the slots 1, 2, 4, ... steps away, [levels, capacity + 1].
         self._jumps: dict[bool, Tensor] = {}
@@ -93,17 +89,16 @@ class DeviceLinks:
 
     @property
     def counts(self) -> Tensor:
-        """How many episodes run, how many rows were compared, and how many continue none, int64 ``[3]``."""
+        """Number of running episodes, and numbers of compared and of broken rows since the last read, int64 ``[3]``."""
         return torch.cat(((self._slots >= 0).sum().view(1), self._compared))
 
-    def receive(self, place: int, count: int) -> None:
-        """Receives one of :attr:`counts` by its place, as it is now, or as it was before others were received."""
-        if place == 0:
-            self._shrink(count)
-            return
-        self._compared[place - 1] -= count
+    def receive(self, counts: list[int]) -> None:
+        """Receives :attr:`counts` as they are now."""
+        num_running, compared, broken = counts
+        self._shrink(num_running)
+        self._compared.zero_()
         if self.continuity is not None:
-            self.continuity.count(*((count, 0) if place == 1 else (0, count)))
+            self.continuity.count(compared, broken)
 
     def _shrink(self, num_running: int) -> None:
         first = len(self._slots) - num_running
@@ -111,7 +106,8 @@ class DeviceLinks:
 
     def write(self, index: Tensor, trajectory: Tensor | None, done: Tensor) -> None:
         """Links rows that were just written, as :meth:`EpisodeLinks.write`."""
-        slots, done = (part.reshape(-1).to(self.device, non_blocking=True) for part in (index, done))
+        slots = index.reshape(-1).to(self.device, non_blocking=True)
+        done = done.reshape(-1).to(self.device, non_blocking=True)
         if trajectory is None:
             names = torch.full_like(slots, _UNNAMED)
         else:
@@ -123,12 +119,12 @@ class DeviceLinks:
         self._update_jumps()
 
     def _write(self, new: Tensor, names: Tensor, done: Tensor) -> None:
-        # The rows that were in these slots leave. No episode may go through them.
+        # The rows that were in these slots have left. No episode may go through them.
         self._after[self._before[new]] = -1
         self._before[self._after[new]] = -1
         self._after[new] = -1
         self._is_newest[new] = False
-        # Newest rows of running episodes, then the new rows; sorted, the rows of each episode are in order of time.
+        # The newest rows of running episodes come first. A stable sort keeps the rows of each episode in order of time.
         num_old = len(self._slots)
         names = torch.cat((self._names, names))
         slots = torch.cat((self._slots, new))
@@ -156,7 +152,7 @@ class DeviceLinks:
         self._is_newest[-1] = False
 
     def _steps_before(self, previous: Tensor, order: Tensor, slots: Tensor, num_old: int) -> Tensor:
-        # Rows between two that follow none count on from the first of them, which a running episode may have.
+        # Each row counts on from the last row before it that follows none. That row may be of a running episode.
         assert self.position is not None
         place = torch.arange(len(order), device=self.device)
         first = torch.where(previous[order] < 0, place, 0).cummax(0).values
@@ -247,13 +243,15 @@ class DeviceLinks:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state that :class:`~lightning_replay.episodes.links.EpisodeLinks` has with the same rows."""
-        runs = self._is_newest[self._slots].cpu()
-        names, slots = self._names.cpu()[runs], self._slots.cpu()[runs]
-        unnamed = slots[names == _UNNAMED].tolist()
+        runs = self._is_newest[self._slots]
+        names = self._names[runs].cpu()
+        slots = self._slots[runs].cpu()
+        is_named = names != _UNNAMED
+        unnamed = slots[~is_named].tolist()
         return {
             "successor": self.successor.cpu().clone(),
-            "running_trajectory": names[names != _UNNAMED],
-            "running_slot": slots[names != _UNNAMED],
+            "running_trajectory": names[is_named],
+            "running_slot": slots[is_named],
             "newest_slot": unnamed[0] if unnamed else -1,
         }
 
@@ -271,7 +269,7 @@ class DeviceLinks:
         self.successor.copy_(links.successor)
         self.predecessor.copy_(links.predecessor)
         unnamed = [state["newest_slot"]] if state["newest_slot"] >= 0 else []
-        names = [*state["running_trajectory"].tolist(), *[_UNNAMED for _ in unnamed]]
+        names = [*state["running_trajectory"].tolist(), *[_UNNAMED] * len(unnamed)]
         slots = [*state["running_slot"].tolist(), *unnamed]
         self._names, self._slots = (torch.tensor(one, dtype=torch.int64, device=self.device) for one in (names, slots))
         self._is_newest[self._slots] = True

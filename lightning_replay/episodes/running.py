@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -126,8 +125,7 @@ class FollowedEpisodes:
             self.links.continuity = self.links.compares(storage)
         self.links.write(index, stored_trajectory(storage, index), done)
         if self.device is not None and self.device.type == "cpu":  # Nothing waits for the CPU.
-            for place, count in enumerate(self.links.counts.tolist()):
-                self.links.receive(place, count)
+            self.links.receive(self.links.counts.tolist())
         return index
 
     def move_to(self, device: torch.device | None) -> None:
@@ -150,18 +148,17 @@ class FollowedEpisodes:
 
         :meta private:
         """
-        for place in range(3):
-            checks.register(partial(self._count, place), partial(self._receive, place))
+        checks.register(self._counts, self._receive)
 
-    def _count(self, place: int) -> Tensor:
+    def _counts(self) -> Tensor:
         if self.links is None:
-            return torch.zeros((), dtype=torch.int64, device=self.device)
-        counts: Tensor = self.links.counts[place]
+            return torch.zeros(0, dtype=torch.int64, device=self.device)
+        counts: Tensor = self.links.counts
         return counts
 
-    def _receive(self, place: int, number: int) -> None:
-        if self.links is not None:
-            self.links.receive(place, number)
+    def _receive(self, counts: list[int]) -> None:
+        if counts:
+            self.links.receive(counts)
 
     def warn(self) -> None:
         """Warns once if most rows do not continue the row before; call it when the sampler has the new rows."""

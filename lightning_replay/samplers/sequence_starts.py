@@ -17,7 +17,7 @@ from lightning_replay.samplers.prioritized import PrioritizedSampler
 
 
 class SequenceStarts(PrioritizedSampler):
-    """Draws the first rows of sequences by the priorities of these; other rows have no weight in the tree."""
+    """Draws the first rows of sequences by the priorities of the sequences. Other rows have no weight in the tree."""
 
     num_slots: int | None = None  # type: ignore[assignment]  # the tree gets the size of the storage with the first rows
 
@@ -27,7 +27,7 @@ class SequenceStarts(PrioritizedSampler):
         return self.priority_exponent > 0
 
     def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
-        """Does nothing: of new rows only those get a priority that :meth:`begin` is called with."""
+        """Does nothing: a new row gets its priority from :meth:`begin`, if a sequence begins with it."""
 
     def begin(self, slots: Tensor) -> None:
         """Gives the first rows of new sequences, int64 ``[n]``, the largest priority so far."""
@@ -77,17 +77,17 @@ class DeviceStarts(ReplaySampler, Sampler):
         self._has_sequences = False
 
     def number(self) -> Tensor:
-        """Returns the number of sequences that can be drawn, int64 ``[]`` on the device."""
-        return self._counts[-1]
+        """Returns the number of sequences that can be drawn, int64 ``[1]`` on the device."""
+        return self._counts[-1:]
 
-    def receive(self, num_sequences: int) -> None:
+    def receive(self, numbers: list[int]) -> None:
         """Receives the number that :meth:`number` returns now."""
-        self._has_sequences = num_sequences > 0
+        self._has_sequences = numbers[0] > 0
 
     def has_sequences(self) -> bool:
         """Returns whether there is a sequence; waits for the device until there is the first one."""
         if not self._has_sequences:
-            self.receive(int(self.number()))
+            self.receive(self.number().tolist())
         return self._has_sequences
 
     def update(self, links: DeviceLinks) -> None:
@@ -118,10 +118,10 @@ class DeviceStarts(ReplaySampler, Sampler):
         return ahead, ~links.is_newest[last] & (links.successor[last] < 0)
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
-        """Draws first rows of sequences, int64 ``[B]``; without any sequence slots that begin none."""
+        """Draws first rows of sequences, int64 ``[B]``. If there is no sequence, these are slots that begin none."""
         point = torch.rand(batch_size, generator=self._generator, dtype=torch.float64, device=self._device)
-        number = torch.minimum((point * self._counts[-1]).long(), self._counts[-1] - 1) + 1
-        return torch.searchsorted(self._counts, number).clamp(max=len(self._counts) - 1), {}
+        place = torch.minimum((point * self.number()).long(), self.number() - 1)
+        return torch.searchsorted(self._counts, place, right=True).clamp(max=len(self._counts) - 1), {}
 
     def _empty(self) -> None:
         self._counts.fill_(0)

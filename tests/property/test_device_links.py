@@ -64,7 +64,7 @@ class Both:
         if name == "write":
             self.write(first, second, is_ring)
         elif name == "shrink":
-            self.on_device.receive(0, int(self.on_device.counts[0]))
+            self.on_device.receive(self.on_device.counts.tolist())
         elif name in ("swap", "reload"):  # A save of each class is loaded into the other, or into its own.
             saved = [self.on_cpu.state_dict(), self.on_device.state_dict()]
             self.on_cpu, self.on_device = self.new()
@@ -90,8 +90,9 @@ class Both:
         assert running[0] == running[1] and states[0]["newest_slot"] == states[1]["newest_slot"]
         assert sorted(cpu.running) == device.is_newest.nonzero().flatten().tolist()
         if self.compares:
-            tally = cpu.continuity._tally
-            assert device.counts[1:].tolist() == [tally._compared, tally._broken]
+            tallies = [links.continuity._tally for links in (cpu, device)]
+            on_cpu, on_device = (torch.tensor([tally._compared, tally._broken]) for tally in tallies)
+            assert (on_device + device.counts[1:]).equal(on_cpu)
 
 
 @settings(max_examples=50)
@@ -122,3 +123,18 @@ def test_positions_equal_those_that_the_cpu_counts(compares: bool, calls: list[A
         both.write(given_rows, [], is_ring=True)
         kernels.number(both.on_cpu.before(torch.from_numpy(index)), index, position, 1, 1)
         assert both.on_device.position.tolist() == position.tolist()
+
+
+def test_a_row_continues_another_only_if_all_its_observations_do() -> None:
+    columns = {name: torch.arange(4.0).view(4, 1) for name in ("camera", "joints", "touch")}
+    following = {name: column + 1 for name, column in columns.items()}
+    following["camera"][0] = -1.0
+    following["joints"][1] = -1.0
+    following["touch"][2] = -1.0
+    rows = TensorDict({"observation": columns, "next": {"observation": following}}, [4])
+    before, after = torch.tensor([0, 1, 2, 1]), torch.tensor([1, 2, 3, 3])
+    assert DeviceContinuity(rows).of_slots(before, after).tolist() == [False] * 4
+    for name, place in (("camera", 0), ("joints", 1), ("touch", 2)):
+        following[name][place] = place + 1.0
+    continues = DeviceContinuity(TensorDict({"observation": columns, "next": {"observation": following}}, [4]))
+    assert continues.of_slots(before, after).tolist() == [True, True, True, False]

@@ -39,12 +39,12 @@ def test_registered_numbers_come_with_each_read() -> None:
     checks = DeferredChecks(2, "cpu")
     count = torch.tensor(5)
     received: list[int] = []
-    checks.register(lambda: count, received.append)
-    checks.register(lambda: count + 1, received.append)
+    checks.register(lambda: torch.stack((count, -count)), received.extend)
+    checks.register(lambda: count.view(1) + 1, received.extend)
     for _ in range(5):
         checks.begin("extend")
         count += 1
-    assert received == [7, 8, 9, 10]
+    assert received == [7, -7, 8, 9, -9, 10]
 
 
 def test_wrong_options_are_refused() -> None:
