@@ -25,7 +25,19 @@ Key = str | Path
 Columns = dict[Key, Any]  # arrays or tensors [N, ...]
 FinalObservation = str | Sequence[str] | Callable[[Any, Any], Any]
 _FINAL_OBSERVATIONS = ("final_obs", "final_observation")  # names that are known without an option
-WITHOUT_FINAL_OBSERVATION = ("terminate", "drop")
+
+
+def check_step_options(
+    observation_columns: object, final_observation: object, without_final_observation: object, skip_invalid: object
+) -> None:
+    """Refuses options of :class:`VectorSteps` that are not of their kind."""
+    entries = "a mapping such as {'observation': 'policy'}, or None"
+    check_kind("observation_columns", observation_columns, Mapping | None, entries)
+    place = "a key of infos, a sequence of keys for nested ones, a function of observations and infos, or None"
+    check_kind("final_observation", final_observation, str | Sequence | Callable | None, place)
+    if without_final_observation is not None:
+        checked_choice("without_final_observation", without_final_observation, ["terminate", "drop"])
+    checked_flag("skip_invalid", skip_invalid)
 
 
 class VectorSteps(VectorWrapper):
@@ -98,30 +110,24 @@ class VectorSteps(VectorWrapper):
     ) -> None:
         vector = env if isinstance(env, VectorEnv) else SimulatorVector(env)
         check_kind("autoreset_mode", autoreset_mode, AutoresetMode | None, "a gymnasium.vector.AutoresetMode, or None")
+        check_step_options(observation_columns, final_observation, without_final_observation, skip_invalid)
         super().__init__(vector)
         self._next: Any = checked_count("first_trajectory", first_trajectory, 0)
         self.num_skipped: int = 0
         self.cut_episodes: list[int] = []
         self._mode = autoreset_mode or _mode_of(vector)
-        accepted = "a mapping such as {'observation': 'policy'}, or None"
-        check_kind("observation_columns", observation_columns, Mapping | None, accepted)
-        accepted = "a key of infos, a tuple of keys for nested ones, a function of observations and infos, or None"
-        check_kind("final_observation", final_observation, str | Sequence | Callable | None, accepted)
-        self._observation_columns = None if observation_columns is None else dict(observation_columns)
-        is_name = isinstance(final_observation, str)
-        self._final_observation: Any = (final_observation,) if is_name else final_observation
+        self._observation_columns = observation_columns
+        self._final_observation: Any = final_observation
         self._without_final = without_final_observation
-        if without_final_observation is not None:
-            checked_choice("without_final_observation", without_final_observation, WITHOUT_FINAL_OBSERVATION)
-        self._skips_invalid = checked_flag("skip_invalid", skip_invalid)
+        self._skips_invalid = skip_invalid
         self._acts_in_parts = isinstance(getattr(vector, "single_action_space", None), Dict | Tuple)
-        self._kind: ArrayColumns = ArrayColumns(vector.num_envs)
+        self._kind: ArrayColumns = ArrayColumns(np.ones(vector.num_envs, dtype=np.bool_))
         self._trajectory: Any = np.full(vector.num_envs, -1)
         self._is_reset_due: Any = self._kind.nowhere  # The vector resets these environments in the next step.
         self._is_running: Any = self._kind.nowhere  # The newest rows of these environments did not end their episodes.
-        self._paths: list[Path] = []  # names of the parts of an observation, as columns of the row
+        # Keys of the parts of an observation in the row and under "next", by the names from the column on.
+        self._keys: dict[Path, tuple[Key, Key]] = {}
         self._is_plain = False  # Observations have one part, and are that part.
-        self._keys: list[tuple[Key, Key]] = []  # of these parts in the row and under "next"
         self._observation: list[Any] = []
         self.columns: Columns = {}
         self.is_transition: Any = self._kind.nowhere
@@ -138,9 +144,8 @@ class VectorSteps(VectorWrapper):
         mask = (options or {}).get("reset_mask")  # Gymnasium's vectors remove it from the options
         # Gymnasium's vectors take a list of seeds; their base class declares a number.
         observations, infos = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
-        named = dict(_leaves(self._named(observations)))
-        if not self._paths:
-            self._begin(named)
+        if not self._keys:
+            self._begin(dict(_leaves(self._named(observations))))
         self._observation = self._parts(observations, "observations")
         began = self._kind.everywhere if mask is None else self._kind.flags("reset_mask", mask)
         self._is_reset_due = self._is_reset_due & ~began
@@ -153,7 +158,7 @@ class VectorSteps(VectorWrapper):
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Takes a step, whose transitions are in ``columns``."""
-        if not self._paths:
+        if not self._keys:
             raise gymnasium.error.ResetNeeded("VectorSteps has no observation to step from; call its reset() first")
         kind = self._kind
         if self._acts_in_parts or isinstance(actions, dict):
@@ -174,22 +179,24 @@ class VectorSteps(VectorWrapper):
         following = self._parts(observations, "observations")
         done = is_terminated | is_truncated
         may_have_ended = kind.may_be_any(done)
-        last, is_lost = following, kind.nowhere
+        is_lost = kind.nowhere
+        last: Any = following
         if may_have_ended and self._mode is AutoresetMode.SAME_STEP:
-            found = self._last(observations, infos, following, done)
-            if found is None:  # The observation of the row repeats, because no other belongs to the episode.
-                found = self._merged(done, self._observation, following)
+            last = self._last(observations, infos, following, done)
+            if last is None:  # The observation of the row repeats, because no other belongs to the episode.
+                last = self._merged(done, self._observation, following)
                 is_lost = is_truncated & ~is_terminated
                 is_terminated = done
-            last = found
-        for (key, next_key), before, after in zip(self._keys, self._observation, last, strict=True):
+        for (key, next_key), before, after in zip(self._keys.values(), self._observation, last, strict=True):
             columns[key] = before
             columns[next_key] = after
-        columns["trajectory"] = kind.owned("trajectory", self._trajectory)
-        columns["next", "reward"] = rewards[:, None]
-        columns["next", "terminated"] = is_terminated[:, None]
-        columns["next", "truncated"] = is_truncated[:, None]
-        columns["next", "done"] = done[:, None]
+        columns |= {
+            "trajectory": kind.owned("trajectory", self._trajectory),
+            ("next", "reward"): rewards[:, None],
+            ("next", "terminated"): is_terminated[:, None],
+            ("next", "truncated"): is_truncated[:, None],
+            ("next", "done"): done[:, None],
+        }
         self._observation = following
         self.is_transition = kind.everywhere
         self.cut_episodes = []
@@ -245,13 +252,12 @@ class VectorSteps(VectorWrapper):
         device = next((part.device for part in named.values() if isinstance(part, Tensor)), None)
         if device is not None:
             # Numbers and flags follow the tensors of the simulator, so that no step waits for its device.
-            self._kind = TensorColumns(self.num_envs, device)
+            self._kind = TensorColumns(torch.ones(self.num_envs, dtype=torch.bool, device=device))
             self._next = torch.as_tensor(self._next, device=device)
             self._trajectory = torch.as_tensor(self._trajectory, device=device)
             self._is_reset_due = self._is_running = self._kind.nowhere
         self._is_plain = [*named] == [("observation",)] and self._observation_columns is None
-        self._paths = list(named)
-        self._keys = [(_key(path[0], path[1:]), ("next", *path)) for path in named]
+        self._keys = {path: (_key(path[0], path[1:]), ("next", *path)) for path in named}
 
     def _number(self, began: Any) -> None:
         self._trajectory, self._next = self._kind.numbered(began, self._next, self._trajectory)
@@ -290,12 +296,12 @@ class VectorSteps(VectorWrapper):
             parts = [self._kind.owned(what, observations)]
         else:
             leaves = dict(_leaves(self._named(observations)))
-            if leaves.keys() != {*self._paths}:
+            if leaves.keys() != self._keys.keys():
                 raise ValueError(
-                    f"{what} of {self.env} have the parts {[*leaves]}; the first observations had {self._paths}. "
+                    f"{what} of {self.env} have the parts {[*leaves]}; the first observations had {[*self._keys]}. "
                     "Nothing was stored"
                 )
-            parts = [self._kind.owned(what, leaves[path]) for path in self._paths]
+            parts = [self._kind.owned(what, leaves[path]) for path in self._keys]
         shape = self._kind.everywhere.shape
         if any([part.shape[:1] != shape for part in parts]):
             raise ValueError(
@@ -339,7 +345,7 @@ class VectorSteps(VectorWrapper):
             return next((infos[name] for name in _FINAL_OBSERVATIONS if name in infos), None)
         if callable(wanted):
             return wanted(observations, infos)
-        for name in wanted:
+        for name in [wanted] if isinstance(wanted, str) else wanted:
             infos = infos.get(name) if isinstance(infos, Mapping) else None
         return infos
 
@@ -349,14 +355,10 @@ class VectorSteps(VectorWrapper):
     def _with_objects(self, final: np.ndarray, following: list[np.ndarray], ended: list[int]) -> list[np.ndarray]:
         last = [column.copy() for column in following]
         # Gymnasium gives an object for each environment. A loop over arrays takes a third of the time of a stack.
-        if self._is_plain:
-            for i in ended:
-                last[0][i] = final[i]
-            return last
         for i in ended:
             # The path is compared, because an environment may order the entries in another way than the vector.
             parts = dict(_leaves(self._named(final[i])))
-            for path, column in zip(self._paths, last, strict=True):
+            for path, column in zip(self._keys, last, strict=True):
                 column[i] = parts[path]
         return last
 

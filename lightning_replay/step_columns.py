@@ -11,14 +11,14 @@ from torch import Tensor
 
 
 class ArrayColumns:
-    """Columns of arrays."""
+    """Columns of arrays; ``everywhere`` is a flag for each environment, bool ``[num_envs]``, all of which are true."""
 
     where: Any = staticmethod(np.where)
     is_finite: Any = staticmethod(np.isfinite)
 
-    def __init__(self, num_envs: int) -> None:
-        self.everywhere: Any = np.ones(num_envs, dtype=np.bool_)
-        self.nowhere: Any = ~self.everywhere
+    def __init__(self, everywhere: Any) -> None:
+        self.everywhere: Any = everywhere
+        self.nowhere: Any = ~everywhere
 
     def given(self, name: str, value: Any) -> Any:
         """Returns a value as a column."""
@@ -26,9 +26,8 @@ class ArrayColumns:
 
     def owned(self, name: str, value: Any) -> Any:
         """Returns a copy as it is stored: floats as float32."""
-        if type(value) is not np.ndarray:
-            value = np.asarray(value)
-        return value.astype(np.float32) if value.dtype.kind == "f" else value.copy()
+        array = self.given(name, value)
+        return array.astype(np.float32) if array.dtype.kind == "f" else array.copy()
 
     def numbers(self, name: str, value: Any) -> Any:
         """Returns a copy, float32."""
@@ -53,7 +52,7 @@ class ArrayColumns:
         return self.is_finite(column).reshape(len(column), -1).all(1)
 
     def numbered(self, began: Any, first: Any, trajectory: Any) -> tuple[Any, Any]:
-        """Returns the numbers of episodes after some began, which count from ``first`` on, and the number after."""
+        """Numbers the episodes that began from ``first`` on. Returns the numbers of all, and the next number."""
         numbers = first + began.cumsum(0)
         return self.where(began, numbers - 1, trajectory), numbers[-1]
 
@@ -64,18 +63,13 @@ class TensorColumns(ArrayColumns):
     where: Any = staticmethod(torch.where)
     is_finite: Any = staticmethod(torch.isfinite)
 
-    def __init__(self, num_envs: int, device: torch.device) -> None:
-        self.device = device
-        self.everywhere: Any = torch.ones(num_envs, dtype=torch.bool, device=device)
-        self.nowhere: Any = ~self.everywhere
-
     def given(self, name: str, value: Any) -> Any:
         """Returns a value as a column; refuses a tensor of another device."""
         tensor: Tensor = value.detach() if isinstance(value, Tensor) else torch.as_tensor(value, device="cpu")
-        if tensor.device != self.device:
+        if tensor.device != self.everywhere.device:
             raise ValueError(
-                f"{name} is on {tensor.device}, and the first observations were on {self.device}; all tensors of a "
-                f"simulator must be on one device. Move {name} there. Nothing was stored"
+                f"{name} is on {tensor.device}, and the first observations were on {self.everywhere.device}; all "
+                f"tensors of a simulator must be on one device. Move {name} there. Nothing was stored"
             )
         return tensor
 
@@ -93,5 +87,5 @@ class TensorColumns(ArrayColumns):
         return self.given(name, value).to(torch.bool, copy=True)
 
     def may_be_any(self, flags: Any) -> bool:
-        """Returns whether a flag may be true; flags on a device are not read."""
-        return self.device.type != "cpu" or bool(flags.any())
+        """Returns whether a flag may be true; flags on another device than the CPU are not read."""
+        return not flags.is_cpu or bool(flags.any())

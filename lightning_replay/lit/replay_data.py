@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from lightning_replay.agents.interfaces import (
     warn_of_discounts,
 )
 from lightning_replay.agents.spaces import spaces_of_sizes
-from lightning_replay.collecting import WITHOUT_FINAL_OBSERVATION
+from lightning_replay.collecting import check_step_options
 from lightning_replay.envs.building import MAX_EPISODE_STEPS, checked_info_keys
 from lightning_replay.fast_path import has_fast_path
 from lightning_replay.lit.check_stored_rows import STATE, Columns, row_differences
@@ -47,9 +47,7 @@ from lightning_replay.lit.simulators import (
 from lightning_replay.mixed_replay import MixedReplay
 from lightning_replay.options import (
     check_kind,
-    checked_choice,
     checked_count,
-    checked_flag,
     checked_optional_count,
     with_named_arguments,
 )
@@ -210,11 +208,10 @@ class ReplayDataModule(EnvStepDataModule):
                 f"progress is {type(progress).__name__}, but the replay has no tasks whose progress could matter. Use "
                 "lightning_replay.recipes.parallel_curriculum, or leave it out."
             )
-        # Without an environment it is never called.
-        environments = partial(make_environments, env, self.env_kwargs, num_envs, asynchronous)  # type: ignore[arg-type]
         self.collection = Collection(
             replay,
-            environments,
+            # Without an environment it is never called.
+            partial(make_environments, env, self.env_kwargs, num_envs, asynchronous),  # type: ignore[arg-type]
             warmup_steps=warmup_steps or 0,
             env_steps=env_steps or 0,
             seed=seed,
@@ -222,18 +219,13 @@ class ReplayDataModule(EnvStepDataModule):
             info_keys=self._info_keys,
         )
         self._simulators: Simulators | None = None
-        place = "a key of infos, a sequence of keys, a function of observations and infos, or None"
-        check_kind("final_observation", final_observation, str | Sequence | Callable | None, place)
-        columns = "entries of the observations by the names of their columns, or None"
-        check_kind("observation_columns", observation_columns, Mapping | None, columns)
-        if without_final_observation is not None:
-            checked_choice("without_final_observation", without_final_observation, WITHOUT_FINAL_OBSERVATION)
         self._simulator_options: dict[str, Any] = {
             "final_observation": final_observation,
             "without_final_observation": without_final_observation,
-            "skip_invalid": checked_flag("skip_invalid", skip_invalid),
+            "skip_invalid": skip_invalid,
             "observation_columns": observation_columns,
         }
+        check_step_options(**self._simulator_options)
         if seed is not None:
             replay.seed(seed)
         self._has_drawn = self._sets_surprise = False
