@@ -13,7 +13,7 @@ ACCEPTED = (
     'a vector of environments, such as gymnasium.make_vec("CartPole-v1", num_envs=1), or a simulator with num_envs, '
     "reset and step"
 )
-_MEMBERS = ("num_envs", "reset", "step")
+MEMBERS = ("num_envs", "reset", "step")  # of every simulator
 
 
 class SimulatorVector(VectorEnv[Any, Any, Any]):
@@ -32,7 +32,7 @@ class SimulatorVector(VectorEnv[Any, Any, Any]):
 
     def __init__(self, simulator: Any) -> None:
         base = getattr(simulator, "unwrapped", simulator)  # Gymnasium's wrappers hide num_envs.
-        lacking = [name for name in _MEMBERS if not hasattr(simulator, name) and not hasattr(base, name)]
+        lacking = [name for name in MEMBERS if not hasattr(simulator, name) and not hasattr(base, name)]
         if isinstance(simulator, type) or lacking:
             missing = f" without {', '.join(lacking)}" if lacking else ""
             raise TypeError(f"env is {simulator!r}{missing}; it must be {ACCEPTED}")

@@ -60,9 +60,11 @@ class ContinuousAgent(OffPolicyAgent):
         outputs = self.outputs_per_action * len(low)
         self.actor: Perceptron = Perceptron(self.num_features, options["hidden_sizes"], outputs)
         self._is_distributional: bool = options.get("distributional", False)
-        support = None
-        if self._is_distributional:
-            support = torch.linspace(options["value_low"], options["value_high"], options["atoms"])
+        support = (
+            torch.linspace(options["value_low"], options["value_high"], options["atoms"])
+            if self._is_distributional
+            else None
+        )
         self.critics: TwoCritics = TwoCritics(
             self._build_critic_encoder(),
             len(low),
@@ -214,15 +216,12 @@ class ContinuousAgent(OffPolicyAgent):
         encoder = self.observation_encoder if self._critic_column is None else self.critic_encoder
         return [*self.critics.parameters(), *encoder.parameters()]
 
-    def _policy_parameters(self) -> list[Tensor]:
-        encoders = [] if self._critic_column is None else [*self.observation_encoder.parameters()]
-        return [*self.actor.parameters(), *encoders]
-
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         """Returns Adam of the critics, then of the policy."""
+        encoder = [] if self._critic_column is None else [*self.observation_encoder.parameters()]
         return [
             self.adam(self._critic_parameters(), "critic_learning_rate"),
-            self.adam(self._policy_parameters(), "actor_learning_rate"),
+            self.adam([*self.actor.parameters(), *encoder], "actor_learning_rate"),
         ]
 
     def target_update_of(self, *pairs: tuple[nn.Module, nn.Module]) -> TargetUpdate:

@@ -148,11 +148,9 @@ class Encoder(nn.Module):
 
     def target(self) -> Encoder:
         """Returns a copy whose parameters get no gradients. It normalizes by the same statistics."""
-        copied = copy.deepcopy(self).requires_grad_(False)
-        for place, part in enumerate(self.parts):
-            if isinstance(part, RunningNormalization):
-                copied.parts[place] = part
-        return copied
+        # A copy keeps objects that its memo names.
+        shared: dict[int, Any] = {id(part): part for part in self.parts if isinstance(part, RunningNormalization)}
+        return copy.deepcopy(self, shared).requires_grad_(False)
 
 
 class RunningNormalization(nn.Module):

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
 from lightning_replay.options import checked_count, checked_number
@@ -60,16 +59,10 @@ class Pendulums:
         self.max_steps: int = checked_count("max_steps", max_steps)
         self.staggered = staggered
         self.noise: float | None = None if noise is None else checked_number("noise", noise, 0.0)
-        self.metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.SAME_STEP}
         high = np.array([1.0, 1.0, _MAX_SPEED], np.float32)
-        self.single_observation_space: spaces.Space[Any] = spaces.Box(-high, high)
-        if noise is not None:
-            noisy = spaces.Box(-np.inf, np.inf, (3,))
-            entries: dict[str, spaces.Space[Any]] = {
-                "observation": noisy,
-                "critic_observation": self.single_observation_space,
-            }
-            self.single_observation_space = spaces.Dict(entries)
+        exact = spaces.Box(-high, high)
+        both = spaces.Dict({"observation": spaces.Box(-np.inf, np.inf, (3,)), "critic_observation": exact})
+        self.single_observation_space: spaces.Space[Any] = exact if noise is None else both
         self.single_action_space: spaces.Space[Any] = spaces.Box(-_MAX_TORQUE, _MAX_TORQUE, (1,))
         self._generator = torch.Generator(self.device)
 
@@ -89,8 +82,7 @@ class Pendulums:
         reward = -(self._angle.square() + 0.1 * self._speed.square() + 0.001 * torque.square())
         push = 15.0 * self._angle.sin() + 3.0 * torque
         self._speed = (self._speed + push * _SECONDS).clamp(-_MAX_SPEED, _MAX_SPEED)
-        turned = self._angle + self._speed * _SECONDS
-        self._angle = torch.remainder(turned + math.pi, 2.0 * math.pi) - math.pi
+        self._angle = torch.remainder(self._angle + self._speed * _SECONDS + math.pi, 2.0 * math.pi) - math.pi
         self._age += 1
 
         truncated = self._age >= self.max_steps

@@ -97,9 +97,9 @@ class ReplayDataModule(EnvStepDataModule):
         info_keys: Keys of numbers or flags in the steps' infos, stored as float32 columns ``("next", key)`` for event
             conditions; 0 where an info lacks one.
         updates: Number of updates of a run on stored rows; excludes all options of collecting.
-        final_observation: Where a simulator gives the last observations of episodes, as of
-            :class:`~lightning_replay.collecting.VectorSteps`, like the three options below.
-        without_final_observation: What becomes of the last row of an episode if a simulator gives no last observation.
+        final_observation: Place of the last observations of ended episodes in a simulator's infos. It and the three
+            options below are options of :class:`~lightning_replay.collecting.VectorSteps`.
+        without_final_observation: Treatment of ends whose last observation the simulator does not give.
         skip_invalid: Whether rows of a simulator that are not finite are left out.
         observation_columns: Entries of a simulator's observations by the column that they become. The agent acts on
             the column ``observation``.
@@ -270,15 +270,18 @@ class ReplayDataModule(EnvStepDataModule):
             super()._read_spaces(built)
             return
         self._refuse_beside_simulator(built)
-        agent = None if self.trainer is None else self._agent
-        options = self._simulator_options
-        columns = options["observation_columns"]
-        simulators = Simulators(self.env, built, self.env_kwargs, self.evaluation_env_kwargs, columns, agent)
+        simulators = self._simulators = Simulators(
+            self.env,
+            built,
+            self.env_kwargs,
+            self.evaluation_env_kwargs,
+            self._simulator_options["observation_columns"],
+            None if self.trainer is None else self._agent,
+        )
         self.observation_space, self.action_space = simulators.observation_space, simulators.action_space
         self.column_spaces = simulators.column_spaces
         self._num_envs = simulators.get().num_envs
-        self._simulators = simulators
-        self.collection = SimulatorCollection(simulators, options, self.collection)
+        self.collection = SimulatorCollection(simulators, self._simulator_options, self.collection)
 
     def _refuse_beside_simulator(self, simulator: Any) -> None:
         """Refuses options of environments that are stepped one by one."""

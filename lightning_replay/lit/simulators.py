@@ -24,7 +24,7 @@ from lightning_replay.collecting import VectorSteps
 from lightning_replay.envs.building import bounds_of, build
 from lightning_replay.lit.collection import Collection, Episode, InformationColumns
 from lightning_replay.lit.rollouts import act_on, acting, drawing_from, refusal_of, states_of
-from lightning_replay.simulators import SimulatorVector
+from lightning_replay.simulators import MEMBERS, SimulatorVector
 
 _STEPS_PER_READ = 64  # Episodes that ended are read from the device once in so many steps.
 
@@ -42,17 +42,17 @@ class Simulator(Protocol):
 
 
 def is_simulator(env: object) -> bool:
-    """Returns whether ``env`` is an object with ``num_envs``, ``reset``, and ``step``, but no vector of Gymnasium's."""
+    """Returns whether ``env`` is an object with ``num_envs``, ``reset``, and ``step``, and not Gymnasium's vector."""
     if isinstance(env, type | SyncVectorEnv | AsyncVectorEnv):
         return False
     base = getattr(env, "unwrapped", env)  # Wrappers of Gymnasium do not pass on attributes.
     # One environment of Gymnasium may have a number of this name, and has no such space.
     is_batched = not isinstance(env, gymnasium.Env) or hasattr(base, "single_observation_space")
-    return is_batched and all(hasattr(base, name) for name in ("num_envs", "reset", "step"))
+    return is_batched and all(hasattr(base, name) for name in MEMBERS)
 
 
 def simulator_class(path: Mapping[str, Any]) -> Callable[..., Any]:
-    """Returns what builds a simulator, from its ``class_path`` and ``init_args`` in a file."""
+    """Returns a function that builds a simulator, from its ``class_path`` and ``init_args`` in a file."""
     named: Any = locate(str(path.get("class_path")))
     if not callable(named) or not path.keys() <= {"class_path", "init_args"}:
         raise ValueError(
@@ -62,8 +62,8 @@ def simulator_class(path: Mapping[str, Any]) -> Callable[..., Any]:
     return partial(named, **dict(path.get("init_args") or {}))
 
 
-def simulator_spaces(simulator: SimulatorVector, agent: object) -> tuple[Space[Any], Box | Discrete]:
-    """Returns the spaces of one of its environments; what a simulator does not say is read from tensors and agent."""
+def simulator_spaces(simulator: SimulatorVector, agent: object) -> tuple[Any, Box | Discrete]:
+    """Returns the spaces of one environment. Spaces that a simulator lacks come from its tensors and the agent."""
     observation = getattr(simulator, "single_observation_space", None)
     if not isinstance(observation, Space):
         observation = _space_of(simulator.reset()[0])
@@ -101,12 +101,10 @@ class Simulators:
         self._env = env
         self._env_kwargs = {False: env_kwargs, True: evaluation_env_kwargs}
         self._open = {False: SimulatorVector(built)}
-        self._columns = observation_columns
+        self._columns = observation_columns or {}
         space, self.action_space = simulator_spaces(self._open[False], agent)
-        self.observation_space: Space[Any] = space if self._columns is None else self.seen(space)
-        columns: dict[str, str] = self._columns or {}
-        entries: Any = space
-        self.column_spaces: dict[str, Space[Any]] = {column: entries[name] for column, name in columns.items()}
+        self.observation_space: Space[Any] = self.seen(space)
+        self.column_spaces: dict[str, Space[Any]] = {column: space[name] for column, name in self._columns.items()}
 
     def get(self, for_evaluation: bool = False) -> SimulatorVector:
         """Returns a simulator, which is built when it is first needed."""
@@ -117,7 +115,7 @@ class Simulators:
 
     def seen(self, observation: Any) -> Any:
         """Returns the part of an observation that agents act on."""
-        return observation if self._columns is None else observation[self._columns["observation"]]
+        return observation[self._columns["observation"]] if self._columns else observation
 
     def close(self) -> None:
         """Closes the simulators that were built here."""
@@ -128,7 +126,7 @@ class Simulators:
 
 
 class TensorActions:
-    """Actions ``[N, ...]`` as tensors on the device of the observations: those that an agent returned, and random."""
+    """Reads and draws actions ``[N, ...]``, tensors on the device of the observations."""
 
     def __init__(self, space: Box | Discrete, device: torch.device) -> None:
         self._space, self._device = space, device
@@ -156,7 +154,7 @@ class TensorInformation(InformationColumns):
     """Reads some keys of a simulator's infos, tensors ``[N]``, as float32 ``[N]``; 0 in steps without the key."""
 
     def read(self, infos: dict[str, Any], done: Tensor) -> dict[str, Tensor]:
-        """Returns a column ``[N]`` for each key; ``final_info``, where there is one, holds those of the last steps."""
+        """Returns a column ``[N]`` for each key. If there is a ``final_info``, it holds infos of last steps."""
         sources = (infos, ~done), (infos.get("final_info", infos), done)
         self._offered |= {key for source, _ in sources for key in source}
         columns = {key: torch.zeros(done.shape, device=done.device) for key in self.keys}
@@ -216,8 +214,7 @@ class SimulatorCollection(Collection):
         self._observation = self._simulators.seen(observation)
         device = _device_of(self._observation)
         self._read_actions = TensorActions(self._simulators.action_space, device)
-        self._return = torch.zeros(self._num_envs, device=device)
-        self._length = torch.zeros(self._num_envs, device=device)
+        self._totals = torch.zeros(2, self._num_envs, device=device)  # return and length of each running episode
         self._vector = vector
         return vector
 
@@ -248,11 +245,9 @@ class SimulatorCollection(Collection):
         self._stored_steps = self.env_steps
 
     def _count_ends(self, reward: Tensor, done: Tensor) -> None:
-        self._return += reward.reshape(-1)
-        self._length += 1
-        self._unread.append((self.env_steps, torch.stack([self._return, self._length, done])))
-        self._return.masked_fill_(done, 0.0)
-        self._length.masked_fill_(done, 0.0)
+        self._totals += torch.stack([reward.reshape(-1), torch.ones_like(done)])
+        self._unread.append((self.env_steps, torch.cat([self._totals, done[None]])))
+        self._totals.masked_fill_(done, 0.0)
         if len(self._unread) == _STEPS_PER_READ or self.env_steps >= self._last_step:
             self._read_ends()
 
