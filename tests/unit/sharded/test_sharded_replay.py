@@ -183,13 +183,14 @@ def test_td_errors_reach_their_rows_after_a_shard_was_started_thousands_of_times
     assert replay.stats()["td_errors_dropped"] == 0 and sum(replay.stats()["mass"]) > 41
 
 
-def test_a_save_has_the_same_rows_and_the_same_next_draws(tmp_path: Path) -> None:
-    replay = filled(samples_per_insert=1.0, error_buffer=1000.0)
+@pytest.mark.parametrize("observations", ["twice", "once"])
+def test_a_save_has_the_same_rows_and_the_same_next_draws(tmp_path: Path, observations: str) -> None:
+    replay = filled(samples_per_insert=1.0, error_buffer=1000.0, observations=observations)
     replay.update_priority(batch := replay.sample(), batch["action"].float())
     replay.save(tmp_path / "first")
     drawn = [replay.sample()["index"].tolist() for _ in range(3)]
     stored, stats = numbers(replay), replay.stats()
-    other = built(samples_per_insert=1.0, error_buffer=1000.0, seed=9)
+    other = built(samples_per_insert=1.0, error_buffer=1000.0, seed=9, observations=observations)
     other.extend(steps(500, 3))
     other.load(tmp_path / "first")
     assert numbers(other) == stored and other.write_count == 40
