@@ -945,7 +945,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         self._deferred = None if every is None or there is None else DeferredChecks(every, there)
         self._row_check.deferred = self._deferred
         if self._packed is not None:
-            self._packed.deferred = self._deferred
+            self._packed.defer_reads(self._deferred)
             self._packed.keep_generations(there=there is not None)
         if self._deferred is not None:
             self.parts.sampler.defer_reads(self._deferred)

@@ -52,6 +52,11 @@ class StaticDraws:
                 f"{len(parts.transforms)} transforms. Build it with draws_on='device', as recipes.uniform or "
                 "recipes.prioritized, and without a transform"
             )
+        if storage.follows_there:
+            raise ValueError(
+                "static draws read memory that stays, and observations='once' takes more as rows come; leave "
+                "observations='once' out, or draw with sample()"
+            )
         if not len(storage):
             raise RuntimeError(
                 "static draws need the columns of a row, and the buffer is empty; call extend first, and capture then"

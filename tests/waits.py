@@ -44,6 +44,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"reward": closeness, "terminated": is_close, "achieved_key": "observation", "desired_key": "observation"}
         | {"n_steps": 3, "strategy": "episode"},
     ),
+    "observations once": ("uniform", {"observations": "once"}),
     "sequences": ("sequences", {"length": 4, "overlap": 2}),
 }
 

@@ -63,11 +63,12 @@ class NextObservations:
         arrays = (self.places, self._before, self._hashes, self._heads, self._chains)
         return written + sum(array.nbytes for array in arrays)
 
-    def link(self, slots: np.ndarray, first: np.ndarray, second: np.ndarray) -> None:
-        """Takes new rows in ``slots``, int64 ``[N]``, before they are written: both observations, words ``[N, W]``."""
-        for start in range(0, len(slots), _ROWS_AT_ONCE):
+    def link(self, slots: slice | Tensor, first: np.ndarray, second: np.ndarray) -> None:
+        """Takes new rows in ``slots`` before they are written: both observations, words ``[N, W]``."""
+        index = np.arange(slots.start, slots.stop) if isinstance(slots, slice) else slots.numpy()
+        for start in range(0, len(index), _ROWS_AT_ONCE):
             part = slice(start, start + _ROWS_AT_ONCE)
-            new = slots[part]
+            new = index[part]
             # A new row may need room for its own, and for that of a row before the one that it replaces.
             if self._num_free < 2 * len(new):
                 kept = np.flatnonzero(self.places < 0)

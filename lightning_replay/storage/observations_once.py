@@ -12,8 +12,10 @@ from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 
+from lightning_replay.deferred_checks import DeferredChecks
 from lightning_replay.saving.spec import rebuildable
-from lightning_replay.storage.columns import GENERATION, NOT_STORED, WITHOUT_NUMPY, Column
+from lightning_replay.storage.columns import GENERATION, NOT_STORED, WITHOUT_NUMPY, Column, as_tensor
+from lightning_replay.storage.device_next_observations import DeviceNextObservations
 from lightning_replay.storage.next_observations import NextObservations, check_places
 from lightning_replay.storage.packed import PackedStorage, is_key
 from lightning_replay.storage.rows import (
@@ -54,7 +56,7 @@ class NextColumn:
         if isinstance(slots, int | np.integer):
             return self[slots : slots + 1][0]
         given = np.arange(slots.start, slots.stop) if isinstance(slots, slice) else slots
-        index = torch.as_tensor(given, device="cpu") % self._storage.capacity  # -1 is no row
+        index = as_tensor(given) % self._storage.capacity  # -1 is no row
         column = self._storage.column(self._key, index)
         assert column is not None
         values = self._form(column)
@@ -77,11 +79,11 @@ class ObservationStorage(PackedStorage):
 
     Args:
         capacity: rows.
-        device: where the rows are kept; only the CPU.
+        device: where the rows are kept.
         memmap: a directory for a scratch file that holds the rows.
 
     Raises:
-        ValueError: another device than the CPU; at the first rows: no column that is also under ``"next"``.
+        ValueError: at the first rows: no column that is also under ``"next"``.
 
     Example:
         >>> from tensordict import TensorDict
@@ -97,7 +99,7 @@ class ObservationStorage(PackedStorage):
         *PackedStorage._of_columns,
         *("_next", "_observation", "_outer_layout", "_start", "_given"),
     )
-    _next: NextObservations | None
+    _next: NextObservations | DeviceNextObservations | None
     _observation: RowLayout | None  # of the columns of an observation, without "next"
     _outer_layout: RowLayout | None  # of rows with both observations
     _start: int  # the word of a row at which its observation begins
@@ -105,11 +107,21 @@ class ObservationStorage(PackedStorage):
 
     def __init__(self, capacity: int, *, device: str | torch.device = "cpu", memmap: str | None = None) -> None:
         super().__init__(capacity, device=device, memmap=memmap)
-        if self._there is not None:
-            raise ValueError(
-                f"device is {str(device)!r}; observations are stored once on the CPU only. Use device='cpu', or leave "
-                "observations='once' out"
-            )
+        self.follows_there: bool = self._there is not None
+
+    def defer_reads(self, checks: DeferredChecks | None) -> None:
+        super().defer_reads(checks)
+        if checks is not None and self.follows_there:
+            checks.register(self._number_there, self._receive)
+
+    def _number_there(self) -> Tensor:
+        if isinstance(self._next, DeviceNextObservations):
+            return self._next.number
+        return torch.zeros((), dtype=torch.int64, device=self.device)
+
+    def _receive(self, number: int) -> None:
+        if isinstance(self._next, DeviceNextObservations):
+            self._next.receive(number)
 
     @property
     def nbytes(self) -> int:
@@ -126,14 +138,18 @@ class ObservationStorage(PackedStorage):
         first = self._words([values[place] for place in self._given.own])
         second = self._words([values[place] for place in self._given.following])
         others = [values[place] for place in self._given.others]
-        index = np.arange(slots.start, slots.stop) if isinstance(slots, slice) else slots.numpy()
         with self.snapshots.lock:
-            self._next.link(index, first, second)
+            self._next.link(slots, first, second)
             super().write(slots, [first, *others], grow=grow)
 
-    def _words(self, values: list[Any]) -> np.ndarray:
-        """Returns the columns ``[N, ...]`` of an observation as words ``[N, W]``, int64."""
+    def _words(self, values: list[Any]) -> Any:
+        """Returns the columns ``[N, ...]`` of an observation as words ``[N, W]``, int64; an array on the CPU."""
         assert self._given is not None
+        if self.follows_there:
+            there = [as_tensor(value).detach().to(self.device, non_blocking=True) for value in values]
+            flat = [value.contiguous().view(len(value), -1).view(torch.uint8) for value in there]
+            rest = flat[0].new_zeros(len(flat[0]), self._given.padding)
+            return torch.cat([*flat, rest], 1).view(torch.int64)
         parts = [_bytes_of(value) for value in values]
         if len(parts) == 1 and not self._given.padding:
             return parts[0].view(np.int64)
@@ -171,7 +187,8 @@ class ObservationStorage(PackedStorage):
         """
         rows = self.packed_rows(slots.flatten())
         assert self._outer_layout is not None
-        places = torch.arange(len(rows), device="cpu").view(slots.shape)
+        slots = slots.to(rows.device)
+        places = torch.arange(len(rows), device=rows.device).view(slots.shape)
         return self._outer_layout, rows, torch.where(slots == slots[:, :1], places[:, :1], places)
 
     def column(self, key: NestedKey, index: Tensor) -> Tensor | None:
@@ -222,7 +239,11 @@ class ObservationStorage(PackedStorage):
         order = [*kinds]
         self._observation = observation
         self._outer_layout = layout.with_next(OBSERVATION, observation, [*order, GENERATION])
-        self._next = NextObservations(self._rows, self._start, width)
+        self._next = (
+            DeviceNextObservations(self._rows, self._start, width, lambda: self.deferred is not None)
+            if self.follows_there
+            else NextObservations(self._rows, self._start, width)
+        )
         self._given = _Given(
             [order.index(key) for key in observation.order],
             [order.index(key) for key in following],
@@ -230,7 +251,7 @@ class ObservationStorage(PackedStorage):
             observation.row_bytes - sum(kinds[key][1].numel() * kinds[key][0].itemsize for key in following),
         )
         both = [*observation.order, *following]
-        self._expect(kinds, [key for key in both if kinds[key][0] not in WITHOUT_NUMPY])
+        self._expect(kinds, [key for key in both if kinds[key][0] not in WITHOUT_NUMPY and not self.follows_there])
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of packed rows, places of next observations, and those that no stored row starts with."""

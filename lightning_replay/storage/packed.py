@@ -83,6 +83,10 @@ class PackedStorage(LazyTensorStorage):
     #:
     #: :meta private:
     stores_frames: bool = False
+    #: Whether next observations are found on the device of the rows, in memory that moves when it grows.
+    #:
+    #: :meta private:
+    follows_there: bool = False
     #: Refusals that are read later, of a replay that draws on the device; ``None`` where all are raised at once.
     #:
     #: :meta private:
@@ -581,6 +585,13 @@ class PackedStorage(LazyTensorStorage):
             self._single = SingleRow(layout, self._rows, columns, self._views["generation"])
         self._expect({key: kind for key, kind in layout.columns.items() if key != GENERATION})
         self.initialized = True
+
+    def defer_reads(self, checks: DeferredChecks | None) -> None:
+        """Has refusals, and what the storage needs, read later by ``checks``; ``None`` for at once.
+
+        :meta private:
+        """
+        self.deferred = checks
 
     def keep_generations(self, *, there: bool) -> None:
         """Keeps generations on the device of the rows alone, where slots are drawn; otherwise on the CPU as well.

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 CALLS = ("extend", "sample", "update_priority")
-CASES = ("uniform", "prioritized", "n-step", "prioritized n-step", "hindsight", "sequences")
+CASES = ("uniform", "prioritized", "n-step", "prioritized n-step", "hindsight", "sequences", "observations once")
 
 
 @pytest.fixture(scope="module")
