@@ -34,7 +34,7 @@ def test_the_table_of_running_episodes_shrinks_to_those_that_run() -> None:
         links.write(torch.arange(3) + 3 * call, torch.arange(3), torch.tensor([False, True, False]))
     bytes_before = links.nbytes
     assert links.counts.tolist() == [2, 0, 0]
-    links.receive(0, 2)
+    links.receive([2, 0, 0])
     assert links.nbytes == bytes_before - 10 * 2 * 8  # Of 12 entries 2 are left.
     links.write(torch.tensor([20]), torch.tensor([2]), torch.tensor([False]))
     assert links.successor[11] == 20
@@ -85,7 +85,7 @@ def test_without_any_sequence_left_a_batch_is_empty_until_the_next_read() -> Non
     assert replay.sample()["mask"].all()
     replay.extend(numbered_steps(8, 8, done_every=1))
     assert not replay.sample()["mask"].any()
-    replay.sampler.base_sampler.receive(0)
+    replay.sampler.base_sampler.receive([0])
     with pytest.raises(ValueError, match="no sequence of 3 steps or more among the 8 stored rows: the long"):
         replay.sample()
 
