@@ -115,8 +115,18 @@ def stop(places, table, slots, names):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def add_digests(own, following, slots, factors, digests):  # type: ignore[no-untyped-def]
-    """Adds the words of two columns ``[capacity, n]``, times factors of 64 bits ``[n]``, to digests ``[2, rows]``."""
+def add_digests(words, factors, digests):  # type: ignore[no-untyped-def]
+    """Adds words ``[N, n]``, times factors of 64 bits ``[n]``, to digests ``[N]``."""
+    for row in range(words.shape[0]):
+        digest = np.uint64(0)
+        for word in range(words.shape[1]):
+            digest += np.uint64(words[row, word]) * factors[word]
+        digests[row] += digest
+
+
+@compiled
+def add_digests_at(own, following, slots, factors, digests):  # type: ignore[no-untyped-def]
+    """Adds the words of two columns ``[capacity, n]`` in these slots to digests ``[2, N]``, as :func:`add_digests`."""
     for row in range(slots.size):
         slot = slots[row]
         digest = np.uint64(0)

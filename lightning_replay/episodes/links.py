@@ -73,36 +73,43 @@ class _DigestedPair(NamedTuple):
     own: Any
     following: Any
     factors: np.ndarray  #: uint64, one for each word.
-    is_in_place: bool  #: Whether the columns are arrays of words, whose rows are read where they lie.
+    is_in_place: bool  #: Whether the columns are words, whose rows are read where they lie.
 
 
 def _digested(pairs: Sequence[tuple[Any, Any]]) -> list[_DigestedPair]:
-    numbers = np.random.default_rng(0)
     digested = []
+    numbers = np.random.default_rng(0)
     for own, following in pairs:
         factors = numbers.integers(2**64, size=own.shape[1] * max(own.itemsize // _WORD_BYTES, 1), dtype=np.uint64)
-        is_array = type(own) is np.ndarray and type(following) is np.ndarray
-        if is_array and (own.itemsize <= _WORD_BYTES or own.strides[1] == own.itemsize):
-            digested.append(_DigestedPair(_words_of(own), _words_of(following), factors, True))
+        if _is_read_in_place(own) and _is_read_in_place(following):
+            digested.append(_DigestedPair(own.view(np.uint32), following.view(np.uint32), factors, True))
         else:
             digested.append(_DigestedPair(own, following, factors, False))
     return digested
 
 
-def _words_of(column: np.ndarray) -> np.ndarray:
-    """Returns a column ``[N, numbers]`` as unsigned numbers of 32 bits or fewer."""
+def _is_read_in_place(column: Any) -> bool:
+    # Each compiled loop has a single signature. Of several signatures, two processes that compile at once would mix up
+    # the files in the cache of numba.
+    is_strided = type(column) is np.ndarray and not column.flags.c_contiguous
+    return is_strided and column.itemsize >= _WORD_BYTES and column.strides[1] == column.itemsize
+
+
+def _words_of(column: Any) -> np.ndarray:
+    """Returns a copy of a column ``[N, numbers]`` as words of 32 bits, or the column."""
     # A product of 32 and 64 bits hides no difference between two words.
-    return column.view(f"u{min(column.itemsize, _WORD_BYTES)}")
+    column = np.ascontiguousarray(comparable(column, "cpu"))
+    return column.view(f"u{min(column.itemsize, _WORD_BYTES)}").astype(np.uint32, copy=False)
 
 
 def _digests(pairs: Iterable[_DigestedPair], slots: np.ndarray) -> np.ndarray:
     digests = np.zeros((2, len(slots)), dtype=np.uint64)
     for own, following, factors, is_in_place in pairs:
         if is_in_place:
-            kernels.add_digests(own, following, slots, factors, digests)
+            kernels.add_digests_at(own, following, slots, factors, digests)
         else:
-            given = [_words_of(np.ascontiguousarray(comparable(one[slots], "cpu"))) for one in (own, following)]
-            kernels.add_digests(*given, np.arange(len(slots)), factors, digests)
+            kernels.add_digests(_words_of(own[slots]), factors, digests[0])
+            kernels.add_digests(_words_of(following[slots]), factors, digests[1])
     return digests.view(np.int64)
 
 
@@ -114,8 +121,14 @@ def row_digests(pairs: Sequence[tuple[Any, Any]]) -> np.ndarray:
     Args:
         pairs: Columns ``[N, ...]`` of each observation before and after the step.
     """
-    columns = [(comparable(own, "cpu"), comparable(following, "cpu")) for own, following in pairs]
-    return _digests(_digested(columns), np.arange(len(columns[0][0])))
+    digests = np.zeros((2, len(pairs[0][0])), dtype=np.uint64)
+    numbers = np.random.default_rng(0)
+    for columns in pairs:
+        own, following = map(_words_of, columns)
+        factors = numbers.integers(2**64, size=own.shape[1], dtype=np.uint64)
+        kernels.add_digests(own, factors, digests[0])
+        kernels.add_digests(following, factors, digests[1])
+    return digests.view(np.int64)
 
 
 class DiscontinuityCount:
