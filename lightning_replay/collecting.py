@@ -137,6 +137,11 @@ class VectorSteps(VectorWrapper):
         """Number of the next episode that begins; a read waits for the device."""
         return int(self._next)
 
+    @next_trajectory.setter
+    def next_trajectory(self, number: int) -> None:
+        number = checked_count("next_trajectory", number, 0)
+        self._next = torch.full_like(self._next, number) if isinstance(self._next, Tensor) else number
+
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:

@@ -116,12 +116,12 @@ class ObservationStorage(PackedStorage):
 
     def _number_there(self) -> Tensor:
         if isinstance(self._next, DeviceNextObservations):
-            return self._next.number
-        return torch.zeros((), dtype=torch.int64, device=self.device)
+            return self._next.number.reshape(1)
+        return torch.zeros(1, dtype=torch.int64, device=self.device)
 
-    def _receive(self, number: int) -> None:
+    def _receive(self, numbers: list[int]) -> None:
         if isinstance(self._next, DeviceNextObservations):
-            self._next.receive(number)
+            self._next.receive(numbers[0])
 
     @property
     def nbytes(self) -> int:

@@ -379,3 +379,11 @@ def test_a_vector_returns_one_reward_and_flag_for_each_environment(place: int, s
         envs.step(np.zeros((2, 1), np.float32))
     replay = recipes.uniform(capacity=8, batch_size=2)
     assert len(envs.store(replay)) == len(replay) == 0
+
+
+def test_numbers_go_on_from_a_number_that_is_set() -> None:
+    envs = VectorSteps(gymnasium.make_vec("CartPole-v1", num_envs=2))
+    envs.next_trajectory = 40
+    envs.reset(seed=0)
+    envs.step(np.array([0, 1]))
+    assert envs.columns["trajectory"].tolist() == [40, 41] and envs.next_trajectory == 42
