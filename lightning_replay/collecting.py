@@ -195,13 +195,12 @@ class VectorSteps(VectorWrapper):
         for (key, next_key), before, after in zip(self._keys.values(), self._observation, last, strict=True):
             columns[key] = before
             columns[next_key] = after
-        columns |= {
-            "trajectory": kind.owned("trajectory", self._trajectory),
-            ("next", "reward"): rewards[:, None],
-            ("next", "terminated"): is_terminated[:, None],
-            ("next", "truncated"): is_truncated[:, None],
-            ("next", "done"): done[:, None],
-        }
+        # A dictionary of these columns would take 0.3 µs more.
+        columns["trajectory"] = kind.owned("trajectory", self._trajectory)
+        columns["next", "reward"] = rewards[:, None]
+        columns["next", "terminated"] = is_terminated[:, None]
+        columns["next", "truncated"] = is_truncated[:, None]
+        columns["next", "done"] = done[:, None]
         self._observation = following
         self.is_transition = kind.everywhere
         self.cut_episodes = []
@@ -360,6 +359,10 @@ class VectorSteps(VectorWrapper):
     def _with_objects(self, final: np.ndarray, following: list[np.ndarray], ended: list[int]) -> list[np.ndarray]:
         last = [column.copy() for column in following]
         # Gymnasium gives an object for each environment. A loop over arrays takes a third of the time of a stack.
+        if self._is_plain:  # A step of 64 CartPoles takes 15 µs in place of 35.
+            for i in ended:
+                last[0][i] = final[i]
+            return last
         for i in ended:
             # The path is compared, because an environment may order the entries in another way than the vector.
             parts = dict(_leaves(self._named(final[i])))

@@ -26,8 +26,9 @@ class ArrayColumns:
 
     def owned(self, name: str, value: Any) -> Any:
         """Returns a copy as it is stored: floats as float32."""
-        array = self.given(name, value)
-        return array.astype(np.float32) if array.dtype.kind == "f" else array.copy()
+        if type(value) is not np.ndarray:
+            value = np.asarray(value)
+        return value.astype(np.float32) if value.dtype.kind == "f" else value.copy()
 
     def numbers(self, name: str, value: Any) -> Any:
         """Returns a copy, float32."""
