@@ -99,7 +99,7 @@ class DeviceNextObservations:
         if self._in_order:  # Then no row stays. Room for rows that stay would double the memory.
             self._keep(new, second, lacks[:-1])
         else:
-            own = self._rows.narrow(1, self._start, self._width)[new]
+            own = self._rows.narrow(1, self._start, self._width).index_select(0, new)
             self._keep(torch.cat((users, new)), torch.cat((own, second)), torch.cat((stays, lacks[:-1])))
         self._most_candidates = max(self._most_candidates, 2 * len(new))
         self._slots = torch.cat((self._slots, new))[-self._most_candidates :]
@@ -127,7 +127,8 @@ class DeviceNextObservations:
         # Equal hashes prove nothing, and a candidate may have left or be continued by now.
         places = self.places[torch.cat((self._slots, new))[found]]
         is_candidate = found < count
-        kept, given = self._last[_number(places)], second[(found - count).clamp(min=0)]
+        kept = self._last.index_select(0, _number(places))
+        given = second.index_select(0, (found - count).clamp(min=0))
         is_same = (torch.where(is_candidate.unsqueeze(1), kept, given) == first).all(1)
         return torch.where(is_same & (~is_candidate | (places < 0)), found, -1), hashes
 
@@ -162,10 +163,15 @@ class DeviceNextObservations:
     def gather(self, slots: Tensor, before: int = 0) -> Tensor:
         """Returns the next observations of slots, int64 ``[N]``, behind the first words ``before`` of their rows."""
         slots = slots.to(self._rows.device, non_blocking=True)
-        places = self.places[slots].unsqueeze(1)
-        own = self._rows.narrow(1, self._start, self._width)[(places.flatten() - 1).clamp(min=0)]
-        following = torch.where(places > 0, own, self._last[_number(places.flatten())])
-        return torch.cat((self._rows.narrow(1, 0, before)[slots], following), 1) if before else following
+        places = self.places[slots]
+        observations = self._rows.narrow(1, self._start, self._width)
+        own = observations.index_select(0, (places - 1).clamp(min=0))
+        last = self._last.index_select(0, _number(places))
+        found = own.new_empty(len(slots), before + self._width)
+        torch.where(places.unsqueeze(1) > 0, own, last, out=found[:, before:])
+        if before:
+            torch.index_select(self._rows.narrow(1, 0, before), 0, slots, out=found[:, :before])
+        return found
 
     def saved(self, length: int) -> tuple[Tensor, Tensor]:
         """Returns the same as ``NextObservations.saved``, on the CPU; waits for the device."""
