@@ -60,7 +60,7 @@ class NextColumn:
         column = self._storage.column(self._key, index)
         assert column is not None
         values = self._form(column)
-        return torch.as_tensor(values, device="cpu") if isinstance(slots, Tensor) else values
+        return as_tensor(values) if isinstance(slots, Tensor) else values
 
 
 @rebuildable
