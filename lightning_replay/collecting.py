@@ -170,6 +170,11 @@ class VectorSteps(VectorWrapper):
             columns: Columns = {_key("action", path): kind.owned("action", part) for path, part in _leaves(actions)}
         else:
             columns = {"action": kind.owned("action", actions)}
+        if any([column.shape[:1] != kind.everywhere.shape for column in columns.values()]):
+            raise ValueError(
+                f"actions are of the shapes {[tuple(column.shape) for column in columns.values()]}; they must have one "
+                f"row for each of the {self.num_envs} environments of {self.env}. No step was taken"
+            )
         results = observations, reward, terminated, truncated, infos = self.env.step(actions)
         # Columns of their own: a vector may return the same arrays at each step.
         rewards = kind.numbers("reward", reward)
@@ -286,11 +291,12 @@ class VectorSteps(VectorWrapper):
         """Returns the columns of observations by name."""
         if self._observation_columns is None:
             return {"observation": observations}
-        lacking = [entry for entry in self._observation_columns.values() if entry not in observations]
+        entries = observations.keys() if isinstance(observations, Mapping) else ()
+        lacking = [entry for entry in self._observation_columns.values() if entry not in entries]
         if lacking:
             raise ValueError(
                 f"observation_columns names the entries {lacking}, and observations of {self.env} have "
-                f"{list(observations)}; name entries that they have. Nothing was stored"
+                f"{[*entries] or 'none'}; name entries that they have. Nothing was stored"
             )
         return {name: observations[entry] for name, entry in self._observation_columns.items()}
 
@@ -336,10 +342,11 @@ class VectorSteps(VectorWrapper):
         if bool(done.any()):
             place = self._final_observation or "infos['final_obs']"
             raise ValueError(
-                f"an episode of {self.env} ended, and {place} has no last observation of it: {final!r}. "
-                "AutoresetMode.SAME_STEP gives one; use another mode, or put VectorSteps inside the wrapper that "
-                "removes it. If the simulator gives none, choose without_final_observation='terminate' or 'drop'. "
-                "Nothing was stored"
+                f"an episode of {self.env} ended, and {place} has no last observation of it: {final!r}. infos have "
+                f"{[*infos]}. If one of these holds the last observations, name it with final_observation=. If the "
+                "simulator gives none, choose without_final_observation='terminate' or 'drop'. AutoresetMode.SAME_STEP "
+                "of Gymnasium gives them; put VectorSteps inside the wrapper that removes them. If the vector has "
+                "another mode, give it as autoreset_mode=. Nothing was stored"
             )
         return following
 

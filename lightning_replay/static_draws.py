@@ -57,10 +57,6 @@ class StaticDraws:
                 "static draws read memory that stays, and observations='once' takes more as rows come; leave "
                 "observations='once' out, or draw with sample()"
             )
-        if not len(storage):
-            raise RuntimeError(
-                "static draws need the columns of a row, and the buffer is empty; call extend first, and capture then"
-            )
         self.batch_size: int = batch_size
         self._sampler = sampler
         self._storage = storage
@@ -83,7 +79,12 @@ class StaticDraws:
 
         Raises:
             ValueError: An earlier step or ``extend`` brought NaN or infinity, see ``check_every`` of the buffer.
+            RuntimeError: The buffer is empty.
         """
+        if not len(self._storage):
+            raise RuntimeError(
+                "static draws need the columns of a row, and the buffer is empty; call extend first, and capture then"
+            )
         self._call.fill_(self._checks.begin("update_priority"))
         self._uniform.uniform_(generator=self._sampler._generator)
         self._count.fill_(len(self._storage))

@@ -65,8 +65,14 @@ class TensorColumns(ArrayColumns):
     is_finite: Any = staticmethod(torch.isfinite)
 
     def given(self, name: str, value: Any) -> Any:
-        """Returns a value as a column; refuses a tensor of another device."""
-        tensor: Tensor = value.detach() if isinstance(value, Tensor) else torch.as_tensor(value, device="cpu")
+        """Returns a value as a column; refuses a tensor of another device, and what is no number."""
+        try:
+            tensor: Tensor = value.detach() if isinstance(value, Tensor) else torch.as_tensor(value, device="cpu")
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(
+                f"{name} is {value!r:.60}; it must be a tensor with one row for each environment, as the first "
+                "observations were. Nothing was stored"
+            ) from error
         if tensor.device != self.everywhere.device:
             raise ValueError(
                 f"{name} is on {tensor.device}, and the first observations were on {self.everywhere.device}; all "

@@ -149,6 +149,9 @@ def test_an_undeclared_simulator_that_loses_last_observations_is_refused_at_the_
     envs, replay = VectorSteps(Counters(ENDS, None)), recipes.uniform(capacity=100, batch_size=8)
     with pytest.raises(ValueError, match="an episode of .* ended, and .* without_final_observation='terminate'"):
         played(envs, 7, replay)
+    elsewhere = VectorSteps(Counters(ENDS, "last"))
+    with pytest.raises(ValueError, match=r"infos have \['last'\]. .* name it with final_observation="):
+        played(elsewhere, 7)
     assert len(replay) == 3  # the step before the end
     promised = VectorSteps(Counters(ENDS, None), final_observation=("last", "policy"))
     with pytest.raises(ValueError, match=r"\('last', 'policy'\) has no last observation"):
@@ -353,6 +356,31 @@ def test_a_wrong_step_is_refused_and_nothing_is_stored(change: Any, message: str
     with pytest.raises(ValueError, match=message):
         envs.step(torch.zeros(3, 1))
     assert len(replay) == 3
+
+
+@pytest.mark.parametrize("place", [0, 1, 2, 3])
+@pytest.mark.parametrize("value", [None, {"policy": 0}])
+def test_what_is_no_tensor_is_refused(place: int, value: Any) -> None:
+    envs = VectorSteps(Wrong(_change(place, lambda _: value)))
+    envs.reset()
+    envs.step(torch.zeros(3, 1))
+    with pytest.raises(TypeError, match="is .*; it must be a tensor with one row for each environment"):
+        envs.step(torch.zeros(3, 1))
+
+
+@pytest.mark.parametrize("shape", [(), (2, 1), (4, 1)])
+def test_actions_of_another_number_of_environments_are_refused_before_the_step(shape: tuple[int, ...]) -> None:
+    simulator = Counters(ENDS)
+    envs = VectorSteps(simulator)
+    envs.reset()
+    with pytest.raises(ValueError, match=r"actions are of the shapes \[.*\]; .* of the 3 environments"):
+        envs.step(torch.zeros(shape))
+    assert simulator.t == 0
+
+
+def test_observations_without_entries_have_no_columns() -> None:
+    with pytest.raises(ValueError, match=r"observation_columns names the entries \['policy'\], and .* have none; name"):
+        VectorSteps(Counters(ENDS), observation_columns={"observation": "policy"}).reset()
 
 
 def test_actions_are_on_the_device_of_the_simulator() -> None:

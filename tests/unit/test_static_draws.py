@@ -129,6 +129,14 @@ def test_buffers_without_static_draws_are_refused(make: Any, error: type[Excepti
         make().static_draws()
 
 
+def test_draws_of_a_buffer_that_was_emptied_are_refused() -> None:
+    replay = stored()
+    draws = replay.static_draws()
+    replay.empty()
+    with pytest.raises(RuntimeError, match="the buffer is empty; call extend first"):
+        draws.prepare()
+
+
 def test_a_wrong_size_is_refused() -> None:
     with pytest.raises(ValueError, match="batch_size is 0; it must be a whole number of transitions from 1 on"):
         stored().static_draws(0)
