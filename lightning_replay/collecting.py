@@ -24,7 +24,7 @@ Path = tuple[str, ...]
 Key = str | Path
 Columns = dict[Key, Any]  # arrays or tensors [N, ...]
 FinalObservation = str | Sequence[str] | Callable[[Any, Any], Any]
-_FINAL_OBSERVATIONS = ("final_obs", "final_observation")  # names that are known without an option
+_FINAL_OBSERVATIONS = ("final_obs", "final_observation")  # These names are found without an option.
 
 
 def check_step_options(
@@ -55,7 +55,7 @@ class VectorSteps(VectorWrapper):
     Args:
         env: Vector, such as ``gymnasium.make_vec("CartPole-v1", num_envs=8)``, or a simulator, such as
             :class:`~lightning_replay.envs.pendulums.Pendulums`.
-        first_trajectory: Number of the first episode; the others count on from there.
+        first_trajectory: Number of the first episode. The numbers of later episodes count on from there.
         autoreset_mode: Mode of a vector whose ``metadata`` do not name it. A simulator without one resets its
             environments in the step that ends their episodes, ``AutoresetMode.SAME_STEP``.
         observation_columns: Entry of the observations by the name of its column, such as
@@ -66,8 +66,8 @@ class VectorSteps(VectorWrapper):
             ``"terminate"`` marks a truncated row as terminated, so that no value is bootstrapped from the next episode.
             ``"drop"`` leaves truncated rows out, and reads the device once in each step. Terminated rows stay. In place
             of the missing observation such rows repeat their own. By default the first such end is an error.
-        skip_invalid: Whether rows with NaN or infinity are left out, and the episode is cut there; reads the device
-            once in each step.
+        skip_invalid: Whether rows with NaN or infinity are left out. The episode is cut there. With this option, each
+            step reads the device once.
 
     Attributes:
         columns: transitions of the last step by key, arrays or tensors ``[N, ...]`` in the order of the environments,
@@ -272,7 +272,7 @@ class VectorSteps(VectorWrapper):
         self._trajectory, self._next = self._kind.numbered(began, self._next, self._trajectory)
 
     def _left_out(self, columns: Columns, is_lost: Any) -> Any:
-        """Returns which rows are left out, bool ``[num_envs]``, ``None`` if none is; reads the device once."""
+        """Returns which rows are left out, bool ``[num_envs]``, or ``None``. It reads the device once."""
         invalid = self._kind.nowhere
         if self._skips_invalid:
             for column in columns.values():
@@ -321,7 +321,7 @@ class VectorSteps(VectorWrapper):
         return parts
 
     def _last(self, observations: Any, infos: Any, following: list[Any], done: Any) -> list[Any] | None:
-        """Returns the observations that followed within the episodes; ``None`` if they are missing, and may be."""
+        """Returns the observations that followed within the episodes; ``None`` if options allow that there are none."""
         final = self._final(observations, infos)
         if isinstance(final, np.ndarray) and final.dtype == object:
             ended = np.flatnonzero(done).tolist()

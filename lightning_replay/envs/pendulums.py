@@ -15,7 +15,7 @@ from lightning_replay.options import checked_count, checked_number
 
 _MAX_SPEED = 8.0
 _MAX_TORQUE = 2.0
-_SECONDS = 0.05  # of one step
+_SECONDS = 0.05  # Duration of one step.
 
 
 class Pendulums:

@@ -290,7 +290,7 @@ def simulator_returns(
 ) -> Generator[float, None, None]:
     """Plays episodes in all environments at once, without exploration, and yields the returns of ``episodes`` of them.
 
-    Each environment counts as many of its episodes, from its first one, as its share: short episodes are not preferred.
+    Of each environment, its share of the episodes counts, from the first one on. So short episodes are not preferred.
     """
     policy: Any = agent
     simulator = simulators.get(for_evaluation=True)
@@ -300,7 +300,7 @@ def simulator_returns(
         count = simulator.num_envs
         read = TensorActions(simulators.action_space, device)
         states = states_of(agent, count)
-        place = torch.arange(count, device=device)  # of the running episode among those that count
+        place = torch.arange(count, device=device)  # number of each running episode, over all environments
         total = torch.zeros(count, device=device)
         returns = torch.full((episodes + 1,), math.nan, device=device)  # The last entry takes what does not count.
         for _ in range(max_episode_steps * math.ceil(episodes / count)):
