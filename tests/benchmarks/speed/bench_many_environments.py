@@ -20,6 +20,8 @@ from lightning_replay.transforms import NStepTransitions
 
 OBSERVATION, GOAL, ACTION = 98, 3, 29
 STORED_STEPS = 16  # of each environment
+# The event table has slots for 93 steps of each environment. A first write to new memory takes several times as long.
+WARM_UP_STEPS = 96
 ENDS = 0.005  # share of the episodes that terminate in a step, and of those that are truncated
 # Kinds with a limit, which is a share of TorchRL's time at the first number of environments.
 LIMITED = (
@@ -127,15 +129,15 @@ def main() -> None:
 
 
 def _times(buffers: dict[str, Any], stream: Iterator[TensorDict], rounds: int) -> dict[str, list[float]]:
-    """Microseconds of each insert into each buffer, once the buffers are full and overwrite rows."""
+    """Microseconds of each insert into each buffer, once all slots of the buffers were written."""
     samples: dict[str, list[float]] = {name: [] for name in buffers}
     names = list(buffers)
-    for number, rows in enumerate(itertools.islice(stream, STORED_STEPS + rounds)):
+    for number, rows in enumerate(itertools.islice(stream, WARM_UP_STEPS + rounds)):
         # The first buffer finds the rows in the caches, so each is the first in turn.
         first = number % len(names)
         for name in names[first:] + names[:first]:
             time = microseconds(lambda buffer=buffers[name], rows=rows: buffer.extend(rows))
-            if number >= STORED_STEPS:
+            if number >= WARM_UP_STEPS:
                 samples[name].append(time)
     return samples
 
