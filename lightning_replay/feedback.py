@@ -21,7 +21,7 @@ from lightning_replay.state import Stateful
 from lightning_replay.storage.occupancy import FirstSlots
 from lightning_replay.storage.packed import PackedStorage, occupancy_of
 
-#: Problem of TD errors that are checked on a device, by the method that brought them.
+#: Problem of TD errors that are checked on a device, with a place for the name of the method that brought them.
 NOT_FINITE = (
     "call {{}} of {} brought TD errors that are NaN or infinite. Their rows keep the priorities that they had. "
     "Look for a diverging loss"
@@ -172,7 +172,7 @@ class Feedback(Stateful):
         self.last_index: Tensor | None = None
         self.received: int = 0
         self._stale = 0
-        self._stale_there: Tensor | None = None  # Those of draws on a device, since the last load.
+        self._stale_there: Tensor | None = None  # Stale rows of draws on a device, since the last load.
 
     def count(self, received: int, stale: int) -> None:
         self.draws_since_update = 0
@@ -180,14 +180,14 @@ class Feedback(Stateful):
         self._stale += stale
 
     def stale_on(self, device: torch.device) -> Tensor:
-        """Returns the count of stale rows that is kept on a device, an int64 scalar, to be added to in place."""
+        """Returns the count of stale rows on a device, an int64 scalar; add to it in place."""
         if self._stale_there is None:
             self._stale_there = torch.zeros((), dtype=torch.int64, device=device)
         return self._stale_there
 
     @property
     def stale(self) -> int:
-        """The number of TD errors that came stale; reads the device that counts them."""
+        """Number of TD errors whose rows had left; reads the device that counts them."""
         return self._stale + (0 if self._stale_there is None else int(self._stale_there))
 
     def forget(self) -> None:

@@ -115,12 +115,13 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         check_finite: refuse NaN and infinity in rewards and observations, see
             :class:`~lightning_replay.storage.columns.TransitionCheck`. About 5 % of the time of an insert of
             64 rows.
-        check_every: calls between two reads of what was refused on a device, where nothing waits for it. NaN, infinity,
-            and contradicting flags in rows, and NaN and infinity in TD errors, are collected there and raised by a call
-            of :meth:`extend` or :meth:`update_priority` at most so many calls later, with the number of the call that
-            brought them. Its rows are stored by then, its priorities are not. ``None`` raises at once; if slots are
-            drawn on another device than the CPU, it is 16. With it, observations of first rows and last rows are not
-            compared, no warning is given of them, and rows that TorchRL's trainers mark truncated are refused.
+        check_every: number of calls between two reads of the errors that a device found, so that no call waits for it.
+            The device looks for NaN and infinity in rows and TD errors, and for contradicting flags. A call of
+            :meth:`extend` or :meth:`update_priority` raises at most so many calls later, with the number of the wrong
+            call. The rows of the wrong call are stored by then, and its priorities are not. ``None`` raises at once.
+            If slots are drawn on another device than the CPU, ``None`` is 16. With a number, observations of first and
+            last rows are not compared, and no warning is given of them. Rows that TorchRL's trainers mark truncated
+            are refused.
         check_continuity: returns over several steps go on to the next row only if that row starts with the observation
             that the row before ended with, bit for bit, see :class:`~lightning_replay.episodes.links.Continuity`. Turn
             it off where observations change between two steps: wrappers that draw noise each time they are read, or
@@ -403,7 +404,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
                 rows = as_rows(rows)
                 priority = rows.get(self.priority_key, None)
             if priority is not None and parts.draws_there:
-                priority = self._checked_there(priority, rows.shape[0])
+                priority = self._priorities_there(priority, rows.shape[0])
             elif priority is not None:
                 refused = f"Nothing was stored; leave {self.priority_key!r} out, or pass update_priority=False"
                 priority = magnitudes(priority, rows.shape[0], refused)
@@ -457,8 +458,8 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
                 prefetched ones.
             return_info: also return the sampler's information as a dictionary.
             include_info: TorchRL's deprecated argument, ignored.
-            out: a batch that was returned before, into whose tensors the new one is copied and which is returned, so
-                that a CUDA graph finds it at the same place.
+            out: batch that was returned before. The new batch is copied into its tensors, so that a CUDA graph finds
+                it at the same place, and ``out`` is returned.
 
         Returns:
             TensorDict ``[B]``, of sequences ``[B, T]``; leaves are copies of the stored rows.
@@ -493,7 +494,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         """Returns draws into static memory, for CUDA graphs and ``torch.compile``.
 
         Args:
-            batch_size: rows of each batch; by default the buffer's own.
+            batch_size: number of rows of each batch; by default the buffer's own.
 
         Raises:
             RuntimeError: the buffer is empty, so that it has no columns.
@@ -696,16 +697,18 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         if self.sequence_length is not None:
             index, td_error, generation = self.parts.sampler.feedback_of_rows(index, td_error, generation)
         slots, errors, is_fresh = match_there(index, td_error, generation, self._storage)
-        self._set_there("update_priority", slots, self._checked_there(errors, len(slots)), is_fresh)
+        if self._deferred is None:
+            magnitudes(errors, len(slots), "No priority was changed")
+        self._set_there("update_priority", slots, errors, is_fresh)
         self._feedback.stale_on(slots.device).add_((~is_fresh).sum())
         self._feedback.count(len(slots), 0)
 
-    def _checked_there(self, td_error: Tensor, count: int) -> Tensor:
-        # TD errors [count] on the device that slots are drawn on. They are refused at once, or by _set_there.
-        if td_error.numel() != count:
-            raise one_each(td_error, count, "Nothing was changed")
+    def _priorities_there(self, td_error: Tensor, count: int) -> Tensor:
+        # TD errors [count] of new rows, on the device. NaN and infinity are refused here, or later by _set_there.
         if self._deferred is None:
-            magnitudes(td_error, count, "Nothing was changed")
+            magnitudes(td_error, count, "Nothing was stored")
+        elif td_error.numel() != count:
+            raise one_each(td_error, count, "Nothing was stored")
         return td_error.reshape(-1).to(self.parts.sampler.draw_device)
 
     def _set_there(self, method: str, slots: Tensor, td_error: Tensor, is_fresh: Tensor) -> None:
@@ -935,18 +938,19 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
 
     def _defer_checks(self) -> None:
         device = self.parts.sampler.draw_device
-        there = None if device is None or self._packed is None else torch.device(self._packed.device)
-        every = 16 if self._check_every is None and there is not None and there.type != "cpu" else self._check_every
-        if every is not None and there is None:
+        every = self._check_every
+        if every is not None and device is None:
             raise ValueError(
                 f"check_every is {every}, and slots are drawn on the CPU, which waits for the rows; leave it out, or "
                 "draw on their device (draws_on='device')"
             )
-        self._deferred = None if every is None or there is None else DeferredChecks(every, there)
+        if every is None and device is not None and device.type != "cpu":
+            every = 16
+        self._deferred = None if every is None or device is None else DeferredChecks(every, device)
         self._row_check.deferred = self._deferred
         if self._packed is not None:
             self._packed.defer_reads(self._deferred)
-            self._packed.keep_generations(there=there is not None)
+            self._packed.keep_generations(there=device is not None)
         if self._deferred is not None:
             self.parts.sampler.defer_reads(self._deferred)
         if self._episodes is not None:
@@ -1224,7 +1228,7 @@ def _columns_of(rows: TensorDictBase) -> dict[tuple[str, ...], Tensor]:
 
 
 def copied_into(out: TensorDictBase, batch: TensorDictBase) -> TensorDictBase:
-    """Copies a batch into the tensors of ``out``, and returns that."""
+    """Copies a batch into the tensors of ``out``, and returns ``out``."""
     check_kind("out", out, TensorDictBase, "a batch that sample returned")
     kinds = [{key: (v.dtype, v.device, tuple(v.shape)) for key, v in one.items(True, True)} for one in (out, batch)]
     if kinds[0] != kinds[1]:

@@ -62,17 +62,17 @@ class StaticDraws:
         self._storage = storage
         self._episodes = episodes if episodes is not None and episodes.n_steps > 1 else None
         self._feedback = feedback
-        # Without checks that are deferred, on the CPU, each step is checked before the next.
-        self._checks = deferred or DeferredChecks(1, storage.slot_device)
-        self._wrong_calls = self._checks.first_of([NOT_FINITE.format("update_priority")])
-        self._stale = feedback.stale_on(storage.slot_device)
         device = storage.slot_device
+        # If checks are not deferred, each step is checked before the next.
+        self._checks = deferred or DeferredChecks(1, device)
+        self._wrong_calls = self._checks.first_of([NOT_FINITE.format("update_priority")])
+        self._stale = feedback.stale_on(device)
         self._uniform = torch.zeros(batch_size, dtype=torch.float64, device=device)
         self._count = torch.zeros((), dtype=torch.int64, device=device)
         self._call = torch.zeros((), dtype=torch.int64, device=device)
         self._beta = torch.zeros((), dtype=torch.float32, device=device)
         self.prepare()
-        self.draw()  # It keeps the powers of the discount on the device. A graph cannot copy them there.
+        self.draw()  # The first draw copies the powers of the discount to the device, which a graph cannot do.
 
     def prepare(self) -> None:
         """Draws the random numbers of the next step and sets its numbers; call it outside of a graph.

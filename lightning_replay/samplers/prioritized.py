@@ -39,7 +39,7 @@ class PrioritizedBase(ReplaySampler, TorchRLPrioritizedSampler):
 
     priority_exponent: float
     _tree: PriorityTree
-    # Largest priority so far, before any exponent; negative before the first one. A tensor of a sampler on a device.
+    # Largest priority so far, before any exponent; negative before the first one. On a device, it is a tensor.
     _largest: Any
 
     def __init__(
@@ -294,15 +294,15 @@ class PrioritizedSampler(PrioritizedBase):
             raise empty_storage()
         self._attach_storage(storage)
         tree = self._tree
-        # On a device, priorities of 0 alone would be found by a wait. The first row is drawn then.
+        # On a device, this check would wait. If all priorities are 0 there, the first row is drawn.
         if self.draw_device is None and not tree.has_mass():
             raise self._without_mass(len(storage))
         generator = self._generator
-        where = self.draw_device or generator.device
-        uniform = torch.rand(batch_size, dtype=torch.float64, generator=generator, device=where)
+        uniform = torch.rand(batch_size, dtype=torch.float64, generator=generator, device=generator.device)
         # The tree also returns the importance weights (p / smallest p) ** -beta, so that the rarest row has weight 1.
         # One compiled loop draws and weighs 256 rows in 27 microseconds. Separate torch calls take 73.
-        uniform = uniform if self.draw_device is not None else uniform.cpu()
+        if self.draw_device is None:
+            uniform = uniform.cpu()
         index, weight = tree.draw(uniform, over_batch=self.normalize_over_batch, exponent=-self.beta)
         self._clocks["draws"] += 1
         if storage.ndim > 1:

@@ -24,7 +24,7 @@ class UniformSampler(ReplaySampler, RandomSampler):
 
     Args:
         seed: Seed for the sampler's own generator; ``None`` seeds it from torch's global generator.
-        device: Device of the rows, on which slots are drawn then without a wait; ``None`` draws on the CPU.
+        device: Device of the rows, on which slots are drawn without a wait; ``None`` draws on the CPU.
 
     Sampled keys:
         index: int64 ``[B]``.

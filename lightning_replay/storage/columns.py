@@ -215,9 +215,7 @@ class TransitionCheck:
         # Rows that come from the CPU are refused at once, wherever they are kept.
         source = as_tensor(columns[names[0]]).device.type
         if self.deferred is not None and source == self.deferred.device.type:
-            return _check_later(
-                self.deferred, ends and (flags[0], ends[0], ends[-1]), [*map(names.index, finite)], names
-            )
+            return _check_later(self.deferred, flags if ends else [], [names.index(key) for key in finite], names)
 
         def check_each(values: Sequence[Column], places: Sequence[int]) -> None:
             for place in places:
@@ -246,30 +244,27 @@ class TransitionCheck:
 
 
 def _check_later(
-    deferred: DeferredChecks, ends: Sequence[int], finite: Sequence[int], names: Sequence[Key]
+    deferred: DeferredChecks, flags: Sequence[int], finite: Sequence[int], names: Sequence[Key]
 ) -> Callable[[Sequence[Column]], None]:
-    """Returns the check of rows on a device: places of done and the other flags, and of numbers that must be finite."""
-    stored = "The rows are stored by now"
+    """Returns the check of rows on a device: of ``done`` and the other flags, and of numbers that must be finite."""
     problems = [
-        f"call {{}} of extend brought NaN or infinity in {shown(names[place])}. {stored}. Look for a diverging policy "
-        "or environment, or build the buffer with check_finite=False to store such rows"
+        f"call {{}} of extend brought NaN or infinity in {shown(names[place])}. The rows are stored by now. Look for a "
+        "diverging policy or environment, or build the buffer with check_finite=False to store such rows"
         for place in finite
     ]
-    if ends:
+    if flags:
         problems.append(
-            "call {} of extend brought rows that are terminated or truncated and not done. "
-            + stored
-            + "; store done = "
-            "terminated | truncated"
+            "call {} of extend brought rows that are terminated or truncated and not done. The rows are stored by now; "
+            "store done = terminated | truncated"
         )
 
     def check(values: Sequence[Column]) -> None:
         # A sum is NaN or infinite if a term is, so that each column is read once. A float64 sum of float32 is finite.
         sums = [as_tensor(values[place]).sum(dtype=torch.float64) for place in finite]
-        if ends:
-            done, *others = (as_tensor(values[place]) for place in ends)
-            wrong = ((others[0] | others[1]) > done).sum(dtype=torch.float64)
-            sums.append(wrong / (wrong == 0))  # infinite, unless no row is wrong
+        if flags:
+            done, *others = (as_tensor(values[place]) for place in flags)
+            wrong = ((others[0] | others[-1]) > done).sum(dtype=torch.float64)
+            sums.append(wrong / (wrong == 0))  # This is infinite, unless no row is wrong.
         if sums:
             deferred.note("extend", problems, torch.stack(sums).abs() < torch.inf)
 

@@ -87,7 +87,7 @@ class PackedStorage(LazyTensorStorage):
     #:
     #: :meta private:
     follows_there: bool = False
-    #: Refusals that are read later, of a replay that draws on the device; ``None`` where all are raised at once.
+    #: Refusals that a replay that draws on the device reads later; ``None`` if all are raised at once.
     #:
     #: :meta private:
     deferred: DeferredChecks | None = None
@@ -95,7 +95,7 @@ class PackedStorage(LazyTensorStorage):
     #:
     #: :meta private:
     draws_there: bool = True
-    _keeps_there = False  # whether generations are kept on the device of the rows alone
+    _keeps_there = False  # Whether generations are kept only on the device of the rows.
     _mutation_revision = 0  # a plain number, for TorchRL's samplers that keep what they read of the rows
     # Set with the columns by the first rows or a load; views, which do not survive a copy as views.
     _of_columns: tuple[str, ...] = (
@@ -336,7 +336,7 @@ class PackedStorage(LazyTensorStorage):
         return rows
 
     def read_in_place(self, slots: Tensor) -> tuple[RowLayout, Tensor, Tensor]:
-        """Returns packed rows with all columns, their layout, and the places of slots, int64 ``[B, 2]``, among these.
+        """Returns the layout of packed rows with all columns, the rows, and places of slots among them, ``[B, 2]``.
 
         Equal slots of a pair have the same place.
 
@@ -437,7 +437,7 @@ class PackedStorage(LazyTensorStorage):
             self._columns_check(values)
 
     def check_rows_by(self, check: TransitionCheck | None) -> None:
-        """Has new rows refused by ``check``.
+        """Lets ``check`` refuse new rows.
 
         :meta private:
         """
@@ -594,7 +594,7 @@ class PackedStorage(LazyTensorStorage):
         self.deferred = checks
 
     def keep_generations(self, *, there: bool) -> None:
-        """Keeps generations on the device of the rows alone, where slots are drawn; otherwise on the CPU as well.
+        """Keeps generations only on the device of the rows, if slots are drawn there; otherwise also on the CPU.
 
         :meta private:
         """
@@ -610,19 +610,18 @@ class PackedStorage(LazyTensorStorage):
 
     @property
     def slot_device(self) -> torch.device:
-        """Device of the slots of new rows: the CPU, or where slots are drawn.
+        """Device of the slots of new rows, which is the device on which slots are drawn.
 
         :meta private:
         """
         return self._there if self._keeps_there and self._there is not None else torch.device("cpu")
 
     def _expect(self, columns: dict[Key, tuple[torch.dtype, torch.Size]], arrays: Iterable[Key] = ()) -> None:
-        # Of the columns that are no columns of the packed rows, ``arrays`` are read as arrays.
+        # Columns in ``arrays`` are read as arrays, although they are not in the packed rows.
         assert self._columns is not None
         self.row_columns = columns
-        self._reader = RowReader(
-            columns, {column.key for column in self._columns if column.array is not None} | {*arrays}
-        )
+        as_arrays = {column.key for column in self._columns if column.array is not None}
+        self._reader = RowReader(columns, as_arrays | {*arrays})
         self._columns_check = None
         self._masks = [place for place, key in enumerate(columns) if key in MASKS]
 
