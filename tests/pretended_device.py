@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import traceback
 from collections import Counter
 from collections.abc import Iterator
@@ -16,8 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-_setup_privateuseone_for_python_backend("pretended")
-DEVICE = torch.device("pretended", 0)
+NAME = "pretended"
 _tensor, _as_tensor, _Generator = torch.tensor, torch.as_tensor, torch.Generator
 # Operations whose result, or its shape, the CPU must know before it goes on.
 _WAITING = {
@@ -27,6 +27,13 @@ _WAITING = {
         *("unique_consecutive", "bincount", "repeat_interleave", "item"),
     )
 }
+
+
+@functools.cache
+def device() -> torch.device:
+    """Returns the device. The first call registers it with PyTorch for the rest of the process."""
+    _setup_privateuseone_for_python_backend(NAME)
+    return torch.device(NAME, 0)
 
 
 class Calls:
@@ -66,7 +73,7 @@ class Pretended(Tensor):
             strides=inner.stride(),
             storage_offset=inner.storage_offset(),
             dtype=inner.dtype,
-            device=DEVICE,
+            device=device(),
         )
         shown.inner = inner
         return shown
@@ -92,7 +99,7 @@ def _inner(value: Any) -> Any:
 
 
 def _is_pretended(device: Any) -> bool:
-    return device is not None and torch.device(device).type == DEVICE.type
+    return device is not None and torch.device(device).type == NAME
 
 
 def _run(function: Any, args: Any, kwargs: dict[str, Any], calls: Calls) -> Any:
@@ -151,7 +158,7 @@ class _Mode(TorchDispatchMode):
 
 @contextmanager
 def counted() -> Iterator[Calls]:
-    """Runs a block in which tensors may be on :data:`DEVICE`, and counts what it does there."""
+    """Runs a block in which tensors may be on :func:`device`, and counts what it does there."""
     calls = Calls()
 
     def tensor(data: Any, *args: Any, device: Any = None, **kwargs: Any) -> Tensor:

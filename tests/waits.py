@@ -91,7 +91,7 @@ def counts(recipe: str, options: dict[str, Any], *, check_every: int = 1_000, dr
     found: dict[str, Any] = {}
     steps = Steps()
     with pretended_device.counted() as calls:
-        device = str(pretended_device.DEVICE)
+        device = str(pretended_device.device())
         deferred = {"check_every": check_every} if draws_on == "device" else {}
         given = {"capacity": 10 * ENVS - 5, "batch_size": 32, "device": device, "draws_on": draws_on, "seed": 0}
         replay: Replay = recipes.by_name(recipe)(**given | deferred | options)
@@ -116,7 +116,7 @@ def static_counts(recipe: str, options: dict[str, Any]) -> Any:
     found: dict[str, Any] = {}
     steps = Steps()
     with pretended_device.counted() as calls:
-        device = str(pretended_device.DEVICE)
+        device = str(pretended_device.device())
         given = {"capacity": 10 * ENVS, "batch_size": 32, "device": device, "draws_on": "device", "seed": 0}
         replay: Replay = recipes.by_name(recipe)(**given | options)
         replay.extend_columns(steps.next())
@@ -134,7 +134,7 @@ def static_counts(recipe: str, options: dict[str, Any]) -> Any:
 def refusal_of_rows_on_the_cpu() -> str:
     """The refusal of NaN in rows on the CPU, which a buffer on the device gets after others."""
     steps = Steps()
-    device = str(pretended_device.DEVICE)
+    device = str(pretended_device.device())
     with pretended_device.counted():
         replay = recipes.prioritized(10 * ENVS, 32, device=device, draws_on="device", seed=0)
         for reward in (0.0, torch.nan):
@@ -170,7 +170,7 @@ def step_counts(**options: Any) -> Any:
     names = {name: name for name in ("observation", "critic_observation")}
     with pretended_device.counted() as calls:
         envs = VectorSteps(There(), observation_columns=names, **options)
-        device = str(pretended_device.DEVICE)
+        device = str(pretended_device.device())
         replay = recipes.uniform(10 * ENVS, 32, n_steps=3, device=device, draws_on="device", check_every=1_000, seed=0)
         envs.reset()
         for step in range(20):

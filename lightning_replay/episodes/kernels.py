@@ -95,8 +95,10 @@ def remember(places, table, running):  # type: ignore[no-untyped-def]
     """Enters running episodes, in the order in which their newest rows were written, into an empty table."""
     for row in range(running.shape[0]):
         place = _place_of(table, running[row, NAME])
-        table[place] = running[row]
+        table[place, NAME] = running[row, NAME]
+        table[place, NEWEST] = running[row, NEWEST]
         table[place, SINCE] = row - running.shape[0]
+        table[place, LAST] = running[row, LAST]
         places[running[row, NEWEST]] = place
 
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -50,10 +49,12 @@ def n_step_returns(reward: Tensor, steps_used: Tensor, discount: float) -> Tenso
     return torch.where(step < steps_used.unsqueeze(1), reward * factors, 0).sum(1)
 
 
-@functools.lru_cache(maxsize=16)
 def _powers(discount: float, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    # Kept, because a copy to a device waits for it.
-    return torch.tensor([discount**power for power in range(count)], dtype=dtype, device=device)
+    if device.type == "cpu":
+        return torch.tensor([discount**power for power in range(count)], dtype=dtype, device=device)
+    # A copy to another device would wait for it.
+    step = torch.arange(count, device=device)
+    return torch.full((count,), discount, dtype=torch.float64, device=device).pow(step).to(dtype)
 
 
 def bootstrap_discounts(steps_used: Tensor, terminated: Tensor, discount: float) -> Tensor:

@@ -103,6 +103,13 @@ class Simulators:
         self._open = {False: SimulatorVector(built)}
         self._columns = observation_columns or {}
         space, self.action_space = simulator_spaces(self._open[False], agent)
+        entries = [*space] if isinstance(space, Dict) else []
+        lacking = [name for name in self._columns.values() if name not in entries]
+        if lacking:
+            raise ValueError(
+                f"observation_columns names the entries {lacking}, and observations of the simulator have {entries}. "
+                "Name entries of a dictionary of observations, or leave observation_columns out"
+            )
         self.observation_space: Space[Any] = self.seen(space)
         self.column_spaces: dict[str, Space[Any]] = {column: space[name] for column, name in self._columns.items()}
 

@@ -250,6 +250,7 @@ def broken(**parts: object) -> type[Counters]:
         (broken(reward=torch.zeros(2)), {}, ValueError, "one of each for each of its environments"),
         (broken(info={}), {}, ValueError, "an episode of .* ended"),
         (Counters, {"final_observation": "last"}, ValueError, "an episode of .* ended"),
+        (Counters, {"observation_columns": {"observation": "policy"}}, ValueError, r"entries \['policy'\].*have \[\]"),
         (Counters, {"num_envs": 4}, ValueError, "beside num_envs. A simulator has its own num_envs"),
         (Counters, {"asynchronous": True}, ValueError, "beside asynchronous"),
         (Counters(), {"env_kwargs": {"num_envs": 2}}, ValueError, "beside env_kwargs, evaluation_env_kwargs"),
