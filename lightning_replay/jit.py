@@ -26,6 +26,12 @@ def compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:
         return njit(nogil=True)(kernel)
 
 
+def inlined(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator: puts a function into the compiled loops that call it."""
+    inline: Callable[..., Any] = njit(inline="always")(kernel)
+    return inline
+
+
 class BreaksGraphs:
     """Its subclasses' methods that training loops and TorchRL's buffers call break the graph of ``torch.compile``.
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Hashable, Iterable
+from collections.abc import Callable, Generator, Hashable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -278,8 +278,9 @@ class ReplayDataModule(EnvStepDataModule):
             self._simulator_options["observation_columns"],
             None if self.trainer is None else self._agent,
         )
-        self.observation_space, self.action_space = simulators.observation_space, simulators.action_space
-        self.column_spaces = simulators.column_spaces
+        self.observation_space: gymnasium.Space[Any] | None = simulators.observation_space
+        self.action_space: gymnasium.Space[Any] | None = simulators.action_space
+        self.column_spaces: Mapping[str, gymnasium.Space[Any]] = simulators.column_spaces
         self._num_envs = simulators.get().num_envs
         self.collection = SimulatorCollection(simulators, self._simulator_options, self.collection)
 

@@ -62,7 +62,7 @@ def simulator_class(path: Mapping[str, Any]) -> Callable[..., Any]:
     return partial(named, **dict(path.get("init_args") or {}))
 
 
-def simulator_spaces(simulator: SimulatorVector, agent: object) -> tuple[Any, Box | Discrete]:
+def simulator_spaces(simulator: SimulatorVector, agent: object) -> tuple[Any, Box | Discrete[Any]]:
     """Returns the spaces of one environment. Spaces that a simulator lacks come from its tensors and the agent."""
     observation = getattr(simulator, "single_observation_space", None)
     if not isinstance(observation, Space):
@@ -87,6 +87,8 @@ def _space_of(observation: Any) -> Space[Any]:
 
 class Simulators:
     """The simulators of a run, for training and evaluations; a given instance is the only one, and stays open."""
+
+    action_space: Box | Discrete[Any]
 
     def __init__(
         self,
@@ -135,7 +137,7 @@ class Simulators:
 class TensorActions:
     """Reads and draws actions ``[N, ...]``, tensors on the device of the observations."""
 
-    def __init__(self, space: Box | Discrete, device: torch.device) -> None:
+    def __init__(self, space: Box | Discrete[Any], device: torch.device) -> None:
         self._space, self._device = space, device
         self._dtype = torch.float32 if isinstance(space, Box) else torch.int64
         low, high = bounds_of(space)

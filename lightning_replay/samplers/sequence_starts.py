@@ -62,7 +62,7 @@ class DeviceStarts(ReplaySampler, Sampler):
         seed: Seed of the generator on the device.
     """
 
-    has_state_of = "SequenceStarts"
+    has_state_of: str | None = "SequenceStarts"
 
     def __init__(self, length: int, overlap: int, min_steps: int, device: torch.device, seed: int) -> None:
         super().__init__()

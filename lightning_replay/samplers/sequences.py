@@ -142,7 +142,8 @@ class SequenceSampler(FollowsEpisodes, SamplerWrapper):
         self.min_steps: int = least
         self.max_share: float = checked_share("max_share", max_share)
         self.followed: FollowedEpisodes = FollowedEpisodes(done_key, check_continuity, device, counts_steps=True)
-        self.draw_device = there = self.followed.device
+        there = self.followed.device
+        self.draw_device: torch.device | None = there
         if there is not None and (base_sampler is not None or priority_exponent):
             raise ValueError(
                 f"SequenceSampler got device={str(device)!r} with a base_sampler or a priority_exponent; sequences "

@@ -7,7 +7,7 @@ Frame 0 is no frame: a chain ends with it, and nothing counts it.
 import numpy as np
 from numba import njit
 
-from lightning_replay.jit import compiled
+from lightning_replay.jit import compiled, inlined
 
 _BLOCK = 64  # words compared at once
 
@@ -63,7 +63,7 @@ def enter(frames, new_hashes, hashes, heads, following):  # type: ignore[no-unty
         heads[bucket] = frame
 
 
-@njit(inline="always")
+@inlined
 def same_words(one, other):  # type: ignore[no-untyped-def]
     words = one.size
     start = 0
@@ -84,7 +84,7 @@ def _turned(value):  # type: ignore[no-untyped-def]
     return (value << np.uint64(29)) | (value >> np.uint64(35))
 
 
-@njit(inline="always")
+@inlined
 def hash_words(frame):  # type: ignore[no-untyped-def]
     """Mixes words into four chains, each turned so that its high bits count and multiplied."""
     factor = np.uint64(0x9E3779B97F4A7C15)
