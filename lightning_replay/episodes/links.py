@@ -401,8 +401,8 @@ class EpisodeLinks:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the links, and of the running episodes."""
-        return self._after.nbytes + self._before.nbytes + self._places.nbytes + self._table.nbytes
+        """Bytes of the links."""
+        return self._after.nbytes + self._before.nbytes + self._places.nbytes
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the links ahead, and the newest slot of each running episode."""

@@ -18,7 +18,7 @@ from lightning_replay import PackedStorage, Replay, recipes
 from lightning_replay.events import Condition, EventTable, first_in_episode, reward_at_least, sustained
 from lightning_replay.transforms import NStepTransitions
 
-FEW, MANY = 64, 1_024
+FEW, MANY = 1_024, 3_072
 STORED_STEPS = 8  # of each environment
 IS_NEAR = reward_at_least(0.7)
 
