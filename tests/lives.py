@@ -17,6 +17,8 @@ import torch
 from tensordict import TensorDict
 
 from lightning_replay import MixedReplay, PackedStorage, Replay, recipes
+from lightning_replay.events import EventTable, reward_at_least
+from lightning_replay.events.conditions import FirstInEpisode
 from lightning_replay.priority_tree import PriorityTree
 from lightning_replay.samplers import (
     CombinedSampler,
@@ -39,6 +41,7 @@ def buffers() -> dict[str, Callable[[], Any]]:
     options |= {"neighborhood_mixup, prioritized": {"priority_exponent": 0.6, "update_partners": True}}
     options |= {f"{name}, prioritized": {"priority_exponent": 0.6} for name in ("event_tables", "sequences")}
     options |= {"event_tables, sequences": {"sequence_length": 3, "burn_in": 1}}
+    options |= {"uniform, once": {"observations": "once"}}
     options |= {"uniform, frames": {"frame_stack": 2}, "prioritized, prefetch": {"prefetch": 2}}
     return {name: lambda name=name, given=given: _built(name, given) for name, given in options.items()} | {
         "own parts": lambda: Replay(
@@ -46,6 +49,12 @@ def buffers() -> dict[str, Callable[[], Any]]:
             sampler=PrioritizedSampler(64, backend="torch"),
             transform=NStepTransitions(3, 0.9),
             batch_size=8,
+            seed=0,
+        ),
+        "own parts, conditions": lambda: recipes.event_tables(
+            64,
+            8,
+            tables=[EventTable("odd", FirstInEpisode(reward_at_least(3.0)), capacity=20, history_length=2)],
             seed=0,
         ),
         "own parts, combined": lambda: _over(CombinedSampler(base_sampler=PrioritizedSampler(64))),
@@ -77,7 +86,8 @@ BUFFERS = buffers()
 def steps_for(name: str, replay: Replay, first: int, count: int) -> TensorDict:
     if "frames" in name:
         return frame_rows(stacks_of(range(first, first + count + 1), 2))
-    return fitting(replay, numbered_steps(first, count, done_every=10))
+    trajectory = first if "conditions" in name else None
+    return fitting(replay, numbered_steps(first, count, done_every=10, trajectory=trajectory))
 
 
 @cache

@@ -17,7 +17,7 @@ import torch
 import lightning_replay
 from tests.lives import BUFFERS, life, past_the_end
 
-DECORATORS = {"compiled", "_inlined", "njit(inline='always')"}
+DECORATORS = {"compiled", "inlined", "_inlined", "njit(inline='always')"}
 
 
 @pytest.fixture(scope="module")
