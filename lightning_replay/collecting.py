@@ -50,7 +50,7 @@ class VectorSteps(VectorWrapper):
     and environments that return the same array at each step: docs/own-loop.md.
 
     A simulator with ``num_envs``, ``reset``, and ``step`` is accepted as it is, and its tensors stay on their device:
-    docs/simulators.md. A step waits for the device only if an option below says so.
+    docs/simulators.md. A step waits for the device only with options below that name a wait.
 
     Args:
         env: Vector, such as ``gymnasium.make_vec("CartPole-v1", num_envs=8)``, or a simulator, such as

@@ -19,8 +19,8 @@ MEMBERS = ("num_envs", "reset", "step")  # of every simulator
 class SimulatorVector(VectorEnv[Any, Any, Any]):
     """A simulator with ``num_envs``, ``reset``, and ``step`` as a vector of Gymnasium.
 
-    ``reset`` passes only the arguments that are given, and returns observations and infos. If the simulator takes no
-    seed, a warning says so. ``step`` returns five values. A step of four values is read as
+    ``reset`` passes only the arguments that are given, and returns observations and infos. It warns if the simulator
+    accepts no seed. ``step`` returns five values. A step of four values is read as
     ``(observation, reward, done, info)``, and ``info["time_outs"]`` marks the ends by a time limit. Attributes that a
     vector lacks are those of the simulator.
 

@@ -167,7 +167,8 @@ class Continuity:
     Compared are the columns named ``observation`` or below it; without such a name every column that is stored at the
     root and, of the same dtype and shape, under ``"next"``, flags and rewards left out. NaN equals NaN. Frames that are
     stored once are compared by their numbers; of other columns with more than 4,096 numbers a row every k-th is
-    compared. Rows without such a column all continue. Of a TensorDict ``[N]`` as ``source`` the slots are the places.
+    compared. Rows without such a column all continue. Links of new rows compare :meth:`digests`, of 64 bits each.
+    Of a TensorDict ``[N]`` as ``source`` the slots are the places.
     """
 
     def __init__(self, source: Storage | TensorDictBase) -> None:
