@@ -9,6 +9,7 @@ from lightning_replay.lazy import Getter, lazy_names
 
 if TYPE_CHECKING:
     from lightning_replay import recipes
+    from lightning_replay.ages import Age
     from lightning_replay.loading import load_replay
     from lightning_replay.mixed_replay import MixedReplay
     from lightning_replay.replay import Replay
@@ -21,6 +22,7 @@ from lightning_replay import start_method  # noqa: F401  It sets a hook for an i
 __version__ = "0.1.0"
 
 __all__ = [
+    "Age",
     "CurriculumReplay",
     "MixedReplay",
     "PackedStorage",
@@ -37,6 +39,7 @@ __all__ = [
 __getattr__: Getter = lazy_names(
     __name__,
     {
+        ".ages": ("Age",),
         ".loading": ("load_replay",),
         ".mixed_replay": ("MixedReplay",),
         ".replay": ("Replay",),

@@ -211,6 +211,10 @@ class ReplaySampler(PartHooks, Sampler):
     rows_drawn: Sequence[int] | np.ndarray = ()
     #: Device on which slots are drawn, which is that of the rows; ``None`` draws them on the CPU.
     draw_device: torch.device | None = None
+    #: Whether :meth:`check_rows` can refuse rows, if it is defined.
+    #:
+    #: :meta private:
+    has_checks: bool = True
     _draws_from_tables: bool = False  # whether rows are drawn from the tables that a writer keeps
     _reads_columns: bool = False  # whether it reads columns of stored rows, which a storage of tensors has
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict, TypeVar, Unpack
 
 from tensordict import TensorDictBase
@@ -17,6 +17,7 @@ from torch import Tensor
 from torchrl.data.replay_buffers import Sampler
 from torchrl.envs import Compose, Transform
 
+from lightning_replay.ages import Age
 from lightning_replay.events.event_table import ConditionLike, EventTable
 from lightning_replay.mixed_replay import MixedReplay
 from lightning_replay.options import (
@@ -34,6 +35,7 @@ from lightning_replay.samplers import (
     NeighborhoodMixupSampler,
     PrioritizedSampler,
     RandomPairSampler,
+    RecencySampler,
     ReverseSweepSampler,
     SequenceSampler,
     UniformSampler,
@@ -96,6 +98,8 @@ class ReplayOptions(TypedDict, total=False):
             :class:`~lightning_replay.Replay`.
         check_continuity: a row follows another only if it starts with the observation that the other ended with, bit
             for bit; on by default, see :class:`~lightning_replay.episodes.links.Continuity`.
+        age: :class:`~lightning_replay.Age`, or a mapping of its options such as ``{"half_life": 10_000}``, by
+            which rows become less likely as they age; ``None`` by default. Not for :func:`reverse_sweep`.
         transform: applied to drawn batches after the recipe's own, such as
             :class:`~lightning_replay.transforms.RelabelGoals`; none by default.
         seed: seed of every draw; ``None`` seeds from torch's global generator.
@@ -111,6 +115,7 @@ class ReplayOptions(TypedDict, total=False):
     check_finite: bool
     check_every: int | None
     check_continuity: bool
+    age: Age | Mapping[str, Any] | None
     transform: Transform | None
     seed: int | None
 
@@ -235,6 +240,11 @@ def assemble(
             "draws_on is 'device', and this recipe draws slots on the CPU; the recipes uniform, prioritized, "
             "sequences, and hindsight draw on the device. Leave draws_on out"
         )
+    if (age := options.pop("age", None)) is not None:
+        raise ValueError(
+            f"age is {age!r}, and {type(sampler).__name__} draws by a rule of its own, in which the age of a row has "
+            "no meaning. Leave age out, or use the recipes uniform, prioritized, or event_tables"
+        )
     storage = storage_for(
         slots,
         **taken(options, "device", "memmap", "observations", "frame_stack", "image_key", "frame_capacity"),
@@ -267,8 +277,8 @@ def mixing(options: Any) -> MixPairs:
 
 
 def priorities(options: Any) -> dict[str, Any]:
-    """Takes the options of priorities out of the options of a recipe."""
-    return taken(options, "priority_exponent", "importance_exponent", "priority_offset")
+    """Takes the options of priorities and ages out of the options of a recipe."""
+    return taken(options, "priority_exponent", "importance_exponent", "priority_offset", "age")
 
 
 def prioritized_or_uniform(
@@ -277,14 +287,25 @@ def prioritized_or_uniform(
     importance_exponent: float | Schedule = 0.4,
     priority_offset: float = 1e-6,
     device: str | None = None,
+    age: Age | Mapping[str, Any] | None = None,
 ) -> Sampler:
     if priority_exponent != 0:
-        return PrioritizedSampler(capacity, priority_exponent, importance_exponent, priority_offset, device=device)
+        exponents = (priority_exponent, importance_exponent, priority_offset)
+        return PrioritizedSampler(capacity, *exponents, device=device, age=age)
     checked_schedule(
         "importance_exponent", importance_exponent, highest=1.0
     )  # Both options have no effect, and are checked all the same.
     checked_number("priority_offset", priority_offset, 0.0)
-    return UniformSampler(device=device)
+    if age is None:
+        return UniformSampler(device=device)
+    if device is not None:
+        raise ValueError(f"age is {age!r} and draws_on is 'device'; draws by age are made on the CPU. Leave one out")
+    return RecencySampler(capacity, age)
+
+
+def by_age(capacity: int, age: Age | Mapping[str, Any] | None = None) -> Sampler | None:
+    """Returns the sampler of the first rows of pairs; ``None`` without an age, for the uniform one of the pairs."""
+    return None if age is None else RecencySampler(capacity, age)
 
 
 @with_named_arguments
@@ -322,7 +343,7 @@ def neighborhood_mixup(
     """
     sampler = NeighborhoodMixupSampler(
         num_neighbors=num_neighbors,
-        base_sampler=prioritized_or_uniform(capacity, priority_exponent, importance_exponent),
+        base_sampler=prioritized_or_uniform(capacity, priority_exponent, importance_exponent, **taken(options, "age")),
         refresh_interval=refresh_interval,
         backend=backend,
         discrete=discrete,
@@ -340,14 +361,16 @@ def continuous_transition(capacity: int, batch_size: int | None = None, **option
 
     As in NMER's baseline, the mixing temperature is not tuned.
     """
-    sampler = ContinuousTransitionSampler(check_continuity=options.get("check_continuity", True))
+    base = by_age(capacity, **taken(options, "age"))
+    sampler = ContinuousTransitionSampler(base, check_continuity=options.get("check_continuity", True))
     return assemble(Replay, capacity, batch_size, options, sampler, transform=mixing(options))
 
 
 @with_named_arguments
 def mixup(capacity: int, batch_size: int | None = None, **options: Unpack[MixingOptions]) -> Replay:
     """Mixes each drawn transition with any other, a baseline of NMER (Zhang et al. 2018, arXiv:1710.09412)."""
-    return assemble(Replay, capacity, batch_size, options, RandomPairSampler(), transform=mixing(options))
+    sampler = RandomPairSampler(by_age(capacity, **taken(options, "age")))
+    return assemble(Replay, capacity, batch_size, options, sampler, transform=mixing(options))
 
 
 @with_named_arguments
@@ -367,7 +390,8 @@ def s4rl(
             nested under it.
     """
     transform = MixStates(mixup_concentration=mixup_concentration, keys=keys)
-    return assemble(Replay, capacity, batch_size, options, UniformSampler(), transform=transform)
+    sampler = prioritized_or_uniform(capacity, **taken(options, "age"))
+    return assemble(Replay, capacity, batch_size, options, sampler, transform=transform)
 
 
 @with_named_arguments
@@ -391,13 +415,14 @@ def noisy(
         kind: ``"additive"`` as in the paper, or ``"multiplicative"`` as in the authors' code, ``value * (1 + noise)``.
     """
     transform = GaussianNoise(sigma=sigma, keys=keys, kind=kind)
-    return assemble(Replay, capacity, batch_size, options, UniformSampler(), transform=transform)
+    sampler = prioritized_or_uniform(capacity, **taken(options, "age"))
+    return assemble(Replay, capacity, batch_size, options, sampler, transform=transform)
 
 
 @with_named_arguments
 def uniform(capacity: int, batch_size: int | None = None, **options: Unpack[FrameOptions]) -> Replay:
     """Draws uniformly and evicts the oldest: experience replay as introduced by Lin (1992)."""
-    sampler = UniformSampler(device=draw_device(options))
+    sampler = prioritized_or_uniform(capacity, device=draw_device(options), **taken(options, "age"))
     return assemble(Replay, capacity, batch_size, options, sampler)
 
 
@@ -434,6 +459,7 @@ def prioritized(
         normalize_over_batch,
         min_priority=min_priority,
         device=draw_device(options),
+        **taken(options, "age"),
     )
     return assemble(Replay, capacity, batch_size, options, sampler)
 

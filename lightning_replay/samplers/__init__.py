@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from lightning_replay.samplers.neighborhood_mixup import NeighborhoodMixupSampler
     from lightning_replay.samplers.pairs import ContinuousTransitionSampler, PairSampler, RandomPairSampler
     from lightning_replay.samplers.prioritized import PrioritizedSampler
+    from lightning_replay.samplers.recency import RecencySampler
     from lightning_replay.samplers.reliability import ReliabilityAdjustedSampler
     from lightning_replay.samplers.reshuffled import ReshuffledSampler
     from lightning_replay.samplers.reverse_sweep import ReverseSweepSampler
@@ -28,6 +29,7 @@ __all__ = [
     "PairSampler",
     "PrioritizedSampler",
     "RandomPairSampler",
+    "RecencySampler",
     "ReliabilityAdjustedSampler",
     "ReshuffledSampler",
     "ReverseSweepSampler",
@@ -47,6 +49,7 @@ __getattr__: Getter = lazy_names(
         ".neighborhood_mixup": ("NeighborhoodMixupSampler",),
         ".pairs": ("ContinuousTransitionSampler", "PairSampler", "RandomPairSampler"),
         ".prioritized": ("PrioritizedSampler",),
+        ".recency": ("RecencySampler",),
         ".reliability": ("ReliabilityAdjustedSampler",),
         ".reshuffled": ("ReshuffledSampler",),
         ".reverse_sweep": ("ReverseSweepSampler",),

@@ -10,18 +10,20 @@ from typing import Any
 
 import numpy as np
 import torch
+from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers import PrioritizedSampler as TorchRLPrioritizedSampler
 from torchrl.data.replay_buffers import Sampler, Storage
 
+from lightning_replay.ages import Age, RowAges, checked_age
 from lightning_replay.feedback import flat_index, matching_priority, refusal
-from lightning_replay.options import checked_choice, checked_flag, checked_number
+from lightning_replay.options import checked_choice, checked_count, checked_flag, checked_number
 from lightning_replay.parts import GroupTotals, ReplaySampler, ShardDraw, ShardRequest
 from lightning_replay.priority_tree import PriorityTree
 from lightning_replay.saving.spec import describe, rebuildable
 from lightning_replay.schedules import Constant, Schedule, checked_schedule
 from lightning_replay.storage.columns import as_tensor, checked_device
-from lightning_replay.storage.packed import empty_storage, occupancy_of
+from lightning_replay.storage.packed import empty_storage, occupancy_of, stored_before
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -172,6 +174,16 @@ def _shown(value: Any) -> Any:
     return arguments["value"] if set(arguments) == {"value"} else arguments or value
 
 
+def refuse_vanishing(age: Age, importance_exponent: Schedule) -> None:
+    """Refuses an age without a floor for weights that are divided by the largest over the memory; ``ValueError``."""
+    has_weights = not isinstance(importance_exponent, Constant) or importance_exponent.value > 0
+    if age.half_life is not None and age.floor == 0 and has_weights:
+        raise ValueError(
+            f"age is {age!r} and importance_exponent {importance_exponent}; without a floor the weights of all rows "
+            "but the oldest vanish. Give a floor above 0, normalize_over_batch=True, or importance_exponent=0"
+        )
+
+
 def written_slots(index: int | Tensor, storage: Storage | None, sampler: str) -> Tensor:
     """Returns the slots that ``mark_update`` of a sampler was given, int64 ``[n]`` in insertion order, each once."""
     if storage is None:
@@ -211,6 +223,8 @@ class PrioritizedSampler(PrioritizedBase):
         device: Device of the rows, on which priorities are kept and slots drawn; ``None`` does both on the CPU. On the
             device, a draw reads all priorities, and neither a draw nor an update waits. Probabilities are those of
             :class:`~lightning_replay.priority_tree.cumulative_sums.CumulativeSums`.
+        age: :class:`~lightning_replay.Age`, or a mapping of its options, by which rows become less likely as they age;
+            ``None`` for no effect of age. Weights correct for it, too. It draws on the CPU.
 
     Sampled keys:
         index: int64 ``[B]``.
@@ -241,14 +255,23 @@ class PrioritizedSampler(PrioritizedBase):
         seed: int | None = None,
         min_priority: float = 0.0,
         device: str | torch.device | None = None,
+        age: Age | Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(priority_exponent, importance_exponent, priority_offset, seed)
+        self.age: Age | None = checked_age(age)
+        if self.age is not None and (device is not None or backend == "torch"):
+            raise ValueError(
+                f"age is {self.age!r} with device={str(device)!r} and backend={backend!r}; draws by age are made on "
+                "the CPU by compiled loops. Leave out device and backend"
+            )
         self.normalize_over_batch: bool = checked_flag("normalize_over_batch", normalize_over_batch)
+        if self.age is not None and self.uses_priorities and not self.normalize_over_batch:
+            refuse_vanishing(self.age, self._importance_exponent)
         self.min_priority: float = checked_number("min_priority", min_priority, 0.0)
         self._built_with["min_priority"] = self.min_priority
         self.draw_device: torch.device | None = None if device is None else checked_device(device)
         if self.draw_device is None:
-            self._tree = PriorityTree(capacity, backend=backend)
+            self._build_tree(capacity, backend)
         else:
             backend = checked_choice("backend", backend, ("auto", "torch"))
             self._tree = PriorityTree(capacity, device=self.draw_device, backend="torch")
@@ -257,9 +280,27 @@ class PrioritizedSampler(PrioritizedBase):
         self._set_largest(-1.0)
         self._has_rows = False
 
+    def _build_tree(self, capacity: int, backend: str = "auto") -> None:
+        self._ages = None if self.age is None else RowAges(self.age, checked_count("capacity", capacity, of="slots"))
+        self._tree = PriorityTree(capacity, backend=backend, ages=self._ages)
+
+    @property
+    def has_checks(self) -> bool:
+        """Whether :meth:`check_rows` can refuse rows.
+
+        :meta private:
+        """
+        return self._ages is not None and self._ages.age.version_key is not None
+
+    def check_rows(self, rows: TensorDictBase) -> None:
+        """Refuses rows ``[N]`` whose versions are missing or fall; ``ValueError``."""
+        if self._ages is not None:
+            self._ages.check_rows(rows)
+
     def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
         """Gives new rows at ``index``, an int or int64 ``[n]``, the largest priority so far."""
-        self._attach_storage(storage)
+        if not self._has_rows:
+            self._attach_storage(storage, index)
         if self.draw_device is not None:
             slots = torch.as_tensor(index, dtype=torch.int64, device=self.draw_device).reshape(-1)
             priority = torch.where(self._largest > 0, self._largest, max(1.0, self.min_priority))
@@ -273,11 +314,26 @@ class PrioritizedSampler(PrioritizedBase):
             index = flat_index(index, storage)
             if not index.numel():
                 return
+        self._fill(index, storage)
+
+    def _fill(self, index: int | Tensor, storage: Storage | None) -> None:
+        if self._ages is not None:
+            self._insert_ages(np.array([index]) if isinstance(index, int) else index.numpy(), storage)
         # New rows get the largest priority so far, so that each is drawn soon.
         value = (self.default_priority + self.priority_offset) ** self._priority_exponent
         if not self._tree.fill_checked(index, value, self._tree.capacity):
             raise refusal(as_tensor(index), None, self.max_size, None)
         self._has_rows = True
+
+    def _insert_ages(self, slots: np.ndarray, storage: Storage | None) -> None:
+        assert self._ages is not None
+        if not 0 <= slots.min() <= slots.max() < self.max_size:
+            raise refusal(torch.from_numpy(slots), None, self.max_size, None)
+        self._ages.insert(slots, self._ages.register(slots, self._clocks, storage))
+
+    def _follow_ages(self) -> None:
+        if self._ages is not None:
+            self._tree.replace_rows(self._ages.follow(self._clocks))
 
     @property
     def num_slots(self) -> int:  # type: ignore[override]
@@ -293,6 +349,7 @@ class PrioritizedSampler(PrioritizedBase):
         if not len(storage):
             raise empty_storage()
         self._attach_storage(storage)
+        self._follow_ages()
         tree = self._tree
         # On a device, this check would wait. If all priorities are 0 there, the first row is drawn.
         if self.draw_device is None and not tree.has_mass():
@@ -325,12 +382,18 @@ class PrioritizedSampler(PrioritizedBase):
 
         :meta private:
         """
+        self._follow_ages()
         least = self._tree.min()
         # The minimum replaces a priority of 0, at which a row is never drawn.
         value = torch.maximum(self._tree.get(index), least)
         return (value / (value.amin() if self.normalize_over_batch else least)) ** -self.beta
 
     def _without_mass(self, stored: int) -> RuntimeError:
+        if self.age is not None and self.age.max_age is not None:
+            return RuntimeError(
+                f"none of the {stored} stored rows can be drawn: all have priority 0, or are older than max_age "
+                f"{self.age.max_age}. Store new rows first, or raise max_age"
+            )
         return RuntimeError(
             f"every one of the {stored} stored rows has priority 0 and priority_offset is {self.priority_offset}, "
             "so none can be drawn; give at least one a positive priority or use a positive priority_offset"
@@ -339,6 +402,7 @@ class PrioritizedSampler(PrioritizedBase):
     def group_totals(self, storage: Storage) -> GroupTotals:
         """Returns the sum and the minimum of the priorities, after the exponent."""
         self._attach_storage(storage)
+        self._follow_ages()
         total, least = self._tree.bounds()
         rows = np.array([occupancy_of(storage).count])
         return GroupTotals(["rows"], np.array([total]), rows, np.array([least]), float(self._largest))
@@ -432,12 +496,21 @@ class PrioritizedSampler(PrioritizedBase):
 
     def stats(self) -> dict[str, float]:
         """Returns ``effective_sample_size``, ``1 / Σ P(i)²``: as many equally likely rows would repeat as often."""
+        self._follow_ages()
         effective = self._tree.effective_slots()
         return {"effective_sample_size": effective} if effective else {}
 
-    def _attach_storage(self, storage: Storage | None) -> None:
-        if storage is not None and not self._has_rows and len(storage):
+    def _attach_storage(self, storage: Storage | None, new: int | Tensor | None = None) -> None:
+        if storage is None or self._has_rows or not len(storage):
+            return
+        if self._ages is None:
             self.mark_update(occupancy_of(storage).slots())
+            return
+        # New rows are counted once, after the rows that were stored before this sampler came.
+        self._has_rows = True
+        earlier = stored_before(storage, flat_index(() if new is None else new, storage))
+        if len(earlier):
+            self._fill(earlier, storage)
 
     @property
     def default_priority(self) -> float:
@@ -449,8 +522,8 @@ class PrioritizedSampler(PrioritizedBase):
 
     @property
     def nbytes(self) -> int:
-        """Size of the priority tree in bytes."""
-        return self._tree.nbytes
+        """Size of the priority tree and the ages in bytes."""
+        return self._tree.nbytes + (0 if self._ages is None else self._ages.nbytes)
 
     @property
     def priority_exponent(self) -> float:
@@ -480,13 +553,16 @@ class PrioritizedSampler(PrioritizedBase):
         return self._tree.leaves().pow(exponent / self._priority_exponent)
 
     def _empty(self) -> None:
+        if self._ages is not None:
+            self._ages.clear()
         self._tree.clear()
         self._set_largest(-1.0)
         self._has_rows = False
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the priorities, options, clocks, and the generator's state."""
-        return {"tree": self._tree.state_dict(), "has_rows": self._has_rows} | self._shared_state()
+        ages = {} if self._ages is None else {"ages": self._ages.state_dict()}
+        return {"tree": self._tree.state_dict(), "has_rows": self._has_rows} | ages | self._shared_state()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restores what :meth:`state_dict` returned.
@@ -497,6 +573,14 @@ class PrioritizedSampler(PrioritizedBase):
         # A negative number would make priorities complex.
         saved_exponent = checked_number("the saved priority_exponent", state_dict["priority_exponent"], 0.0)
         saved_offset = checked_number("the saved priority_offset", state_dict["priority_offset"], 0.0)
+        if self._ages is not None:
+            if "ages" in state_dict:
+                self._ages.load_state_dict(state_dict["ages"])
+            else:
+                logger.warning("the save has no ages, so its rows are loaded as if they were stored now")
+                slots = state_dict["tree"]["leaves"].nonzero().flatten()
+                self._ages.clear()
+                self._ages.insert(slots.numpy(), np.full(len(slots), self._ages.now))
         self._tree.load_state_dict(state_dict["tree"])
         self._set_largest(float(state_dict["max_priority"]))
         self._has_rows = bool(state_dict["has_rows"])

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torchrl.data.replay_buffers import Sampler, Storage
@@ -14,6 +15,7 @@ from lightning_replay.episodes.device_links import DeviceLinks
 from lightning_replay.parts import ReplaySampler
 from lightning_replay.priority_tree import PriorityTree
 from lightning_replay.samplers.prioritized import PrioritizedSampler
+from lightning_replay.storage.columns import as_tensor
 
 
 class SequenceStarts(PrioritizedSampler):
@@ -27,27 +29,35 @@ class SequenceStarts(PrioritizedSampler):
         return self.priority_exponent > 0
 
     def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
-        """Does nothing: a new row gets its priority from :meth:`begin`, if a sequence begins with it."""
+        """Counts new rows for ages. A row gets its priority from :meth:`begin`, if a sequence begins with it."""
+        if self._ages is not None:
+            self._attach_storage(storage)
+            self._ages.register(as_tensor(index).reshape(-1).numpy(), self._clocks, storage)
 
     def begin(self, slots: Tensor) -> None:
         """Gives the first rows of new sequences, int64 ``[n]``, the largest priority so far."""
         # A sequence that could be drawn before keeps its priority.
         super().mark_update(slots[self._tree.get(slots) == 0])
 
+    def _insert_ages(self, slots: np.ndarray, storage: Storage | None) -> None:
+        # A sequence is born with the row that completes it.
+        assert self._ages is not None
+        self._ages.insert(slots, np.full(len(slots), self._ages.now))
+
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
         """Draws first rows of sequences, int64 ``[B]``, with weights if priorities are used."""
         index, info = super().sample(storage, batch_size)
         return index, info if self.uses_priorities else {}
 
-    def _attach_storage(self, storage: Storage | None) -> None:
+    def _attach_storage(self, storage: Storage | None, new: int | Tensor | None = None) -> None:
         if storage is not None and self._tree.capacity != storage.max_size:
-            self._tree = PriorityTree(storage.max_size)
+            self._build_tree(storage.max_size)
         self._has_rows = True
         super()._attach_storage(storage)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restores a saved state, with a tree of the saved capacity."""
-        self._tree = PriorityTree(len(state_dict["tree"]["leaves"]))
+        self._build_tree(len(state_dict["tree"]["leaves"]))
         super().load_state_dict(state_dict)
 
 

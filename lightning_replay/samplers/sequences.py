@@ -12,6 +12,7 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.data.replay_buffers import Sampler, Storage
 
+from lightning_replay.ages import Age
 from lightning_replay.deferred_checks import DeferredChecks
 from lightning_replay.episodes import kernels
 from lightning_replay.episodes.running import FollowedEpisodes
@@ -82,6 +83,8 @@ class SequenceSampler(FollowsEpisodes, SamplerWrapper):
         max_share: Share η of the maximum in the priority of a sequence.
         done_key, check_continuity: as in :class:`ContinuousTransitionSampler`.
         device: Device of the rows, on which sequences are drawn; by default they are drawn on the CPU.
+        age: :class:`~lightning_replay.Age`, or a mapping of its options, by which sequences become less likely as they
+            age. The age of a sequence is that of its newest row at the time when the sequence became complete.
 
     Sampled keys:
         index, generation: int64 ``[B, T]``.
@@ -125,6 +128,7 @@ class SequenceSampler(FollowsEpisodes, SamplerWrapper):
         check_continuity: bool = True,
         seed: int | None = None,
         device: str | torch.device | None = None,
+        age: Age | Mapping[str, Any] | None = None,
     ) -> None:
         self.sequence_length: int = checked_count("length", length, of="steps")
         self.overlap: int = checked_count("overlap", overlap, 0, of="steps")
@@ -135,26 +139,26 @@ class SequenceSampler(FollowsEpisodes, SamplerWrapper):
         least = burn_in + 1 if min_steps is None else checked_count("min_steps", min_steps, of="steps")
         if not burn_in < least <= length:
             raise ValueError(f"min_steps is {least}; it must be from burn_in + 1 = {burn_in + 1} to length = {length}")
-        if base_sampler is not None and (overlap or priority_exponent or min_steps is not None):
+        if base_sampler is not None and (overlap or priority_exponent or min_steps is not None or age is not None):
             raise ValueError(
-                "base_sampler draws the rows; leave out base_sampler, or overlap, min_steps and priority_exponent"
+                "base_sampler draws the rows; leave out base_sampler, or overlap, min_steps, priority_exponent and age"
             )
         self.min_steps: int = least
         self.max_share: float = checked_share("max_share", max_share)
         self.followed: FollowedEpisodes = FollowedEpisodes(done_key, check_continuity, device, counts_steps=True)
         there = self.followed.device
         self.draw_device: torch.device | None = there
-        if there is not None and (base_sampler is not None or priority_exponent):
+        if there is not None and (base_sampler is not None or priority_exponent or age is not None):
             raise ValueError(
-                f"SequenceSampler got device={str(device)!r} with a base_sampler or a priority_exponent; sequences "
-                "drawn on a device are all equally likely. Leave out base_sampler and priority_exponent, or device"
+                f"SequenceSampler got device={str(device)!r} with a base_sampler, a priority_exponent, or an age; "
+                "sequences drawn on a device are all equally likely. Leave these out, or device"
             )
 
         exponents = (priority_exponent, importance_exponent, priority_offset)
 
         def starts(seed: int) -> Sampler:
             if there is None:
-                return SequenceStarts(1, *exponents, seed=seed)
+                return SequenceStarts(1, *exponents, seed=seed, age=age)
             return DeviceStarts(length, overlap, least, there, seed)
 
         super().__init__(base_sampler, starts, seed)

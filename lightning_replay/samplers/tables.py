@@ -13,9 +13,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from tensordict import TensorDictBase
 from torch import Tensor
-from torchrl.data.replay_buffers import Sampler, Storage
+from torchrl.data.replay_buffers import Storage
 
+from lightning_replay.ages import Age, RowAges, checked_age
 from lightning_replay.options import (
     check_kind,
     checked_count,
@@ -26,10 +28,11 @@ from lightning_replay.options import (
 )
 from lightning_replay.parts import GroupTotals, ShardDraw, ShardRequest, without_tables
 from lightning_replay.priority_tree import PriorityTree
-from lightning_replay.samplers.prioritized import PrioritizedBase
+from lightning_replay.samplers.prioritized import PrioritizedBase, refuse_vanishing
 from lightning_replay.saving.spec import rebuildable
 from lightning_replay.schedulers import Scheduler, checked_probabilities
 from lightning_replay.schedules import Schedule
+from lightning_replay.storage.columns import as_tensor
 from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.tables.counts import StateActionCounts
 from lightning_replay.tables.tables import Tables
@@ -85,10 +88,11 @@ class WithinTables(PrioritizedBase):
         importance_exponent: Exponent β of the correction for priorities; 0 leaves it out.
         priority_offset: Offset ε that is added to every priority.
         seed: Seed for the sampler's own generator.
+        age: :class:`~lightning_replay.Age`, or a mapping of its options, by which rows become less likely within each
+            table as they age; ``None`` for no effect of age.
     """
 
     _draws_from_tables = True
-    mark_update: Any = Sampler.mark_update  # does nothing: on_append adds the rows
 
     def __init__(
         self,
@@ -96,8 +100,12 @@ class WithinTables(PrioritizedBase):
         importance_exponent: float | Schedule = 0.4,
         priority_offset: float = 1e-6,
         seed: int | None = None,
+        age: Age | Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(priority_exponent, importance_exponent, priority_offset, seed)
+        self.age: Age | None = checked_age(age)
+        if self.age is not None and self._priority_exponent > 0:
+            refuse_vanishing(self.age, self._importance_exponent)
         self.uses_priorities: bool = self._priority_exponent > 0
         self._empty()
 
@@ -105,6 +113,8 @@ class WithinTables(PrioritizedBase):
         self._largest: float = -1.0
         # Priorities by slot, before any exponent.
         self._priority = np.zeros(0, dtype=np.float32)
+        # Births of the rows, by slot.
+        self._ages: RowAges | None = None
         self._forget_trees()
         self.rows_drawn: np.ndarray = np.zeros(0, dtype=np.int64)
 
@@ -115,6 +125,10 @@ class WithinTables(PrioritizedBase):
         self._tables: Tables | None = None
         # The trees contain this many of the rows ever written.
         self._num_pushed = 0
+
+    @property
+    def _has_trees(self) -> bool:
+        return self.uses_priorities or self.age is not None
 
     @property
     def priority_exponent(self) -> float:
@@ -148,11 +162,11 @@ class WithinTables(PrioritizedBase):
         rows, shares = self.rows_of_tables(tables, batch_size)
         # The number of rows of each table is drawn first, so that it does not depend on priorities.
         totals = None
-        if self.uses_priorities:
+        if self._has_trees:
             totals = self.group_totals(storage)
             self._check_mass(totals, rows)
         table, slots, probability = self._draw(tables, totals, rows, self._uniform(batch_size))
-        ratios = None if totals is None else self._ratios(totals, table, probability)
+        ratios = self._ratios(totals, table, probability) if totals is not None and self.uses_priorities else None
         # The ratios correct for priorities within a table, this for the choice among tables.
         columns, correction = self.describe(tables, table, slots, shares)
         columns.update(self.weights(table, shares, ratios, correction))
@@ -161,9 +175,11 @@ class WithinTables(PrioritizedBase):
     def group_totals(self, storage: Any) -> GroupTotals:
         """Returns the length and the priority mass of each table."""
         tables = tables_of(storage, self)
-        if not self.uses_priorities:
+        if not self._has_trees:
             return GroupTotals.alike(tables.length, tables.names)
-        bounds = [tree.bounds() for tree in self._trees_of(tables)]
+        trees = self._trees_of(tables)
+        self._follow_ages(tables)
+        bounds = [tree.bounds() for tree in trees]
         mass, smallest = np.array(bounds, dtype=np.float64).T
         return GroupTotals([*tables.names], mass, tables.length, smallest, float(self._largest))
 
@@ -176,7 +192,7 @@ class WithinTables(PrioritizedBase):
         table, slots, probability = self._draw(tables, totals, rows, part.points)
         # The weights correct for priorities.
         drawn_among = part.rows
-        if not self.uses_priorities:
+        if not self._has_trees:
             drawn_among = np.full(len(tables), np.inf)
             np.divide(tables.length, part.fractions, out=drawn_among, where=part.fractions > 0)
         # A correction counts entries of all replays, although only slots of this one are at hand.
@@ -229,7 +245,7 @@ class WithinTables(PrioritizedBase):
         self, tables: Tables, totals: GroupTotals | None, rows: np.ndarray, points: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         # The result is tables, slots, and probabilities. The probabilities have a meaning only with totals.
-        if not self.uses_priorities:
+        if not self._has_trees:
             table, slots = tables.draw(rows, points)
             probability = points if totals is None else 1.0 / totals.mass[table]
         else:
@@ -252,7 +268,8 @@ class WithinTables(PrioritizedBase):
             table = totals.names[number]
             if not totals.rows[number]:
                 raise RuntimeError(f"table {table!r} holds no rows to draw from; call extend first")
-            raise RuntimeError(f"all rows of table {table!r} have priority 0; use a positive priority_offset")
+            cause = "" if self.age is None or self.age.max_age is None else f" or are older than {self.age.max_age}"
+            raise RuntimeError(f"all rows of table {table!r} have priority 0{cause}; use a positive priority_offset")
 
     def _uniform(self, count: int) -> np.ndarray:
         uniform = torch.rand(count, dtype=torch.float64, generator=self._generator, device=self._generator.device)
@@ -280,12 +297,48 @@ class WithinTables(PrioritizedBase):
         """Returns the priorities of rows before any exponent, float32 ``[n]``; ``None`` if α is 0."""
         return torch.from_numpy(self._priority[index.numpy()]) if self.uses_priorities else None
 
+    def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
+        """Notes the births of new rows, int64 ``[n]``; :meth:`on_append` adds the rows."""
+        if self.age is None:
+            return
+        assert storage is not None
+        tables = tables_of(storage, self)
+        slots = as_tensor(index).reshape(-1).numpy()
+        ages = self._ages_of(tables)
+        ages.insert(slots, ages.register(slots, self._clocks, storage))
+
+    def _ages_of(self, tables: Tables) -> RowAges:
+        if self._ages is None:
+            assert self.age is not None
+            self._ages = RowAges(self.age, tables.num_slots)
+        return self._ages
+
+    def _follow_ages(self, tables: Tables) -> None:
+        if self.age is None:
+            return
+        slots = self._ages_of(tables).follow(self._clocks)
+        for number, tree in enumerate(self._trees):
+            tree.replace_rows(tables.position[number][slots].astype(np.int64))
+
+    @property
+    def has_checks(self) -> bool:
+        """Whether :meth:`check_rows` can refuse rows.
+
+        :meta private:
+        """
+        return self.age is not None and self.age.version_key is not None
+
+    def check_rows(self, rows: TensorDictBase) -> None:
+        """Refuses rows ``[N]`` whose versions are missing or fall; ``ValueError``."""
+        if self.age is not None:
+            (self._ages or RowAges(self.age, 0)).check_rows(rows)
+
     def on_append(self, tables: Tables, numbers: Iterable[int], slots: np.ndarray, are_new: bool) -> None:
         """Writes the priorities of rows that the writer appended to the tables ``numbers``.
 
         :meta private:
         """
-        if not self.uses_priorities:
+        if not self._has_trees:
             return
         if self._tables is not tables:
             self._build_trees(tables)
@@ -313,7 +366,8 @@ class WithinTables(PrioritizedBase):
 
     def _build_trees(self, tables: Tables) -> None:
         self._size_priorities(tables)
-        self._trees = [PriorityTree(int(capacity)) for capacity in tables.capacity]
+        ages = None if self.age is None else self._ages_of(tables)
+        self._trees = [PriorityTree(int(capacity), ages=ages, has_places=True) for capacity in tables.capacity]
         self._tables = tables
         self._num_pushed = tables.rows_written
         for number in range(len(tables)):
@@ -336,6 +390,8 @@ class WithinTables(PrioritizedBase):
     def state_dict(self) -> dict[str, Any]:
         """Returns priorities by slot, without the trees, which the next draw builds."""
         own = {"priority": torch.from_numpy(self._priority.copy()), "rows_drawn": self.rows_drawn.tolist()}
+        if self._ages is not None:
+            own["ages"] = self._ages.state_dict()
         return own | self._shared_state()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -343,6 +399,9 @@ class WithinTables(PrioritizedBase):
         # The trees are not saved: the next draw builds them from the tables.
         self._empty()
         self._priority = state_dict["priority"].numpy().copy()
+        if self.age is not None and "ages" in state_dict:
+            self._ages = RowAges(self.age, len(state_dict["ages"]["births"]))
+            self._ages.load_state_dict(state_dict["ages"])
         self._largest = float(state_dict["max_priority"])
         if not self._differs("priority_exponent", state_dict):
             self.priority_exponent = float(state_dict["priority_exponent"])
@@ -369,7 +428,7 @@ class ScheduledSampler(WithinTables):
         tasks: Names of the tasks, in the order of the column ``task``.
         scheduler: Scheduler that chooses the task. It is copied; give draws and progress to ``scheduler``, the copy.
         min_size: Number of rows that a task must hold to be drawn from.
-        priority_exponent, importance_exponent, priority_offset, seed: as
+        priority_exponent, importance_exponent, priority_offset, seed, age: as
             :class:`~lightning_replay.samplers.tables.WithinTables`.
 
     Sampled keys:
@@ -391,8 +450,9 @@ class ScheduledSampler(WithinTables):
         importance_exponent: float | Schedule = 0.4,
         priority_offset: float = 1e-6,
         seed: int | None = None,
+        age: Age | Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(priority_exponent, importance_exponent, priority_offset, seed)
+        super().__init__(priority_exponent, importance_exponent, priority_offset, seed, age)
         check_kind("scheduler", scheduler, Scheduler, "an object of lightning_replay.schedulers, such as Exp3()")
         self.tasks: list[Any] = checked_entries("tasks", tasks, "the names of the tasks, as ['hard', 'easy']")
         self.scheduler: Scheduler = copy.deepcopy(scheduler)
@@ -514,7 +574,7 @@ class TableShares(WithinTables):
         at_least_one: Whether at least one row is drawn from every table that holds enough.
         correction: Function of :mod:`lightning_replay.samplers.tables`, or ``None``.
         normalize_over_batch: Whether weights are divided by the largest of the batch.
-        priority_exponent, importance_exponent, priority_offset, seed: as
+        priority_exponent, importance_exponent, priority_offset, seed, age: as
             :class:`~lightning_replay.samplers.tables.WithinTables`.
         return_probabilities: Whether ``table_probability`` and ``raw_weight`` are added to each batch.
 
@@ -546,8 +606,9 @@ class TableShares(WithinTables):
         priority_offset: float = 1e-6,
         seed: int | None = None,
         return_probabilities: bool = False,
+        age: Age | Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(priority_exponent, importance_exponent, priority_offset, seed)
+        super().__init__(priority_exponent, importance_exponent, priority_offset, seed, age)
         check_kind("table_shares", table_shares, Mapping, "shares by the names of the tables")
         total = sum(checked_share(f"table_shares[{name!r}]", share) for name, share in table_shares.items())
         if abs(total - 1.0) > ROUNDING:

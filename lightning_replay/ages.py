@@ -1,0 +1,322 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ages of rows: how likely a row is drawn falls with the rows, steps, updates, or versions that came after it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+from tensordict.utils import NestedKey
+from torch import Tensor
+from torchrl.data.replay_buffers import Storage
+
+from lightning_replay.options import (
+    ABOVE_ZERO,
+    check_kind,
+    checked_choice,
+    checked_key,
+    checked_number,
+    checked_share,
+)
+from lightning_replay.saving.spec import rebuildable
+from lightning_replay.schedules import Constant, Schedule, checked_schedule
+from lightning_replay.storage.packed import read_columns
+
+CLOCKS = ("rows", "env_steps", "updates")
+# Weights of new rows grow by this many doublings before all weights are written again; float32 holds 127.
+MOST_DOUBLINGS = 60.0
+# A schedule changes the half-life in steps of this share, because each step writes all weights again.
+STEP = 0.01
+
+
+@rebuildable
+@dataclass(frozen=True)
+class Age:
+    """How the probability of a row falls with its age: ``max(floor, 2 ** (-age / half_life))`` times its priority.
+
+    Without priorities, this is truncated geometric replay (Korniak et al. 2026, https://arxiv.org/abs/2605.10236).
+    With priorities, it is faded prioritized replay: the decay of Kang et al. 2025,
+    https://arxiv.org/abs/2507.02712, and of Lyu et al. 2026, https://arxiv.org/abs/2605.11711. Their weights fall by
+    0.9999 with each row, a half-life of 6,931 rows, to a floor of 0.1.
+
+    Args:
+        half_life: Age at which the probability is half of a new row's, in units of ``clock``; a number above 0 or a
+            schedule. ``None`` for a window without decay. A schedule acts in steps of 1 %.
+        floor: Least factor of old rows, from 0 to 1.
+        max_age: Largest age at which a row is drawn, in units of ``clock``; ``None`` for no limit.
+        clock: Unit of the age: ``"rows"`` (rows stored after the row), ``"env_steps"`` or ``"updates"`` (readings of
+            ``replay.advance`` since the row was stored).
+        version_key: Column of a version, such as that of the policy, which replaces the clock: the age is the
+            newest stored version less the row's version. Versions are finite numbers that never fall.
+
+    Raises:
+        ValueError: Neither ``half_life`` nor ``max_age`` is given, or a number is out of its range.
+
+    Example:
+        >>> Age(half_life=6_931).weight(np.array([0, 6_931, 100_000]))
+        array([1. , 0.5, 0.1])
+        >>> Age(max_age=2, clock="updates").weight(np.array([2, 3]))
+        array([1., 0.])
+    """
+
+    half_life: float | Schedule | None = None
+    floor: float = 0.1
+    max_age: float | None = None
+    clock: str = "rows"
+    version_key: NestedKey | None = None
+
+    def __post_init__(self) -> None:
+        if self.half_life is None and self.max_age is None:
+            raise ValueError("Age got neither half_life nor max_age; give at least one, such as half_life=10_000")
+        if self.half_life is not None:
+            checked_schedule("half_life", self.half_life, lowest=ABOVE_ZERO)
+        checked_share("floor", self.floor)
+        if self.max_age is not None:
+            checked_number("max_age", self.max_age, 0.0)
+        checked_choice("clock", self.clock, CLOCKS)
+        if self.version_key is not None:
+            checked_key("version_key", self.version_key)
+            if self.clock != "rows":
+                raise ValueError(
+                    f"version_key is {self.version_key!r} and clock is {self.clock!r}; an age has one unit. Leave one "
+                    "of the two out"
+                )
+
+    def weight(self, age: np.ndarray, half_life: float | None = None) -> np.ndarray:
+        """Returns the factors of rows of these ages, float64 of the same shape.
+
+        Args:
+            age: Ages in units of the clock.
+            half_life: Present value of a schedule; by default the value at the start.
+        """
+        weight = np.ones(np.shape(age))
+        if self.half_life is not None:
+            present = checked_schedule("half_life", self.half_life)(0) if half_life is None else half_life
+            weight = np.maximum(self.floor, np.exp2(-age / present))
+        return weight if self.max_age is None else np.where(age <= self.max_age, weight, 0.0)
+
+
+def checked_age(value: Age | Mapping[str, Any] | None) -> Age | None:
+    """Returns an :class:`Age`, which a file or a dictionary gives as a mapping of its options; ``None`` stays."""
+    if isinstance(value, Mapping):
+        return Age(**value)
+    if value is not None:
+        check_kind("age", value, Age, "an Age or a mapping of its options, such as {'half_life': 10_000}")
+    return value
+
+
+class RowAges:
+    """Births of rows by slot, and which rows the formula of an :class:`Age` treats as decaying, as old, or as gone.
+
+    Decaying rows have the weight ``2 ** ((birth - reference) / half_life)``: their ratios do not change as time goes
+    on, so a row that nobody touches keeps its weight. A row is written again once when it reaches the floor and once
+    when it reaches ``max_age``.
+
+    Args:
+        age: Formula.
+        num_slots: Number of slots.
+    """
+
+    def __init__(self, age: Age, num_slots: int) -> None:
+        self.age = age
+        #: Reading of the clock at the insertion of the row in each slot, float64 ``[num_slots]``.
+        self.births: np.ndarray = np.zeros(num_slots)
+        #: Number of times that all weights had to be written again; trees compare it with their own.
+        self.renewals: int = 0
+        self._schedule = None if age.half_life is None else checked_schedule("half_life", age.half_life)
+        is_ended = self._schedule is not None and age.floor > 0
+        self._counts_rows = age.clock == "rows" and age.version_key is None
+        #: Whether the half-life never changes.
+        self.is_steady: bool = self._schedule is None or isinstance(self._schedule, Constant)
+        self._moves = is_ended or age.max_age is not None
+        # The slots of the inserted rows, oldest first, and their births. A slot counts at its last place.
+        self._in_order = np.zeros(2 * num_slots if self._moves else 0, dtype=np.int64)
+        self._births_in_order = np.zeros(len(self._in_order))
+        self._place = np.zeros(num_slots if self._moves else 0, dtype=np.int64)
+        self.clear()
+
+    def clear(self) -> None:
+        """Forgets all rows."""
+        #: Present reading of the clock, and the birth at which a decaying row has the weight 1.
+        self.now: float = 0.0
+        self.reference: float = 0.0
+        #: Half-life in use and its reciprocal, 0 without decay.
+        self.half_life: float | None = None if self._schedule is None else self._schedule(0)
+        self.rate: float = 0.0 if self.half_life is None else 1.0 / self.half_life
+        #: Rows that were born before these readings are at the floor, and are not drawn.
+        self.old_before: float = -math.inf
+        self.gone_before: float = -math.inf
+        #: Number of rows ever registered.
+        self.rows: int = 0
+        self._queued = 0
+        # How many rows in order have reached the floor, and the largest age.
+        self._reached = [0, 0]
+        self.renewals += 1
+
+    @property
+    def scale(self) -> float:
+        """Factor of the weights of decaying rows at the present reading."""
+        # It stays above 0, so that rows can be drawn after an idle time of a thousand half-lives.
+        return max(2.0 ** -min((self.now - self.reference) * self.rate, 900.0), 1e-270)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the births and their order in bytes."""
+        return self.births.nbytes + self._in_order.nbytes + self._births_in_order.nbytes + self._place.nbytes
+
+    def check_rows(self, rows: TensorDictBase) -> None:
+        """Refuses new rows, TensorDict ``[N]``, without versions or with versions that fall; ``ValueError``."""
+        key = self.age.version_key
+        if key is None:
+            return
+        version = rows.get(key, None)
+        if version is None:
+            raise ValueError(
+                f"version_key is {key!r} and the rows have {sorted(map(str, rows.keys()))}; store this column, [N] "
+                "or [N, 1], with each row. Nothing was stored"
+            )
+        self._checked_versions(version)
+
+    def _checked_versions(self, version: Tensor) -> np.ndarray:
+        numbers = version.detach().cpu().double().reshape(len(version), -1).numpy()
+        previous = np.concatenate(([self.now] if self.rows else numbers[:1, 0], numbers[:-1, 0]))
+        if numbers.shape[1] != 1 or not (np.isfinite(numbers[:, 0]) & (numbers[:, 0] >= previous)).all():
+            raise ValueError(
+                f"versions {self.age.version_key!r} are {numbers.squeeze().tolist()} after {float(previous[0])}; each "
+                "row needs one finite version, which is never below that of the row before. Sort rows by their version"
+            )
+        return numbers[:, 0]
+
+    def register(self, slots: np.ndarray, clocks: Mapping[str, int], storage: Storage | None) -> np.ndarray:
+        """Counts new rows, slots ``[n]``, and returns their births, float64 ``[n]``."""
+        count = len(slots)
+        if not count:
+            return np.zeros(0)
+        if self.age.version_key is not None:
+            assert storage is not None
+            births = self._checked_versions(read_columns(storage, torch.from_numpy(slots), [self.age.version_key])[0])
+            self.now = float(births[-1])
+        elif self._counts_rows:
+            births = np.arange(self.rows, self.rows + count, dtype=np.float64)
+        else:
+            self.now = max(self.now, float(clocks[self.age.clock]))
+            births = np.full(count, self.now)
+        self.count(count)
+        return births
+
+    def count(self, rows: int) -> None:
+        """Counts new rows."""
+        self.rows += rows
+        if self._counts_rows:
+            self.now = float(self.rows - 1)
+
+    def insert(self, slots: np.ndarray, births: np.ndarray) -> None:
+        """Notes the births of rows, ``[n]`` each in their order; births never fall."""
+        count = min(len(slots), len(self.births))
+        if not count:
+            return
+        slots = slots[-count:]
+        births = births[-count:]
+        if (births[-1] - self.reference) * self.rate > MOST_DOUBLINGS:
+            self._renew(births[-1])
+        self.births[slots] = births
+        if not self._moves:
+            return
+        if self._queued + count > len(self._in_order):
+            self._drop_overwritten()
+        own = slice(self._queued, self._queued + count)
+        self._in_order[own] = slots
+        self._births_in_order[own] = births
+        self._place[slots] = np.arange(own.start, own.stop)
+        self._queued += count
+
+    def _drop_overwritten(self) -> None:
+        # Each slot has one last place, so at least half of the places become free.
+        order = self._in_order[: self._queued]
+        kept = np.flatnonzero(self._place[order] == np.arange(self._queued))
+        self._in_order[: len(kept)] = order[kept]
+        self._births_in_order[: len(kept)] = self._births_in_order[kept]
+        self._queued = len(kept)
+        self._place[self._in_order[: len(kept)]] = np.arange(len(kept))
+        self._reached = np.searchsorted(kept, self._reached).tolist()
+
+    def _renew(self, reference: float) -> None:
+        self.reference = float(reference)
+        self.renewals += 1
+
+    def follow(self, clocks: Mapping[str, int]) -> np.ndarray:
+        """Moves to the present readings; returns the slots of rows that now have another rule, int64 ``[m]``."""
+        age = self.age
+        if age.clock != "rows":
+            self.now = max(self.now, float(clocks[age.clock]))
+        if self._schedule is not None and self.half_life is not None:
+            half_life = self._schedule(clocks[self._schedule.clock])
+            if abs(half_life - self.half_life) > STEP * self.half_life:
+                self.half_life = half_life
+                self.rate = 1.0 / half_life
+                self._renew(self.now)
+            if age.floor > 0:
+                self.old_before = self.now - self.half_life * math.log2(1.0 / age.floor)
+        if age.max_age is not None:
+            self.gone_before = self.now - age.max_age
+        if not self._moves:
+            return self._in_order
+        before = self._reached
+        births = self._births_in_order[: self._queued]
+        self._reached = births.searchsorted((self.old_before, self.gone_before)).tolist()
+        if self._reached == before:
+            return self._in_order[:0]
+        return np.concatenate([self._in_order[a:b] for a, b in zip(before, self._reached, strict=True)])
+
+    @property
+    def unit(self) -> str:
+        """Unit of the births, the clock or the column of versions."""
+        return self.age.clock if self.age.version_key is None else str(self.age.version_key)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the births with what decides how weights are rounded."""
+        if self._moves:
+            self._drop_overwritten()
+        return {
+            "unit": self.unit,
+            "births": torch.from_numpy(self.births.copy()),
+            "in_order": torch.from_numpy(self._in_order[: self._queued].copy()),
+            "readings": [self.now, self.reference, self.old_before, self.gone_before],
+            "half_life": self.half_life,
+            "rows": self.rows,
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restores a saved state; ``ValueError`` if it has another unit or number of slots."""
+        births = state_dict["births"].cpu().numpy()
+        if state_dict["unit"] != self.unit or len(births) != len(self.births):
+            raise ValueError(
+                f"the save has ages in {state_dict['unit']!r} of {len(births)} slots, and this buffer has ages in "
+                f"{self.unit!r} of {len(self.births)}; build it with the clock and the capacity of the save"
+            )
+        self.clear()
+        self.births[:] = births
+        self.rows = int(state_dict["rows"])
+        self.now, self.reference, self.old_before, self.gone_before = map(float, state_dict["readings"])
+        if self.half_life is not None and state_dict["half_life"] is not None:
+            self.half_life = float(state_dict["half_life"])
+            self.rate = 1.0 / self.half_life
+        in_order = state_dict["in_order"].cpu().numpy()
+        if not self._moves:
+            return
+        if not len(in_order):  # The save has no floor and no limit, so that it needs no order.
+            in_order = np.argsort(births, kind="stable")
+        if sorted(set(in_order.tolist())) != sorted(
+            in_order.tolist()
+        ) or not 0 <= in_order.min() <= in_order.max() < len(births):
+            raise ValueError("the saved order of rows names a slot twice or outside of the storage; load another save")
+        self._queued = len(in_order)
+        self._in_order[: self._queued] = in_order
+        self._births_in_order[: self._queued] = births[in_order]
+        self._place[in_order] = np.arange(self._queued)
+        self._reached = births[in_order].searchsorted((self.old_before, self.gone_before)).tolist()

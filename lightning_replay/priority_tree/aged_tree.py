@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Back end of a priority tree whose rows become less likely as they age."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_replay.ages import RowAges
+from lightning_replay.priority_tree import aged_kernels
+from lightning_replay.priority_tree import numba_kernels as kernels
+from lightning_replay.priority_tree.numba_tree import NO_GENERATIONS, NumbaTree
+
+
+class AgedTree:
+    """Back end of :class:`lightning_replay.priority_tree.PriorityTree` for an age; validates nothing.
+
+    One tree has the decaying rows, whose weights grow with their births instead of falling with time. The other tree
+    has the rows at the floor. A draw first chooses a tree, so it takes as many steps as without an age.
+
+    Args:
+        capacity: Number of slots.
+        ages: Births of rows, shared by the trees of all tables.
+        births: Births by slot of this tree, float64 ``[capacity]``: those of ``ages``, or by place in a table.
+    """
+
+    device: torch.device = torch.device("cpu")
+
+    def __init__(self, capacity: int, ages: RowAges, births: np.ndarray) -> None:
+        self._ages = ages
+        self._births = births
+        self._decaying = NumbaTree(capacity, self.device)
+        self._old = NumbaTree(capacity, self.device)
+        decaying = self._decaying
+        # Values before any age.
+        self._values = np.zeros(len(decaying.arrays[0]), dtype=np.float32)
+        # A tree of the leaves alone, for the loops that check and write values.
+        self._leaves_only = (self._values, *decaying.arrays[1:4], decaying.arrays[4][:1])
+        self._trees = (*decaying.arrays[:3], *self._old.arrays[:3], *decaying.arrays[3:])
+        self._renewal = ages.renewals
+        self._capacity = capacity
+
+    def replace_rows(self, index: np.ndarray) -> None:
+        """Writes the values of slots, ``[n]``, by their present ages; -1 is skipped."""
+        if self._renewal != self._ages.renewals:
+            self._renew()
+        elif len(index):
+            ages = self._ages
+            readings = ages.reference, ages.rate, ages.old_before, ages.gone_before
+            aged_kernels.place(index, self._values, self._births, *readings, *self._trees)
+
+    def _renew(self) -> None:
+        ages = self._ages
+        values = self._values[: self._capacity]
+        is_decaying = self._births >= max(ages.old_before, ages.gone_before)
+        is_old = ~is_decaying & (self._births >= ages.gone_before)
+        # A slot without a value may have any birth.
+        factor = np.exp2(np.minimum((self._births - ages.reference) * ages.rate, 0.0))
+        self._decaying.load_leaves(torch.from_numpy((values * factor * is_decaying).astype(np.float32)))
+        self._old.load_leaves(torch.from_numpy(values * is_old))
+        self._renewal = ages.renewals
+
+    @property
+    def _factors(self) -> tuple[float, float]:
+        if self._renewal != self._ages.renewals:
+            self._renew()
+        return self._ages.scale, self._ages.age.floor
+
+    def set(self, index: Tensor, value: Tensor | float) -> None:
+        """Writes values ``[n]`` to slots ``[n]``; the last of duplicates stays."""
+        self._values[index.numpy()] = np.asarray(value)
+        self.replace_rows(index.numpy())
+
+    def set_checked(self, index: Tensor, priority: Tensor, offset: float, exponent: float, limit: int) -> float | None:
+        """Writes checked priorities and returns the largest; ``None`` if one is invalid."""
+        given = index.numpy(), priority.numpy(), False, NO_GENERATIONS, NO_GENERATIONS
+        largest, _ = kernels.update(*given, np.float32(offset), np.float32(exponent), limit, *self._leaves_only)
+        if largest == -2.0:
+            return None
+        self.replace_rows(index.numpy())
+        return largest
+
+    def update(
+        self,
+        index: np.ndarray,
+        error: np.ndarray,
+        generation: np.ndarray,
+        stored: np.ndarray,
+        offset: float,
+        exponent: float,
+        limit: int,
+    ) -> tuple[float, int] | None:
+        """Writes the priorities of signed errors and returns the largest with the number of stale rows."""
+        options = np.float32(offset), np.float32(exponent), limit
+        largest, stale = kernels.update(index, error, True, generation, stored, *options, *self._leaves_only)
+        if largest == -2.0:
+            return None
+        self.replace_rows(index)
+        return largest, stale
+
+    def set_rows(
+        self, rows: np.ndarray, slot_of: np.ndarray, priority: np.ndarray, offset: float, exponent: float
+    ) -> None:
+        """Writes the powered priorities of rows to their places, without checks."""
+        kernels.set_rows(rows, slot_of, priority, np.float32(offset), np.float32(exponent), *self._leaves_only)
+        places = slot_of[rows].astype(np.int64)
+        is_held = places >= 0
+        self._births[places[is_held]] = self._ages.births[rows[is_held]]
+        self.replace_rows(places)
+
+    def fill_checked(self, index: Tensor | int, value: float, limit: int) -> bool:
+        """Writes one value to slots; ``False`` if a slot is invalid."""
+        slots = np.array([index]) if isinstance(index, int) else index.numpy()
+        if not kernels.fill_checked(slots, value, limit, *self._leaves_only):
+            return False
+        self.replace_rows(slots)
+        return True
+
+    def get(self, index: Tensor) -> Tensor:
+        """Returns the values of slots before any age, float32 ``[n]``."""
+        return torch.from_numpy(self._values[index.numpy()])
+
+    def draw(self, uniform: Tensor, over_batch: bool, exponent: float) -> tuple[Tensor, Tensor]:
+        """Returns slots ``[n]`` at ``uniform`` ``[n]`` and their powered ratios to the least likely slot."""
+        index = np.empty(uniform.numel(), np.int64)
+        weight = np.empty(uniform.numel(), np.float32)
+        drawn = uniform.numpy(), np.float32(exponent), over_batch, index, weight
+        aged_kernels.draw_aged(*drawn, *self._factors, *self._trees)
+        return torch.from_numpy(index), torch.from_numpy(weight)
+
+    def draw_at(self, points: np.ndarray) -> tuple[Tensor, np.ndarray]:
+        """Returns slots ``[n]`` at points in [0, 1) and their probabilities, float64 ``[n]``."""
+        index = np.empty(len(points), np.int64)
+        share = np.empty(len(points))
+        aged_kernels.find_aged(points, index, share, *self._factors, *self._trees)
+        return torch.from_numpy(index), share
+
+    def bounds(self) -> tuple[float, float]:
+        """Returns the sum and the smallest of all values at their present ages, as numbers."""
+        scale, floor = self._factors
+        mass, least = self._decaying.bounds()
+        mass_old, least_old = self._old.bounds()
+        return mass * scale + mass_old * floor, min(least * scale, least_old * floor if floor > 0 else np.inf)
+
+    def leaves(self) -> Tensor:
+        """Returns a copy of all values before any age, float32 ``[capacity]``."""
+        return torch.from_numpy(self._values[: self._capacity].copy())
+
+    def drawn_by(self) -> Tensor:
+        """Returns the values in proportion to which slots are drawn, float64 ``[capacity]``."""
+        scale, floor = self._factors
+        return self._decaying.leaves().double() * scale + self._old.leaves().double() * floor
+
+    def load_leaves(self, leaves: Tensor) -> None:
+        """Replaces all values before any age, float32 ``[capacity]``."""
+        self._values[: self._capacity] = leaves.numpy()
+        self._renew()
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the two trees and the values in bytes."""
+        return self._decaying.nbytes + self._old.nbytes + self._values.nbytes
