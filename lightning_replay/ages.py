@@ -71,8 +71,6 @@ class Age:
     version_key: NestedKey | None = None
 
     def __post_init__(self) -> None:
-        if self.half_life is None and self.max_age is None:
-            raise ValueError("Age got neither half_life nor max_age; give at least one, such as half_life=10_000")
         if self.half_life is not None:
             checked_schedule("half_life", self.half_life, lowest=ABOVE_ZERO)
         checked_share("floor", self.floor)
@@ -86,6 +84,8 @@ class Age:
                     f"version_key is {self.version_key!r} and clock is {self.clock!r}; an age has one unit. Leave one "
                     "of the two out"
                 )
+        if self.half_life is None and self.max_age is None:
+            raise ValueError("Age got neither half_life nor max_age; give at least one, such as half_life=10_000")
 
     def weight(self, age: np.ndarray, half_life: float | None = None) -> np.ndarray:
         """Returns the factors of rows of these ages, float64 of the same shape.

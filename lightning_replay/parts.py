@@ -211,15 +211,22 @@ class ReplaySampler(PartHooks, Sampler):
     rows_drawn: Sequence[int] | np.ndarray = ()
     #: Device on which slots are drawn, which is that of the rows; ``None`` draws them on the CPU.
     draw_device: torch.device | None = None
-    #: Whether :meth:`check_rows` can refuse rows, if it is defined.
-    #:
-    #: :meta private:
-    has_checks: bool = True
+    _ages: Any = None  # A RowAges, if the draws depend on the ages of rows.
     _draws_from_tables: bool = False  # whether rows are drawn from the tables that a writer keeps
     _reads_columns: bool = False  # whether it reads columns of stored rows, which a storage of tensors has
 
     def check_rows(self, rows: TensorDictBase) -> None:
         """Refuses new rows, TensorDict ``[N]``, by raising ``ValueError``; called before anything is stored."""
+        if self._ages is not None:
+            self._ages.check_rows(rows)
+
+    @property
+    def reads_versions(self) -> bool:
+        """Whether each new row needs a version.
+
+        :meta private:
+        """
+        return self._ages is not None and self._ages.age.version_key is not None
 
     def check_priority(self, priority: Tensor) -> None:
         """Refuses priorities given with new rows, float32 ``[N]``, by raising ``ValueError``; called before storing."""

@@ -56,7 +56,7 @@ class ReplayParts:
         self.insert_columns: Any = hooks._insert_columns if has_fast_path(hooks) else None
         matches = has_fast_path(sampler) and not self.draws_there
         self.update_matching: Any = self.sampler._update_matching if matches else None
-        self.checks_rows: bool = self.sampler.has_checks and overrides(self.sampler, ReplaySampler, "check_rows")
+        self.checks_rows: bool = self.sampler.reads_versions or overrides(self.sampler, ReplaySampler, "check_rows")
         #: Whether the sampler cuts slices out of rows that lie side by side.
         self.cuts_slices: bool = isinstance(sampler, SliceSampler)
         self.cuts_ring: bool = self.cuts_slices and isinstance(writer, RoundRobinWriter)

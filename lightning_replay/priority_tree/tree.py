@@ -4,18 +4,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_replay.ages import RowAges
 from lightning_replay.free_memory import check_free
 from lightning_replay.options import checked_choice, checked_count
-from lightning_replay.priority_tree.aged_tree import AgedTree
 from lightning_replay.priority_tree.cumulative_sums import CumulativeSums
 from lightning_replay.priority_tree.numba_tree import NumbaTree
+
+if TYPE_CHECKING:
+    from lightning_replay.ages import RowAges
 
 
 class PriorityTree:
@@ -67,6 +68,8 @@ class PriorityTree:
         check_free(4 * self.capacity, f"a priority tree of {self.capacity:,} slots", self.device)
         self.is_aged: bool = ages is not None
         if ages is not None:
+            from lightning_replay.priority_tree.aged_tree import AgedTree
+
             self._backend: Any = AgedTree(self.capacity, ages, np.zeros(self.capacity) if has_places else ages.births)
         else:
             self._backend = (NumbaTree if self.backend == "numba" else CumulativeSums)(self.capacity, self.device)

@@ -6,16 +6,14 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers import PrioritizedSampler as TorchRLPrioritizedSampler
 from torchrl.data.replay_buffers import Sampler, Storage
 
-from lightning_replay.ages import Age, RowAges, checked_age
 from lightning_replay.feedback import flat_index, matching_priority, refusal
 from lightning_replay.options import checked_choice, checked_count, checked_flag, checked_number
 from lightning_replay.parts import GroupTotals, ReplaySampler, ShardDraw, ShardRequest
@@ -24,6 +22,9 @@ from lightning_replay.saving.spec import describe, rebuildable
 from lightning_replay.schedules import Constant, Schedule, checked_schedule
 from lightning_replay.storage.columns import as_tensor, checked_device
 from lightning_replay.storage.packed import empty_storage, occupancy_of, stored_before
+
+if TYPE_CHECKING:
+    from lightning_replay.ages import Age
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -174,6 +175,15 @@ def _shown(value: Any) -> Any:
     return arguments["value"] if set(arguments) == {"value"} else arguments or value
 
 
+def _checked_age(age: Age | Mapping[str, Any] | None) -> Age | None:
+    # A replay without ages loads none of their modules.
+    if age is None:
+        return None
+    from lightning_replay.ages import checked_age
+
+    return checked_age(age)
+
+
 def refuse_vanishing(age: Age, importance_exponent: Schedule) -> None:
     """Refuses an age without a floor for weights that are divided by the largest over the memory; ``ValueError``."""
     has_weights = not isinstance(importance_exponent, Constant) or importance_exponent.value > 0
@@ -258,7 +268,7 @@ class PrioritizedSampler(PrioritizedBase):
         age: Age | Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(priority_exponent, importance_exponent, priority_offset, seed)
-        self.age: Age | None = checked_age(age)
+        self.age: Age | None = _checked_age(age)
         if self.age is not None and (device is not None or backend == "torch"):
             raise ValueError(
                 f"age is {self.age!r} with device={str(device)!r} and backend={backend!r}; draws by age are made on "
@@ -281,21 +291,11 @@ class PrioritizedSampler(PrioritizedBase):
         self._has_rows = False
 
     def _build_tree(self, capacity: int, backend: str = "auto") -> None:
-        self._ages = None if self.age is None else RowAges(self.age, checked_count("capacity", capacity, of="slots"))
+        if self.age is not None:
+            from lightning_replay.ages import RowAges
+
+            self._ages = RowAges(self.age, checked_count("capacity", capacity, of="slots"))
         self._tree = PriorityTree(capacity, backend=backend, ages=self._ages)
-
-    @property
-    def has_checks(self) -> bool:
-        """Whether :meth:`check_rows` can refuse rows.
-
-        :meta private:
-        """
-        return self._ages is not None and self._ages.age.version_key is not None
-
-    def check_rows(self, rows: TensorDictBase) -> None:
-        """Refuses rows ``[N]`` whose versions are missing or fall; ``ValueError``."""
-        if self._ages is not None:
-            self._ages.check_rows(rows)
 
     def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
         """Gives new rows at ``index``, an int or int64 ``[n]``, the largest priority so far."""

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
@@ -113,8 +112,8 @@ class WithinTables(PrioritizedBase):
         self._largest: float = -1.0
         # Priorities by slot, before any exponent.
         self._priority = np.zeros(0, dtype=np.float32)
-        # Births of the rows, by slot.
-        self._ages: RowAges | None = None
+        # Births of the rows, by slot; of no rows before the first one.
+        self._ages = None if self.age is None else RowAges(self.age, 0)
         self._forget_trees()
         self.rows_drawn: np.ndarray = np.zeros(0, dtype=np.int64)
 
@@ -308,9 +307,9 @@ class WithinTables(PrioritizedBase):
         ages.insert(slots, ages.register(slots, self._clocks, storage))
 
     def _ages_of(self, tables: Tables) -> RowAges:
-        if self._ages is None:
-            assert self.age is not None
-            self._ages = RowAges(self.age, tables.num_slots)
+        assert self._ages is not None
+        if len(self._ages.births) != tables.num_slots:
+            self._ages = RowAges(self._ages.age, tables.num_slots)
         return self._ages
 
     def _follow_ages(self, tables: Tables) -> None:
@@ -319,19 +318,6 @@ class WithinTables(PrioritizedBase):
         slots = self._ages_of(tables).follow(self._clocks)
         for number, tree in enumerate(self._trees):
             tree.replace_rows(tables.position[number][slots].astype(np.int64))
-
-    @property
-    def has_checks(self) -> bool:
-        """Whether :meth:`check_rows` can refuse rows.
-
-        :meta private:
-        """
-        return self.age is not None and self.age.version_key is not None
-
-    def check_rows(self, rows: TensorDictBase) -> None:
-        """Refuses rows ``[N]`` whose versions are missing or fall; ``ValueError``."""
-        if self.age is not None:
-            (self._ages or RowAges(self.age, 0)).check_rows(rows)
 
     def on_append(self, tables: Tables, numbers: Iterable[int], slots: np.ndarray, are_new: bool) -> None:
         """Writes the priorities of rows that the writer appended to the tables ``numbers``.

@@ -254,7 +254,7 @@ def test_goals_are_those_of_the_same_seed_on_the_cpu(strategy: str) -> None:
         (lambda: PrioritizedSampler(8, backend="numba", device="cpu"), "backend is 'numba'; it must be one of 'auto'"),
         (
             lambda: built("sequences", length=2, priority_exponent=0.5),
-            "SequenceSampler got device='cpu' with a base_sampler or a priority_exponent; sequences drawn on a device",
+            "SequenceSampler got device='cpu' with a base_sampler, a priority_exponent, or an age; sequences",
         ),
         (lambda: UniformSampler(device="meta"), "device is 'meta'; it must be a device of torch that keeps data"),
     ],
