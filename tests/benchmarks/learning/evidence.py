@@ -57,7 +57,7 @@ METHODS: Mapping[str, Sequence[str]] = {
         "minatar-200",
     ),
     "Hindsight": ("bits", "goals"),
-    "Demonstrations in half of each batch": ("halves",),
+    "Demonstrations in half of each batch": ("halves", "halves-norm"),
     "Prioritization variants": ("variants",),
     "Combinations of these": (
         "combined-mixup-events",

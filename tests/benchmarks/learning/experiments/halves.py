@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -72,50 +73,64 @@ def run(settings: Settings, seeds: Sequence[int], out: Recorder) -> None:
         car, replay, env_steps=settings["env_steps"], warmup_steps=settings["warmup_steps"], seed=seed
     )
     rates = {f"{name}_learning_rate": settings["learning_rate"] for name in ("actor", "critic", "entropy")}
-    agent = SAC.for_env(car, hidden_sizes=tuple(settings["hidden_sizes"]), **rates)
+    sizes = tuple(settings["hidden_sizes"])
+    agent = SAC.for_env(car, hidden_sizes=sizes, layer_norm=settings.get("layer_norm", False), **rates)
     quiet_trainer(RecordReturns(settings, out)).fit(agent, datamodule=data)
 
 
-EXPERIMENTS = (
-    Experiment(
-        name="halves",
-        title="MountainCarContinuous-v0, SAC: half of each batch from 100 demonstrations",
-        claim="with offline rows in half of each batch an off-policy agent learns sparse tasks that it does not learn "
-        "from online rows alone (RLPD, Ball et al. 2023, https://arxiv.org/abs/2302.02948, figure 1: Adroit and "
-        "AntMaze). Their agent has ten critics, layer normalisation and 20 updates per step; here the draws alone "
-        "differ.",
-        task="SAC with 64 and 64 units, learning rate 1e-3, batches of 64, an update for each step after the first "
-        "1,000, which are random; observations scaled to [-1, 1]. The reward is 100 at the goal less a tenth of the "
-        "squared action in each step: an agent that has never seen the goal learns to stand still, return 0. The 100 "
-        "demonstrations are episodes of a script that pushes in the direction of motion, with normal noise of 0.3 on "
-        "the actions, about 11,000 rows and a return of about 90. In the arm of one buffer they lie in the uniform "
-        "buffer before the first step, and online rows are added. Five greedy episodes every 1,000 steps from the "
-        "same first states.",
-        length="{env_steps:,} steps",
-        arms={
-            "online alone": {"demonstrations": 0, "share": None},
-            "halves": {"share": 0.5},
-            "one buffer": {"share": None},
-        },
-        settings={
-            "env_steps": 8_000,
-            "warmup_steps": 1_000,
-            "evaluate_every": 1_000,
-            "episodes": 5,
-            "demonstrations": 100,
-            "noise": 0.3,
-            "batch_size": 64,
-            "capacity": 50_000,
-            "hidden_sizes": [64, 64],
-            "learning_rate": 1e-3,
-        },
-        fast={"env_steps": 260, "warmup_steps": 200, "evaluate_every": 130, "episodes": 1, "demonstrations": 2},
-        seeds=range(900, 905),
-        pilot_seeds=(80, 81),
-        measure=mean_of("return", "mean return over the run", digits=1),
-        also=(last_of("return", 2, "mean return of the last two evaluations", digits=1),),
-        comparisons=[("halves", "online alone"), ("halves", "one buffer"), ("one buffer", "online alone")],
-        panels=(Panel("return", "evaluation return"),),
-        run=run,
-    ),
+TASK = (
+    "SAC with 64 and 64 units, learning rate 1e-3, batches of 64, an update for each step after the first "
+    "1,000, which are random; observations scaled to [-1, 1]. The reward is 100 at the goal less a tenth of the "
+    "squared action in each step: an agent that has never seen the goal learns to stand still, return 0. The 100 "
+    "demonstrations are episodes of a script that pushes in the direction of motion, with normal noise of 0.3 on "
+    "the actions, about 11,000 rows and a return of about 90. In the arm of one buffer they lie in the uniform "
+    "buffer before the first step, and online rows are added. Five greedy episodes every 1,000 steps from the "
+    "same first states."
 )
+HALVES = Experiment(
+    name="halves",
+    title="MountainCarContinuous-v0, SAC: half of each batch from 100 demonstrations",
+    claim="with offline rows in half of each batch an off-policy agent learns sparse tasks that it does not learn "
+    "from online rows alone (RLPD, Ball et al. 2023, https://arxiv.org/abs/2302.02948, figure 1: Adroit and "
+    "AntMaze). Their agent has ten critics, layer normalisation and 20 updates per step; here the draws alone "
+    "differ.",
+    task=TASK,
+    length="{env_steps:,} steps",
+    arms={
+        "online alone": {"demonstrations": 0, "share": None},
+        "halves": {"share": 0.5},
+        "one buffer": {"share": None},
+    },
+    settings={
+        "env_steps": 8_000,
+        "warmup_steps": 1_000,
+        "evaluate_every": 1_000,
+        "episodes": 5,
+        "demonstrations": 100,
+        "noise": 0.3,
+        "batch_size": 64,
+        "capacity": 50_000,
+        "hidden_sizes": [64, 64],
+        "learning_rate": 1e-3,
+    },
+    fast={"env_steps": 260, "warmup_steps": 200, "evaluate_every": 130, "episodes": 1, "demonstrations": 2},
+    seeds=range(900, 905),
+    pilot_seeds=(80, 81),
+    measure=mean_of("return", "mean return over the run", digits=1),
+    also=(last_of("return", 2, "mean return of the last two evaluations", digits=1),),
+    comparisons=[("halves", "online alone"), ("halves", "one buffer"), ("one buffer", "online alone")],
+    panels=(Panel("return", "evaluation return"),),
+    run=run,
+)
+NORMALIZED = replace(
+    HALVES,
+    name="halves-norm",
+    title="MountainCarContinuous-v0, SAC with layer normalization: half of each batch from 100 demonstrations",
+    claim="with offline rows in half of each batch an off-policy agent learns sparse tasks that it does not learn from "
+    "online rows (RLPD, Ball et al. 2023, https://arxiv.org/abs/2302.02948). Layer normalization in the critics is "
+    "part of their agent; here the comparison is repeated with it.",
+    task=f"{TASK} Layer normalization precedes each ReLU of the critics; all else is as in `halves`.",
+    settings={**HALVES.settings, "layer_norm": True},
+    seeds=range(910, 920),
+)
+EXPERIMENTS = (HALVES, NORMALIZED)
