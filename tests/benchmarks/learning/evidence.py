@@ -27,6 +27,8 @@ METHODS: Mapping[str, Sequence[str]] = {
     "Learnability of prompts": ("prompts",),
     "Neighbourhood mixup": (
         "nmer-short",
+        "nmer-norm",
+        "nmer-full",
         "nmer-15k",
         "nmer-50k",
         "nmer-walker2d-25k",

@@ -54,11 +54,13 @@ def fit(agent: L.LightningModule, steps: list[TensorDict]) -> list[torch.Tensor]
 
 
 @pytest.mark.filterwarnings("ignore:You defined a `validation_step`")  # played for a data module alone
+@pytest.mark.parametrize("layer_norm", [False, True])
 @pytest.mark.parametrize("is_weighted", [False, True])
-def test_a_run_learns_what_the_agent_learns(is_weighted: bool) -> None:
-    stacked = StackedTD3(OBSERVATION, ACTION, seeds=(4, 9), learning_rate=1e-2, **OPTIONS)
+def test_a_run_learns_what_the_agent_learns(is_weighted: bool, layer_norm: bool) -> None:
+    options = {**OPTIONS, "layer_norm": layer_norm}
+    stacked = StackedTD3(OBSERVATION, ACTION, seeds=(4, 9), learning_rate=1e-2, **options)
     agent = TD3(
-        OBSERVATION, [-1.0] * ACTION, [1.0] * ACTION, actor_learning_rate=1e-2, critic_learning_rate=1e-2, **OPTIONS
+        OBSERVATION, [-1.0] * ACTION, [1.0] * ACTION, actor_learning_rate=1e-2, critic_learning_rate=1e-2, **options
     )
     run = 1
     with torch.no_grad():

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import gymnasium
@@ -62,7 +63,8 @@ def play(
     quiet_mujoco()
     one = gymnasium.make(settings["env"], **settings["env_kwargs"])
     sizes = (one.observation_space.shape[0], one.action_space.shape[0])
-    agent = StackedTD3(*sizes, seeds, hidden_sizes=settings["hidden_sizes"], learning_rate=settings["learning_rate"])
+    options = {"hidden_sizes": settings["hidden_sizes"], "learning_rate": settings["learning_rate"]}
+    agent = StackedTD3(*sizes, seeds, layer_norm=settings.get("layer_norm", False), **options)
     warmup, every = settings["warmup_steps"], settings["evaluate_every"]
     runs = runs_of(
         agent,
@@ -122,4 +124,68 @@ SHORT = Experiment(
     "them, three standard errors; their results were not kept. Then these ten were fixed.",
 )
 
-EXPERIMENTS = (SHORT,)
+MIXUP = SHORT.arms["neighbourhood mixup"]
+CONTINUOUS: Settings = {"replay": "ct", "mixup_concentration": 0.75}
+FOUR_ARMS: dict[str, Settings] = {
+    "uniform": {"replay": "uniform"},
+    "neighborhood mixup": MIXUP,
+    "uniform, layer norm": {"replay": "uniform", "layer_norm": True},
+    "neighborhood mixup, layer norm": {**MIXUP, "layer_norm": True},
+}
+FOUR_COMPARISONS = [
+    ("neighborhood mixup, layer norm", "uniform, layer norm"),
+    ("neighborhood mixup", "uniform"),
+    ("uniform, layer norm", "uniform"),
+    ("neighborhood mixup, layer norm", "neighborhood mixup"),
+]
+NORMALIZED = replace(
+    SHORT,
+    name="nmer-norm",
+    title="HalfCheetah-v5, TD3 at a replay ratio of 20: neighborhood mixup, with and without layer normalization",
+    claim="neighborhood mixup learns more from the same steps than uniform replay at the same replay ratio; its paper's "
+    "critics have no normalization ("
+    + PAPER
+    + "). Layer normalization in the critics alone carries high replay ratios "
+    "(Ball "
+    "et al. 2023, https://arxiv.org/abs/2302.02948; Nauman et al. 2024, https://arxiv.org/abs/2403.00514).",
+    task="As `nmer-short`, with ten other seeds: TD3, 20 updates per environment step, networks of 64 and 64 units, "
+    "5,000 random steps, equal for all arms of a seed, then 3,000 learned from. In two arms, layer normalization "
+    "precedes each ReLU of the critics.",
+    arms={
+        **FOUR_ARMS,
+        "continuous transitions": CONTINUOUS,
+        "continuous transitions, layer norm": {**CONTINUOUS, "layer_norm": True},
+    },
+    seeds=range(700, 710),
+    comparisons=[
+        *FOUR_COMPARISONS,
+        ("continuous transitions", "uniform"),
+        ("continuous transitions, layer norm", "uniform, layer norm"),
+        ("neighborhood mixup, layer norm", "continuous transitions, layer norm"),
+    ],
+    notes="",
+)
+FULL = replace(
+    NORMALIZED,
+    name="nmer-full",
+    title="HalfCheetah-v5, TD3, 200,000 steps, the paper's length: neighborhood mixup, with and without normalization",
+    task="As `nmer-50k`, at the full length of the paper: TD3, 20 updates per environment step, batches of 100, "
+    "learning rate 5e-4, 10,000 random steps, equal for all arms of a seed; networks of 64 and 64 units in place of 400 "
+    "and 300. In two arms, layer normalization precedes each ReLU of the critics. Two evaluation episodes every 5,000 steps.",
+    arms=FOUR_ARMS,
+    comparisons=FOUR_COMPARISONS,
+    settings={
+        **SHORT.settings,
+        "env_steps": 200_000,
+        "capacity": 200_000,
+        "warmup_steps": 10_000,
+        "evaluate_every": 5_000,
+        "learning_rate": 5e-4,
+    },
+    seeds=range(720, 725),
+    pilot_seeds=(),
+    xlabel="environment steps, the first 10,000 random",
+    seeds_together=5,
+)
+
+EXPERIMENTS = (SHORT, NORMALIZED, FULL)

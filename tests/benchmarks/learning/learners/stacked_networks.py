@@ -111,7 +111,7 @@ def forward(parameters: Sequence[Tensor], rows: Tensor, slope: float = 0.0) -> l
     """
     outputs = [rows]
     for layer in range(0, len(parameters), 2):
-        rows = _product(rows, parameters[layer]).add_(parameters[layer + 1])
+        rows = product(rows, parameters[layer]).add_(parameters[layer + 1])
         outputs.append(activated(rows, slope) if layer + 2 < len(parameters) else rows)
     return outputs
 
@@ -127,7 +127,7 @@ def backward(
     """Sets the gradients of all parameters from that of the output, ``[R, B, outputs]``."""
     for layer in reversed(range(len(parameters) // 2)):
         weight, bias = parameters[2 * layer], parameters[2 * layer + 1]
-        weight.grad = _product(outputs[layer].transpose(1, 2), gradient).contiguous()
+        weight.grad = product(outputs[layer].transpose(1, 2), gradient).contiguous()
         bias.grad = gradient.sum(1, keepdim=True)
         if layer:
             gradient = _before_relu(gradient, weight, outputs[layer], slope)
@@ -156,7 +156,7 @@ def _before_relu(gradient: Tensor, weight: Tensor, output: Tensor, slope: float)
     return before_activation(gradient, output, slope)
 
 
-def _product(left: Tensor, right: Tensor) -> Tensor:
+def product(left: Tensor, right: Tensor) -> Tensor:
     """Returns ``left @ right``; where it has few columns its transpose, which is five times as fast, is computed."""
     if right.shape[-1] >= _FEW:
         return torch.bmm(left, right)

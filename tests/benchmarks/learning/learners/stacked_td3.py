@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from tensordict import TensorDict
 from torch import Generator, Tensor
 
+from tests.benchmarks.learning.learners import stacked_norms
 from tests.benchmarks.learning.learners.stacked_networks import (
     StackedAgent,
     backward,
@@ -36,6 +38,7 @@ class StackedTD3(StackedAgent):
         target_noise: standard deviation of the noise on the target policy's actions.
         target_noise_clip: its largest magnitude.
         exploration_noise: standard deviation of the noise on the actions taken.
+        layer_norm: whether layer normalization precedes each ReLU of the critics.
     """
 
     def __init__(
@@ -51,13 +54,16 @@ class StackedTD3(StackedAgent):
         target_noise: float = 0.2,
         target_noise_clip: float = 0.5,
         exploration_noise: float = 0.1,
+        layer_norm: bool = False,
     ) -> None:
         super().__init__()
         self._discount, self._target_update_rate, self._policy_delay = discount, target_update_rate, policy_delay
         self._target_noise, self._target_noise_clip = target_noise, target_noise_clip
         self._exploration_noise = exploration_noise
         self.policy = stacked_parameters([observation_size, *hidden_sizes, action_size], seeds)
-        self.critics = twin_parameters([observation_size + action_size, *hidden_sizes, 1], seeds)
+        self._layer_norm = layer_norm
+        twins = stacked_norms.twin_normalized if layer_norm else twin_parameters
+        self.critics = twins([observation_size + action_size, *hidden_sizes, 1], seeds)
         self.target_policy = copy.deepcopy(self.policy).requires_grad_(False)
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
         # Lists, which are faster to read in an update than torch's ParameterList.
@@ -111,26 +117,40 @@ class StackedTD3(StackedAgent):
         """Returns TD errors ``[R, B, 1]``; all arguments are ``[R, B, ...]``."""
         critic_optimizer, policy_optimizer = self._optimizers
         next_action = (torch.tanh(forward(self._target_policy, following)[-1]) + noise).clamp_(-1.0, 1.0)
-        first, second = forward(self._target_critics, _twice(following, next_action))[-1].chunk(2)
+        first, second = self._values(self._target_critics, _twice(following, next_action))[0].chunk(2)
         target = reward + self._discount * (1.0 - terminated) * torch.minimum(first, second)
-        outputs = forward(self._critics, _twice(observation, action))
-        error = outputs[-1] - torch.cat([target, target])
+        pairs = _twice(observation, action)
+        values, layers = self._values(self._critics, pairs)
+        error = values - torch.cat([target, target])
         td_error = torch.maximum(*error.abs().chunk(2))
         error.mul_(2.0 / error.shape[1])
-        backward(self._critics, outputs, error if weight is None else error.mul_(torch.cat([weight, weight])))
+        if weight is not None:
+            error.mul_(torch.cat([weight, weight]))
+        if self._layer_norm:
+            stacked_norms.backward(self._critics, pairs, layers, error)
+        else:
+            backward(self._critics, layers, error)
         critic_optimizer.step()
         self._updates += 1
         if self._updates % self._policy_delay == 0:
             policy_outputs = forward(self._policy, observation)
             taken = torch.tanh(policy_outputs[-1])
             first_critics = [parameter[: self._runs] for parameter in self._critics]
-            outputs = forward(first_critics, torch.cat([observation, taken], -1))
-            gradient = torch.full_like(outputs[-1], -1.0 / outputs[-1].shape[1])
-            gradient = input_gradient(first_critics, outputs, gradient)[..., observation.shape[-1] :]
+            values, layers = self._values(first_critics, torch.cat([observation, taken], -1))
+            gradient = torch.full_like(values, -1.0 / values.shape[1])
+            of_input = stacked_norms.input_gradient if self._layer_norm else input_gradient
+            gradient = of_input(first_critics, layers, gradient)[..., observation.shape[-1] :]
             backward(self._policy, policy_outputs, gradient * (1.0 - taken.square()))
             policy_optimizer.step()
             soft_update(self._targets, self._sources, self._target_update_rate)
         return td_error
+
+    def _values(self, critics: list[Tensor], pairs: Tensor) -> tuple[Tensor, Any]:
+        """Returns values ``[2 R, B, 1]`` and what their gradients need."""
+        if self._layer_norm:
+            return stacked_norms.forward(critics, pairs)
+        outputs = forward(critics, pairs)
+        return outputs[-1], outputs
 
 
 def _twice(observation: Tensor, action: Tensor) -> Tensor:
