@@ -142,11 +142,8 @@ NORMALIZED = replace(
     SHORT,
     name="nmer-norm",
     title="HalfCheetah-v5, TD3 at a replay ratio of 20: neighborhood mixup, with and without layer normalization",
-    claim="neighborhood mixup learns more from the same steps than uniform replay at the same replay ratio; its paper's "
-    "critics have no normalization ("
-    + PAPER
-    + "). Layer normalization in the critics alone carries high replay ratios "
-    "(Ball "
+    claim="neighborhood mixup learns more from the same steps than uniform replay at the same ratio; critics of its "
+    f"paper have no normalization ({PAPER}). Layer normalization in the critics alone carries high replay ratios (Ball "
     "et al. 2023, https://arxiv.org/abs/2302.02948; Nauman et al. 2024, https://arxiv.org/abs/2403.00514).",
     task="As `nmer-short`, with ten other seeds: TD3, 20 updates per environment step, networks of 64 and 64 units, "
     "5,000 random steps, equal for all arms of a seed, then 3,000 learned from. In two arms, layer normalization "
@@ -170,8 +167,9 @@ FULL = replace(
     name="nmer-full",
     title="HalfCheetah-v5, TD3, 200,000 steps, the paper's length: neighborhood mixup, with and without normalization",
     task="As `nmer-50k`, at the full length of the paper: TD3, 20 updates per environment step, batches of 100, "
-    "learning rate 5e-4, 10,000 random steps, equal for all arms of a seed; networks of 64 and 64 units in place of 400 "
-    "and 300. In two arms, layer normalization precedes each ReLU of the critics. Two evaluation episodes every 5,000 steps.",
+    "learning rate 5e-4, 10,000 random steps, equal for all arms of a seed; networks of 64 and 64 units in place of "
+    "400 and 300. In two arms, layer normalization precedes each ReLU of the critics. Two evaluation episodes every "
+    "5,000 steps.",
     arms=FOUR_ARMS,
     comparisons=FOUR_COMPARISONS,
     settings={
