@@ -60,6 +60,7 @@ METHODS: Mapping[str, Sequence[str]] = {
     ),
     "Hindsight": ("bits", "goals"),
     "Demonstrations in half of each batch": ("halves", "halves-norm"),
+    "Draws by age": ("age-few-half-cheetah", "age-many-half-cheetah"),
     "Prioritization variants": ("variants",),
     "Combinations of these": (
         "combined-mixup-events",

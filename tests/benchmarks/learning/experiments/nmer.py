@@ -75,6 +75,7 @@ def play(
         settings["updates_per_env_step"],
         updates_per_draw(settings),
         settings["env_kwargs"],
+        settings.get("num_envs", 1),
     )
     if out.resume_from is not None:
         runs.load(out.resume_from)

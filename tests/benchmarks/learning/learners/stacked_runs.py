@@ -42,6 +42,7 @@ class StackedRuns:
         updates_per_draw: updates whose rows are drawn together, which divides the replay ratio and the replays' batch
             size. More than 1 makes no difference to uniform draws; priorities are then updated once a draw.
         env_kwargs: further arguments of the environment.
+        num_envs: environments of each run, which take a step together; the replay ratio times their number is whole.
     """
 
     def __init__(
@@ -51,29 +52,33 @@ class StackedRuns:
         replays: Sequence[Replay],
         seeds: Sequence[int],
         warmup_steps: int,
-        updates_per_env_step: int,
+        updates_per_env_step: float,
         updates_per_draw: int,
         env_kwargs: dict[str, Any] | None = None,
+        num_envs: int = 1,
     ) -> None:
         self.agent = agent
         self.replays = list(replays)
         self.env_steps = 0
         self._env, self._env_kwargs = env, env_kwargs or {}
         self._warmup_steps = warmup_steps
-        self._draws, self._updates_per_draw = updates_per_env_step // updates_per_draw, updates_per_draw
-        self._environments = self._make(len(seeds))
+        self._num_envs = num_envs
+        self._draws = round(updates_per_env_step * num_envs) // updates_per_draw
+        self._updates_per_draw = updates_per_draw
+        self._environments = self._make(len(seeds) * num_envs)
         self._generators = [np.random.default_rng(seed) for seed in seeds]
-        self._observation, _ = self._environments.reset(seed=list(seeds))
-        self._trajectory = np.zeros(len(seeds), dtype=np.int64)
+        own = [seed + 10_000 * number for seed in seeds for number in range(num_envs)]
+        self._observation, _ = self._environments.reset(seed=own)
+        self._trajectory = np.tile(1_000_000 * np.arange(num_envs), len(seeds))
 
     def play(self, env_steps: int) -> None:
         """Plays and learns until so many steps of each run's environment have been taken."""
         waiting: list[tuple[np.ndarray, ...]] = []
         while self.env_steps < env_steps:
             waiting.append(self._step())
-            self.env_steps += 1
+            self.env_steps += self._num_envs
             if self.env_steps >= self._warmup_steps or self.env_steps == env_steps:
-                self._store([np.stack(column, 1) for column in zip(*waiting, strict=True)])
+                self._store([self._in_order(column) for column in zip(*waiting, strict=True)])
                 waiting.clear()
             if self.env_steps > self._warmup_steps:
                 for _ in range(self._draws):
@@ -127,10 +132,11 @@ class StackedRuns:
         observation = self._observation
         if self.env_steps < self._warmup_steps:
             shape = self._environments.single_action_space.shape
-            drawn = [generator.uniform(-1.0, 1.0, shape) for generator in self._generators]
-            action = np.stack(drawn, dtype=np.float32, casting="same_kind")
+            drawn = [generator.uniform(-1.0, 1.0, (self._num_envs, *shape)) for generator in self._generators]
+            action = np.concatenate(drawn, dtype=np.float32, casting="same_kind")
         else:
-            action = self.agent.act(_floats(observation).unsqueeze(1), explore=True).squeeze(1).numpy()
+            rows = _floats(observation).view(len(self.replays), self._num_envs, -1)
+            action = self.agent.act(rows, explore=True).flatten(0, 1).numpy()
         following, reward, terminated, truncated, infos = self._environments.step(action)
         done = terminated | truncated
         last = following.copy()
@@ -140,6 +146,13 @@ class StackedRuns:
         self._trajectory += done
         self._observation = following
         return row
+
+    def _in_order(self, column: Sequence[np.ndarray]) -> np.ndarray:
+        """Returns steps of all environments as ``[R, N, ...]``, those of one time beside each other."""
+        runs = len(self.replays)
+        steps = np.stack(column, 1)
+        steps = steps.reshape(runs, self._num_envs, *steps.shape[1:]).swapaxes(1, 2)
+        return steps.reshape(runs, -1, *steps.shape[3:])
 
     def _learn(self) -> None:
         """Makes the updates of one draw; TD errors go back to replays that draw by them."""
