@@ -60,7 +60,12 @@ METHODS: Mapping[str, Sequence[str]] = {
     ),
     "Hindsight": ("bits", "goals"),
     "Demonstrations in half of each batch": ("halves", "halves-norm"),
-    "Draws by age": ("age-few-half-cheetah", "age-many-half-cheetah"),
+    "Draws by age": (
+        "age-few-half-cheetah",
+        "age-few-double-pendulum",
+        "age-many-half-cheetah",
+        "age-many-double-pendulum",
+    ),
     "Prioritization variants": ("variants",),
     "Combinations of these": (
         "combined-mixup-events",

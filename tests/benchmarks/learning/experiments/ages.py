@@ -108,4 +108,20 @@ MANY = replace(
     },
     fast={**FAST, "env_steps": 120, "warmup_steps": 100, "evaluate_every": 10},
 )
-EXPERIMENTS = (FEW, MANY)
+PENDULUM: Settings = {"env": "InvertedDoublePendulum-v5"}
+FEW_PENDULUM = replace(
+    FEW,
+    name="age-few-double-pendulum",
+    title="InvertedDoublePendulum-v5, TD3, 16 environments, one update for 16 steps: draws by age",
+    settings={**FEW.settings, **PENDULUM, "env_steps": 160_000, "capacity": 160_000},
+    seeds=range(750, 758),
+)
+MANY_PENDULUM = replace(
+    MANY,
+    name="age-many-double-pendulum",
+    title="InvertedDoublePendulum-v5, TD3 at a replay ratio of 20: draws by age",
+    task=MANY.task.replace("5,000 random", "1,000 random").replace(", as in `nmer-short`", ""),
+    settings={**MANY.settings, **PENDULUM, "env_steps": 4_000, "capacity": 4_000, "warmup_steps": 1_000},
+    seeds=range(750, 758),
+)
+EXPERIMENTS = (FEW, MANY, FEW_PENDULUM, MANY_PENDULUM)
