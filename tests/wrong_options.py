@@ -20,12 +20,20 @@ FROM_ZERO = {
     "warmup_steps",
 }
 ABOVE_ZERO = {
-    *("advance_at", "clip_range", "concentration", "draw_discount", "exploration", "gradient_norm", "offset"),
-    *("mixup_concentration", "score_step_size", "score_temperature", "step_size", "value_clip", "weight_sharing"),
+    *("advance_at", "clip_range", "concentration", "draw_discount", "exploration", "gradient_norm", "half_life"),
+    *(
+        "mixup_concentration",
+        "offset",
+        "score_step_size",
+        "score_temperature",
+        "step_size",
+        "value_clip",
+        "weight_sharing",
+    ),
 }
 UP_TO_ONE = {
     *("advance_at", "c", "conflict_aversion", "default_share", "discount", "draw_discount", "epsilon", "event_share"),
-    *("exploration", "exploration_end", "exploration_start", "fraction", "gae_lambda", "greedy_epsilon"),
+    *("exploration", "exploration_end", "exploration_start", "floor", "fraction", "gae_lambda", "greedy_epsilon"),
     *(
         "importance_exponent",
         "max_share",

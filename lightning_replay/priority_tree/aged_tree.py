@@ -55,8 +55,7 @@ class AgedTree:
         values = self._values[: self._capacity]
         is_decaying = self._births >= max(ages.old_before, ages.gone_before)
         is_old = ~is_decaying & (self._births >= ages.gone_before)
-        # A slot without a value may have any birth.
-        factor = np.exp2(np.minimum((self._births - ages.reference) * ages.rate, 0.0))
+        factor = np.exp2((self._births - ages.reference) * ages.rate)
         self._decaying.load_leaves(torch.from_numpy((values * factor * is_decaying).astype(np.float32)))
         self._old.load_leaves(torch.from_numpy(values * is_old))
         self._renewal = ages.renewals

@@ -580,6 +580,7 @@ class PrioritizedSampler(PrioritizedBase):
                 logger.warning("the save has no ages, so its rows are loaded as if they were stored now")
                 slots = state_dict["tree"]["leaves"].nonzero().flatten()
                 self._ages.clear()
+                self._ages.count(len(slots))
                 self._ages.insert(slots.numpy(), np.full(len(slots), self._ages.now))
         self._tree.load_state_dict(state_dict["tree"])
         self._set_largest(float(state_dict["max_priority"]))

@@ -46,6 +46,7 @@ STEPS = TensorDict({"next": {"reward": torch.arange(4.0)}}, [4])
 
 # What is needed to build them, of those that need something.
 ARGUMENTS: dict[str, dict[str, Any]] = {
+    "Age": {"half_life": 10.0},
     "AnyOf": {"conditions": [HIGH]},
     "Constant": {"value": 0.5},
     "CurriculumReplay": BUFFER,
@@ -71,6 +72,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "PackedStorage": {"capacity": 10},
     "PotentialShaping": {"potential": torch.sum, "discount": 0.9},
     "PrioritizedSampler": {"capacity": 10},
+    "RecencySampler": {"capacity": 10, "age": {"half_life": 10.0}},
     "RelabelGoals": {"env": "BitFlipping-v0"},
     "Reestablished": {"condition": HIGH, "steps": 2},
     "ReliabilityAdjustedSampler": {"capacity": 10},
@@ -94,6 +96,7 @@ NOT_CHECKED = {"actors", "context", "events", "min_sizes", "next_level", "priori
 OF_OTHERS = {
     "LevelWrapper": {"env"},
     "MultiRooms": {"render_mode"},
+    "PriorityTree": {"ages", "has_places"},
     "ObstructedMazeGamut": {"render_mode"},
     "atari": {"render_mode"},
     "conflict_averse_gradient": {"rescale"},
