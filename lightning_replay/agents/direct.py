@@ -21,10 +21,12 @@ def set_gradients(
 ) -> tuple[Tensor, Tensor] | None:
     """Sets the gradients of a DQN's network. Returns the loss and the magnitudes of the TD errors, float32 ``[B]``.
 
-    Returns ``None`` and sets nothing if the agent's class does not declare that this is exact, or if hooks, modes, or
-    options change the gradients.
+    Returns ``None`` and sets nothing if the agent's class does not declare that this is exact, if the network
+    normalizes its layers, or if hooks, modes, or options change the gradients.
     """
-    if not has_fast_path(agent) or batch.ndim != 1 or not _are_plain(agent, layers := network.layers()):
+    if not has_fast_path(agent) or batch.ndim != 1 or network.has_norms:
+        return None
+    if not _are_plain(agent, layers := network.layers()):
         return None
     with torch.set_grad_enabled(False):
         # Nine columns are read from a dictionary in the time of one from a TensorDict.

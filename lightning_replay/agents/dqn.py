@@ -48,6 +48,7 @@ class DQN(ExploringAgent):
         conflict_aversion: c of :class:`~lightning_replay.agents.cagrad.ConflictAverseStep` between the tables of a
             batch (its column ``table``), a number or a schedule of updates; the number 0 uses the plain gradient.
         gradient_norm: largest norm of the gradient; ``None`` does not clip.
+        layer_norm: Whether layer normalization precedes each ReLU of the network.
 
     Example:
         >>> agent = DQN(observation_size=4, num_actions=2)
@@ -76,14 +77,15 @@ class DQN(ExploringAgent):
         exploration_steps: int = 5_000,
         conflict_aversion: float | Schedule = 0.0,
         gradient_norm: float | None = None,
+        layer_norm: bool = False,
     ) -> None:
         super().__init__()
         self.set_up(locals())
 
     def build(self) -> None:
         """Creates the network and its target."""
-        features = self.build_encoder()
-        self.network: Perceptron = Perceptron(features, self.hparams["hidden_sizes"], self.hparams["num_actions"])
+        sizes = self.build_encoder(), self.hparams["hidden_sizes"], self.hparams["num_actions"]
+        self.network: Perceptron = Perceptron(*sizes, has_norms=self.hparams["layer_norm"])
         self.target_network: Perceptron = target_of(self.network)
         self.target_update: TargetUpdate = self.target_update_of((self.network, self.target_network))
         self.avert_conflicts(self._learned_parameters())

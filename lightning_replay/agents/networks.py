@@ -35,23 +35,37 @@ class Perceptron(nn.Module):
     """Linear layers with ReLU between them.
 
     Has the weights and biases itself: with a module for each layer, acting takes almost half as long again.
+
+    Args:
+        input_size: Number of inputs.
+        hidden_sizes: Widths of the hidden layers.
+        output_size: Number of outputs.
+        has_norms: Whether layer normalization (Ba et al. 2016, https://arxiv.org/abs/1607.06450) precedes each ReLU.
     """
 
-    def __init__(self, input_size: int, hidden_sizes: Sequence[int], output_size: int) -> None:
+    def __init__(
+        self, input_size: int, hidden_sizes: Sequence[int], output_size: int, *, has_norms: bool = False
+    ) -> None:
         super().__init__()
+        self.has_norms: bool = has_norms
+        self._num_linear = len(hidden_sizes) + 1
         for number, (fan_in, fan_out) in enumerate(itertools.pairwise([input_size, *hidden_sizes, output_size])):
             for name, parameter in nn.Linear(fan_in, fan_out).named_parameters():
                 self.register_parameter(f"{name}{number}", parameter)
+        for number, size in enumerate(hidden_sizes if has_norms else ()):
+            self.register_parameter(f"norm_weight{number}", nn.Parameter(torch.ones(size)))
+            self.register_parameter(f"norm_bias{number}", nn.Parameter(torch.zeros(size)))
 
     def layers(self, *, frozen: bool = False) -> Layers:
-        """Returns the layers; ``frozen`` ones get no gradients."""
+        """Returns the linear layers, then the normalizations. ``frozen`` layers get no gradients."""
         tensors: Any = self._parameters.values()  # getattr of each takes longer
         tensors = [tensor.detach() for tensor in tensors] if frozen else [*tensors]
         return [*zip(tensors[::2], tensors[1::2], strict=True)]
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Returns the outputs ``[..., O]`` for inputs ``[..., I]``."""
-        return perceive(self.layers(), inputs)
+        layers = self.layers()
+        return perceive(layers[: self._num_linear], inputs, layers[self._num_linear :])
 
 
 class TwoCritics(Perceptron):
@@ -61,7 +75,7 @@ class TwoCritics(Perceptron):
         observation_size: Number of features of an observation.
         action_size: Number of dimensions of an action.
         hidden_sizes: Widths of the hidden layers.
-        has_norms: Whether layer normalization (Ba et al. 2016, https://arxiv.org/abs/1607.06450) precedes each ReLU.
+        has_norms: Whether layer normalization precedes each ReLU.
         support: Evenly spaced atoms ``[N]`` of predicted distributions (C51, Bellemare et al. 2017,
             https://arxiv.org/abs/1707.06887). Without atoms, the critics predict numbers.
     """
@@ -78,15 +92,11 @@ class TwoCritics(Perceptron):
         support: Tensor | None = None,
     ) -> None:
         sizes = observation_size + action_size, hidden_sizes, 1 if support is None else len(support)
-        super().__init__(*sizes)
-        second = Perceptron(*sizes)
+        super().__init__(*sizes, has_norms=has_norms)
+        second = Perceptron(*sizes, has_norms=has_norms)
         for name, parameter in second.named_parameters():  # weights become [2, O, I] and biases [2, O]
             stacked = torch.stack([self.get_parameter(name), parameter]).detach()
             self.register_parameter(name, nn.Parameter(stacked))
-        self._num_linear = len(hidden_sizes) + 1
-        for number, size in enumerate(hidden_sizes if has_norms else ()):
-            self.register_parameter(f"norm_weight{number}", nn.Parameter(torch.ones(2, size)))
-            self.register_parameter(f"norm_bias{number}", nn.Parameter(torch.zeros(2, size)))
         self.register_buffer("support", support, persistent=False)
 
     def values(self, observation: Tensor, action: Tensor, *, frozen: bool = False) -> Tensor:

@@ -173,3 +173,16 @@ def test_sequences_are_left_to_autograd(set_directly):
     batch = make_batch(12, 0).reshape(3, 4)
     bare().update(batch)
     assert not set_directly
+
+
+def test_normalized_layers_are_left_to_autograd(set_directly):
+    agent, oracle = (bare(layer_norm=True, target_update_rate=0.5) for _ in range(2))
+    oracle.take_gradients = torch.Tensor.backward
+    before = agent.network.norm_weight0.clone()
+    for seed in range(3):
+        agent.update(make_batch(8, seed))
+        oracle.update(make_batch(8, seed))
+    assert not set_directly
+    assert not torch.equal(before, agent.network.norm_weight0)
+    assert not torch.equal(before, agent.target_network.norm_weight0)
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(agent.parameters(), oracle.parameters(), strict=True))

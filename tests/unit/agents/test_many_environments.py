@@ -190,6 +190,31 @@ def test_critics_normalize_as_layers_of_torch_do(support: torch.Tensor | None) -
     torch.testing.assert_close(critics.values(observation.expand(4, 7, 3), action.expand(4, 7, 2))[:, 3], values)
 
 
+def test_the_network_of_dqn_normalizes_as_layers_of_torch_do() -> None:
+    torch.manual_seed(0)
+    plain = DQN(observation_size=3, num_actions=2, hidden_sizes=(16, 8))
+    torch.manual_seed(0)
+    agent = DQN(observation_size=3, num_actions=2, hidden_sizes=(16, 8), layer_norm=True).double()
+    parameters = dict(agent.network.named_parameters())
+    assert [*parameters][6:] == ["norm_weight0", "norm_bias0", "norm_weight1", "norm_bias1"]
+    for name, parameter in plain.network.named_parameters():  # The option changes no first weight.
+        assert torch.equal(parameter.double(), parameters[name])
+    layers = [nn.Linear(3, 16), nn.LayerNorm(16), nn.ReLU(), nn.Linear(16, 8), nn.LayerNorm(8), nn.ReLU()]
+    network = nn.Sequential(*layers, nn.Linear(8, 2)).double()
+    theirs = dict(zip([*parameters][:6], [p for place in (0, 3, 6) for p in network[place].parameters()], strict=True))
+    theirs |= zip([*parameters][6:], [p for place in (1, 4) for p in network[place].parameters()], strict=True)
+    for name, parameter in parameters.items():
+        if name.startswith("norm"):
+            nn.init.uniform_(parameter, -1.0, 2.0)
+        theirs[name].data.copy_(parameter)
+    inputs = torch.randn(4, 7, 3, dtype=torch.float64)
+    torch.testing.assert_close(agent.network(inputs), network(inputs))
+    agent.network(inputs).square().sum().backward()
+    network(inputs).square().sum().backward()
+    for name, parameter in parameters.items():
+        torch.testing.assert_close(parameter.grad, theirs[name].grad)
+
+
 @KINDS
 def test_targets_move_with_all_parameters(kind) -> None:
     agent = kind(**SIZES, **ATOMS, layer_norm=True, target_update_rate=1.0)
