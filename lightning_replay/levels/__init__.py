@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from lightning_replay.levels import scores
     from lightning_replay.levels.baselines import SequentialLevels, UniformLevels
     from lightning_replay.levels.batches import LevelBatchSampler
-    from lightning_replay.levels.buffer import LearningProgress, LevelBuffer, LevelEditor, tscl
+    from lightning_replay.levels.buffer import LearningProgress, LevelBuffer, LevelEditor, plr, tscl
     from lightning_replay.levels.level_set import LevelSet
     from lightning_replay.levels.prioritization import Boltzmann, Greedy, Prioritization, Proportional, Rank, Top
     from lightning_replay.levels.scores import EpisodeScore
@@ -36,6 +36,7 @@ __all__ = [
     "SequentialLevels",
     "Top",
     "UniformLevels",
+    "plr",
     "scores",
     "segments",
     "tscl",
@@ -48,7 +49,7 @@ __getattr__: Getter = lazy_names(
     {
         ".baselines": ("SequentialLevels", "UniformLevels"),
         ".batches": ("LevelBatchSampler",),
-        ".buffer": ("LearningProgress", "LevelBuffer", "LevelEditor", "tscl"),
+        ".buffer": ("LearningProgress", "LevelBuffer", "LevelEditor", "plr", "tscl"),
         ".level_set": ("LevelSet",),
         ".prioritization": ("Boltzmann", "Greedy", "Prioritization", "Proportional", "Rank", "Top"),
         ".scores": ("EpisodeScore",),

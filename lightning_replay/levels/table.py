@@ -31,8 +31,8 @@ class LevelTable:
     def __init__(
         self,
         prioritization: Prioritization | None = None,
-        score_temperature: float = 0.1,
-        staleness_weight: float = 0.1,
+        score_temperature: float = 1.0,
+        staleness_weight: float = 0.3,
         seed: int | None = None,
     ) -> None:
         super().__init__()

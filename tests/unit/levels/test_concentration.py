@@ -12,10 +12,11 @@ import torch
 from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
-from lightning_replay.levels import Boltzmann, Greedy, LevelBuffer, LevelSampler, LevelWriter, Proportional, Rank
+from lightning_replay.levels import Boltzmann, Greedy, LevelBuffer, LevelSampler, LevelWriter, Proportional, Rank, plr
 from lightning_replay.levels.prioritization import ReplayConcentration
 from tests.level_steps import buffer, play
 
+PUBLISHED = {"score_temperature": 0.1, "staleness_weight": 0.1}
 NARROW = "took the same level as the replay before"
 
 
@@ -34,12 +35,22 @@ def replay(levels: LevelBuffer, count: int) -> None:
         levels.abandon(0)
 
 
-def test_at_the_defaults_many_levels_are_as_few_as_one():
+def test_the_options_of_the_paper_are_one_call():
+    made = plr(4), LevelBuffer(4, **PUBLISHED, replay_in_flight=True), LevelBuffer(4)
+    for levels in made:
+        for level_id in range(4):
+            play(levels, level_id, 1.0 / (1 + level_id))
+    of_paper, by_options, by_default = (levels.stats()["effective_levels"] for levels in made)
+    assert of_paper == by_options < by_default
+    assert not plr(4, replay_in_flight=False).replay_in_flight
+
+
+def test_at_the_temperature_of_the_paper_many_levels_are_as_few_as_one():
     # 0.9 of 1 / zeta(10), and 0.1 spread thinly
-    stats = ranked(400, staleness_weight=0.1).stats()
+    stats = ranked(400, **PUBLISHED).stats()
     assert stats["effective_levels"] == pytest.approx(1.0 / 0.9**2, abs=0.01)
     zeta_of_10, zeta_of_20 = math.pi**10 / 93_555, 1.000000953962
-    by_score = ranked(400, staleness_weight=0.0).stats()
+    by_score = ranked(400, score_temperature=0.1, staleness_weight=0.0).stats()
     assert by_score["probability_max"] == pytest.approx(1.0 / zeta_of_10, rel=1e-12)
     assert by_score["effective_levels"] == pytest.approx(zeta_of_10**2 / zeta_of_20, rel=1e-11)
     assert set(buffer(3).stats()) == {"levels", "episodes", "in_flight", "replayed", "refused", "replaced"}
@@ -47,7 +58,7 @@ def test_at_the_defaults_many_levels_are_as_few_as_one():
 
 
 def test_warns_once_where_nearly_one_level_is_replayed():
-    levels = ranked(20)
+    levels = ranked(20, **PUBLISHED)
     replay(levels, 999)
     with pytest.warns(UserWarning, match=NARROW) as caught:
         replay(levels, 1)
@@ -77,7 +88,7 @@ def test_five_levels_are_enough(repeats, warns):
 
 
 def test_warns_when_replays_become_narrow_later_or_enough_levels_have_a_score():
-    levels = buffer(40, prioritization=Boltzmann(), score_temperature=0.1)
+    levels = buffer(40, prioritization=Boltzmann(), **PUBLISHED)
     for level_id in range(40):
         play(levels, level_id, 0.0)
     replay(levels, 1_500)
@@ -85,7 +96,7 @@ def test_warns_when_replays_become_narrow_later_or_enough_levels_have_a_score():
     replay(levels, 499)  # 499 of 1,000 at e ** 50 to 1: narrow already
     with pytest.warns(UserWarning, match=NARROW):
         replay(levels, 1)
-    levels = buffer(1_000, replay_probability=1.0)
+    levels = buffer(1_000, replay_probability=1.0, **PUBLISHED)
     for level_id in range(19):
         play(levels, level_id, 1.0 / (1 + level_id))
     replay(levels, 3_000)
@@ -113,7 +124,7 @@ def test_does_not_warn_where_it_is_meant_or_replays_are_broad(count, options):
 
 def test_does_not_warn_of_equal_levels_that_take_turns_or_take_a_row():
     """At any one time one level has nearly all probability; the next replay is of another all the same."""
-    levels = buffer(40, staleness_weight=0.0)
+    levels = buffer(40, score_temperature=0.1, staleness_weight=0.0)
     for level_id in range(40):
         play(levels, level_id, 0.5)
     assert levels.stats()["effective_levels"] == pytest.approx(1.0, abs=0.01)
@@ -127,7 +138,7 @@ def test_does_not_warn_of_equal_levels_that_take_turns_or_take_a_row():
 
 
 def test_torchrls_buffer_warns_too():
-    sampler = LevelSampler(seed=0)
+    sampler = LevelSampler(**PUBLISHED, seed=0)
     rows = TensorDictReplayBuffer(
         storage=LazyTensorStorage(32), sampler=sampler, writer=LevelWriter(sampler), batch_size=250
     )
