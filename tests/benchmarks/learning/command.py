@@ -85,6 +85,10 @@ def parser_of(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     parser.add_argument(
         "--partial", action="store_true", help="write results of unfinished experiments, from which any machine goes on"
     )
+    parser.add_argument(
+        "--cut", action="store_true", help="as --partial; all units end at the last step of the slowest"
+    )
+    parser.add_argument("--in-turn", action="store_true", help="units advance together, one checkpoint at a time")
     parser.add_argument("--restart", action="store_true", help="set kept units aside (NAME.old-1), begin anew")
     parser.add_argument("--redraw", action="store_true", help="pages and pictures from the results; nothing is run")
     parser.add_argument("--state", type=folder, default=ROOT / ".experiments", help="folder of the units")
@@ -97,6 +101,7 @@ def worker_options(experiment: Experiment, options: argparse.Namespace, deadline
     """Returns the options of a process that runs units beside this one."""
     given = ["--worker", "--only", experiment.name, "--state", str(options.state)]
     given += ["--pilot"] if options.pilot else []
+    given += ["--in-turn"] if options.in_turn else []
     given += [] if options.seeds is None else ["--seeds", str(options.seeds)]
     given += ["--budget-minutes", str(max(0.0, deadline - time.time()) / 60)]
     return given + (["--arms", *options.arms] if options.arms else [])
@@ -104,5 +109,5 @@ def worker_options(experiment: Experiment, options: argparse.Namespace, deadline
 
 def command_of(experiment: Experiment, options: argparse.Namespace) -> str:
     """Returns the command that repeats the results."""
-    flags = [flag for flag, is_set in (("--pilot", options.pilot), ("--partial", options.partial)) if is_set]
-    return " ".join([COMMAND, "--only", experiment.name, *flags])
+    every = {"--pilot": options.pilot, "--partial": options.partial, "--cut": options.cut}
+    return " ".join([COMMAND, "--only", experiment.name, *(flag for flag, is_set in every.items() if is_set)])

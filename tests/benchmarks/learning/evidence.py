@@ -130,7 +130,10 @@ def headline_text(content: dict[str, Any], experiment: Experiment) -> str:
         texts = [f"{arm} {mean_text(np.array([*of.values()]), experiment.measure.digits)}" for arm, of in values if of]
     if texts and all(RATIO in text for text in texts):
         title += f" ({RATIO.strip()})"
-    return "<br>".join([f"{'unfinished; ' if content['missing'] else ''}{title}:", *map(shortened, texts)])
+    unfinished = "unfinished; " if content["missing"] else ""
+    if "cut_at" in content:
+        unfinished = f"unfinished, the first {content['cut_at']:,} steps; "
+    return "<br>".join([f"{unfinished}{title}:", *map(shortened, texts)])
 
 
 def shortened(text: str) -> str:

@@ -49,6 +49,11 @@ class Results:
         self._compared: dict[str, list[Comparison]] = {}
 
     @property
+    def cut_at(self) -> int | None:
+        """Last step of unfinished units that were cut to a common length, else ``None``."""
+        return next((unit["cut_at"] for unit in self.units if "cut_at" in unit), None)
+
+    @property
     def missing(self) -> dict[str, list[int]]:
         """Seeds that have not been run, by arm."""
         absent = {arm: [seed for seed in self.seeds if seed not in runs] for arm, runs in self.runs.items()}
@@ -85,6 +90,7 @@ class Results:
             "seeds": self.seeds,
             "pilot_seeds": list(experiment.pilot_seeds),
             "missing": self.missing,
+            **({} if self.cut_at is None else {"cut_at": self.cut_at}),
             "measure": experiment.measure.name,
             "verdicts": [each.text for each in self.comparisons(experiment.measure)],
             "comparisons": {each.name: [asdict(pair) for pair in self.comparisons(each)] for each in measures},
@@ -139,6 +145,11 @@ class Results:
         return made
 
     def _unfinished(self) -> str:
+        if self.cut_at is not None:
+            return (
+                f"**Unfinished: {self.cut_at:,} of {self.experiment.run_length}.** Every run is cut to the steps that "
+                "all runs have reached. The verdicts are of this part."
+            )
         if not self.missing:
             return ""
         absent = "; ".join(f"{arm}: {spans(seeds)}" for arm, seeds in self.missing.items())

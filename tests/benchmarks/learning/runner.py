@@ -27,7 +27,9 @@ from tests.benchmarks.learning.units import (
     ROOT,
     begins_anew,
     carry_out_all,
+    carry_out_in_turn,
     commit,
+    cut_to_common_length,
     set_aside,
     take_finished,
     units_of,
@@ -94,7 +96,8 @@ def run(experiment: Experiment, arms: Sequence[str], options: argparse.Namespace
     units = units_of(experiment, seeds[: options.seeds], arms, state)
     helpers = [] if options.worker else start_workers(experiment, options, deadline)
     try:
-        carry_out_all(units, deadline, lambda line: print(line, flush=True))
+        carry_out = carry_out_in_turn if options.in_turn else carry_out_all
+        carry_out(units, deadline, lambda line: print(line, flush=True))
         for helper in helpers:
             if status := helper.wait():
                 raise RuntimeError(f"a process of {experiment.name} ended with status {status}; its error is above.")
@@ -105,15 +108,16 @@ def run(experiment: Experiment, arms: Sequence[str], options: argparse.Namespace
     if options.worker:
         return True
     every = units_of(experiment, seeds, list(experiment.arms), state)
-    results = Results(experiment, [unit.results() for unit in every if unit.is_finished], seeds)
+    finished = [unit.results() for unit in every if unit.is_finished]
+    results = Results(experiment, cut_to_common_length(every) if options.cut else finished, seeds)
     if not results.units:
         return False
     made = provenance(command_of(experiment, options))
     print(results.page(made), "\n", flush=True)
-    is_complete = not results.missing
+    is_complete = len(finished) == len(every)
     if options.pilot:
         write(results, made, state)
-    elif is_complete or options.partial:
+    elif is_complete or options.partial or options.cut:
         write(results, made, options.results)
         print(f"written: {results_of(experiment, options)}, .md and .png", flush=True)
     return is_complete
@@ -183,9 +187,9 @@ def progress(experiment: Experiment, options: argparse.Namespace) -> str:
     finished, path = sum(unit.is_finished for unit in units), results_of(experiment, options)
     written = ""
     if path.exists() and not options.pilot:
-        written = (
-            ", unfinished results are written" if json.loads(path.read_text())["missing"] else ", results are written"
-        )
+        kept = json.loads(path.read_text())
+        is_unfinished = kept["missing"] or "cut_at" in kept
+        written = ", unfinished results are written" if is_unfinished else ", results are written"
     return f"{experiment.name}: {finished} of {len(units)} units finished{written}"
 
 

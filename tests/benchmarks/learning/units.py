@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,13 @@ class Unit:
         """Returns what was recorded, with ``arm``, ``seeds``, ``settings_hash``, ``commit`` and ``seconds``."""
         return json.loads((self.folder / "unit.json").read_text())
 
+    def recorded(self) -> dict[str, Any]:
+        """Returns the results, or of an unfinished unit all that its newest checkpoint holds of them."""
+        if self.is_finished:
+            return self.results()
+        self.check_settings()
+        return self._made() | Recorder(self.seeds, self.folder / "checkpoints").content
+
     def check_settings(self) -> None:
         """Refuses a unit that was begun with other settings or another group of seeds.
 
@@ -99,9 +106,12 @@ class Unit:
         _write(self.folder / "settings.json", {"settings": settings, "seeds": list(self.seeds)})
         out = Recorder(self.seeds, checkpoints, deadline, checkpoint_seconds)
         self.experiment.run(settings, self.seeds, out)
-        made = {"arm": self.arm, "seeds": list(self.seeds), "settings_hash": hash_of(settings), "commit": commit()}
-        self.keep(made | out.content)
+        self.keep(self._made() | out.content)
         shutil.rmtree(checkpoints, ignore_errors=True)
+
+    def _made(self) -> dict[str, Any]:
+        made = {"arm": self.arm, "seeds": list(self.seeds)}
+        return made | {"settings_hash": hash_of(self.settings), "commit": commit()}
 
     @contextmanager
     def claim(self) -> Iterator[bool]:
@@ -142,6 +152,53 @@ def carry_out_all(units: Sequence[Unit], deadline: float, report: Callable[[str]
             report(
                 f"[{number}/{len(units)}] {unit.experiment.name}: {unit.arm}, seeds {list(unit.seeds)}: {seconds:.1f} s"
             )
+
+
+def carry_out_in_turn(units: Sequence[Unit], deadline: float, report: Callable[[str], None] = print) -> None:
+    """Carries out units one checkpoint at a time, always the unit with the fewest points, until the deadline.
+
+    All units then have about the same length at any time, and :func:`cut_to_common_length` loses little.
+    """
+    for unit in units:
+        unit.check_settings()  # before hours are spent
+    while time.time() < deadline and _advance_one([unit for unit in units if not unit.is_finished], report):
+        pass
+
+
+def _advance_one(units: Sequence[Unit], report: Callable[[str], None]) -> bool:
+    """Carries out the least advanced unit up to its next checkpoint; returns whether there was one to carry out."""
+    for unit in sorted(units, key=lambda unit: len(unit.recorded()["steps"])):
+        with unit.claim() as is_ours:
+            if not is_ours or unit.is_finished:
+                continue
+            with suppress(OutOfTimeError):
+                unit.carry_out(deadline=time.time())
+            content = unit.recorded()
+            report(f"{unit.experiment.name}: {unit.arm}: {content['steps'][-1]:,} steps, {content['seconds']:,.0f} s")
+            return True
+    return False
+
+
+def cut_to_common_length(units: Sequence[Unit]) -> list[dict[str, Any]]:
+    """Returns what units recorded, finished or not, up to the last step that all of them have reached.
+
+    If a unit is shorter than the longest one, all of them have the key ``cut_at``, the last step.
+
+    Raises:
+        UsageError: a unit has no checkpoint yet.
+    """
+    contents = [unit.recorded() for unit in units]
+    if absent := [each["arm"] for each in contents if not each["steps"]]:
+        raise UsageError(f"--cut needs a checkpoint of every unit; units of {', '.join(absent)} have none. Run longer.")
+    points = min(len(each["steps"]) for each in contents)
+    if all(unit.is_finished for unit in units):
+        return contents
+    for each in contents:
+        each["steps"] = each["steps"][:points]
+        each["curves"] = {name: curve[:points] for name, curve in each["curves"].items()}
+        each["final"] = {}
+        each["cut_at"] = each["steps"][-1]
+    return contents
 
 
 def take_finished(units: Sequence[Unit], path: Path) -> None:

@@ -99,10 +99,12 @@ def test_rows_name_what_is_compared_and_what_is_unfinished(tmp_path: Path) -> No
     experiments = all_experiments()
     write(tmp_path / "locks.json", experiments["locks"].pairs[:1])
     write(tmp_path / "rooms.json", experiments["rooms"].pairs[:1], missing={"uniform": [1]})
+    write(tmp_path / "nmer-full.json", experiments["nmer-full"].pairs[:1], cut_at=60_000)
     found = verdicts(experiments, tmp_path)
     assert list(found) == [name for names in METHODS.values() for name in names]
     assert found["locks"] == "success:<br>verdict 0"
     assert found["rooms"] == "unfinished; success:<br>verdict 0"
+    assert found["nmer-full"] == "unfinished, the first 60,000 steps; success:<br>verdict 0"
     assert found["multi-room"] == "not finished, no verdict yet"
 
 
@@ -112,11 +114,16 @@ def verdicts(experiments: dict[str, Experiment], results: Path) -> dict[str, str
     return {task.split("`")[1]: text for task, text in found}
 
 
-def write(path: Path, pairs: Pairs, missing: dict[str, list[int]] | None = None) -> None:
+def write(path: Path, pairs: Pairs, missing: dict[str, list[int]] | None = None, **more: int) -> None:
     """Results with a verdict for each pair, by their numbers, and others by a measure that does not decide."""
     made = [{"arm": arm, "other": other, "text": f"verdict {number}"} for number, (arm, other) in enumerate(pairs)]
     others = [pair | {"text": "of another measure"} for pair in made]
-    content = {"measure": "success", "comparisons": {"speed": others, "success": made}, "missing": missing or {}}
+    content = {
+        "measure": "success",
+        "comparisons": {"speed": others, "success": made},
+        "missing": missing or {},
+        **more,
+    }
     path.write_text(json.dumps(content))
 
 

@@ -20,7 +20,7 @@ from tests.benchmarks.learning.command import parser_of
 from tests.benchmarks.learning.experiment import Experiment, Panel, Settings, final, last_of, mean_of
 from tests.benchmarks.learning.recorder import OutOfTimeError, Recorder, seed_runs
 from tests.benchmarks.learning.runner import main
-from tests.benchmarks.learning.units import carry_out_all, units_of
+from tests.benchmarks.learning.units import UsageError, carry_out_all, units_of
 
 CALLS: list[tuple[str, tuple[int, ...]]] = []
 FAILS_AT: list[int] = []  # a step at which the next run is interrupted
@@ -205,6 +205,35 @@ def test_unfinished_experiments_are_printed_and_written_only_when_asked_for(tmp_
     assert start(tmp_path, "--seeds", "2", "--partial") == 1
     page = (tmp_path / "results" / "walk.md").read_text()
     assert "no drift: 2 to 3; drift: 2 to 3" in page
+
+
+def test_units_in_turn_advance_together_and_are_written_up_to_their_common_length(tmp_path, capsys) -> None:
+    experiment = dataclasses.replace(EXPERIMENT, also=())
+    FAILS_AT.append(3)
+    with pytest.raises(Interruption):
+        start(tmp_path, "--in-turn", experiment=experiment)
+    assert [seeds for _, seeds in CALLS] == [(0, 1), (0, 1), (2, 3), (2, 3)] * 2 + [(0, 1)]
+    state = tmp_path / "state"
+    assert len(units_of(experiment, [2, 3], ["drift"], state / "walk")[0].recorded()["steps"]) == 2
+    start(tmp_path, "--seeds", "2", "--arms", "drift", experiment=experiment)  # to its end
+    assert start(tmp_path, "--cut", "--budget-minutes", "0", experiment=experiment) == 1
+    kept = json.loads((tmp_path / "results" / "walk.json").read_text())
+    assert kept["cut_at"] == 2 and not kept["missing"] and {tuple(unit["steps"]) for unit in kept["units"]} == {(1, 2)}
+    assert "**Unfinished: 2 of 5 steps.**" in (tmp_path / "results" / "walk.md").read_text()
+    capsys.readouterr()
+    start(tmp_path, "--list", experiment=experiment)
+    assert capsys.readouterr().out == "walk: 1 of 4 units finished, unfinished results are written\n"
+    assert start(tmp_path, "--in-turn", experiment=experiment) == 0
+    start(tmp_path / "whole", experiment=experiment)
+    assert curves(state / "walk") == curves(tmp_path / "whole" / "state" / "walk")
+    assert "cut_at" not in json.loads((tmp_path / "results" / "walk.json").read_text())
+
+
+def test_a_unit_without_a_checkpoint_cannot_be_cut(tmp_path) -> None:
+    with pytest.raises(
+        UsageError, match="--cut needs a checkpoint of every unit; units of drift, no drift, drift have"
+    ):
+        start(tmp_path, "--cut", "--seeds", "2", "--arms", "no drift")
 
 
 def test_another_machine_goes_on_from_the_results_of_an_unfinished_experiment(tmp_path) -> None:
