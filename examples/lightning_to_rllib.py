@@ -51,7 +51,7 @@ def make_config(iterations: int, env_steps: int, batch_size: int) -> SACConfig:
         SACConfig()
         .environment(ENV)
         .training(
-            replay_buffer_config=rllib_ext.replay_config("neighborhood_mixup", capacity=50_000),
+            replay_buffer_config=rllib_ext.replay_config("uniform", capacity=50_000),
             train_batch_size_per_learner=batch_size,
             num_steps_sampled_before_learning_starts=0,  # the rows are stored already
             actor_lr=3e-4,

@@ -44,7 +44,7 @@ def test_demo(tmp_path: Path) -> None:
 
 def test_example(run_script: Any, tmp_path: Path) -> None:
     output = "\n".join(run_script("lightning_nmer.py", "--directory", str(tmp_path)))
-    assert "900 transitions in the replay" in output and "the best policy is TD3" in output
+    assert "630 transitions in the replay" in output and "the best policy is TD3" in output
 
 
 def test_simulator(run_script: Any) -> None:

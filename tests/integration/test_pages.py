@@ -17,6 +17,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SHORTER = {  # the same code, fewer environment steps, EnvRunners and Learners, smaller networks
     "env_steps=6_000": "env_steps=1_050",
+    "env_steps=8_000, warmup_steps=5_000": "env_steps=620, warmup_steps=600",
     "range(3_000)": "range(300)",
     "for iteration in range(4)": "for iteration in range(1)",
     "grace_period=2_500, max_t=10_000": "grace_period=500, max_t=500",
