@@ -24,7 +24,7 @@ HEADER = ("experiment", "verdicts")
 METHODS: Mapping[str, Sequence[str]] = {
     "Prioritized level replay": ("locks", "lock-temperatures", "multi-room"),
     "mixreg and UCB-DrAC": ("augmentation",),
-    "Learnability of prompts": ("prompts",),
+    "Learnability of prompts": ("prompts", "prompts-rare"),
     "Neighbourhood mixup": (
         "nmer-short",
         "nmer-norm",
