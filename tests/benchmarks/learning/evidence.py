@@ -66,7 +66,7 @@ METHODS: Mapping[str, Sequence[str]] = {
         "age-many-half-cheetah",
         "age-many-double-pendulum",
     ),
-    "Prioritization variants": ("variants",),
+    "Prioritization variants": ("variants", "variants-lander"),
     "Combinations of these": (
         "combined-mixup-events",
         "combined-mixup-goal",

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Variants of the choice of rows beside uniform and prioritized draws: CartPole, double DQN."""
+"""Variants of the choice of rows beside uniform and prioritized draws: double DQN on CartPole and LunarLander."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -55,11 +56,14 @@ class PalDQN(StackedDQN):
 
 
 class Players:
-    """CartPole of R runs, each with a replay of its own."""
+    """A task of R runs, each with a replay of its own; CartPole if the settings name no other."""
 
     def __init__(self, settings: Settings, seeds: Sequence[int]) -> None:
         self._settings = settings
-        sizes = (4, *settings["hidden_sizes"], 2)
+        self._games = [gymnasium.make(settings.get("env", "CartPole-v1")) for _ in seeds]
+        spaces = self._games[0].observation_space, self._games[0].action_space
+        self._actions = int(spaces[1].n)
+        sizes = (spaces[0].shape[0], *settings["hidden_sizes"], self._actions)
         kind = PalDQN if settings["pal"] else StackedDQN
         names = ("learning_rate", "discount", "target_update_rate")
         self._agent = kind(sizes, seeds, **{name: settings[name] for name in names})
@@ -73,7 +77,6 @@ class Players:
             )
             for seed in seeds
         ]
-        self._games = [gymnasium.make("CartPole-v1") for _ in seeds]
         self._observation = np.stack([env.reset(seed=seed)[0] for env, seed in zip(self._games, seeds, strict=True)])
         self._random = [random.Random(seed) for seed in seeds]
         self._returns: list[list[float]] = [[] for _ in seeds]
@@ -88,7 +91,7 @@ class Players:
         best = self._agent.act(torch.from_numpy(self._observation).unsqueeze(1)).squeeze(1).tolist()
         for run, env in enumerate(self._games):
             is_random = self._random[run].random() < exploration
-            self._play(run, env, self._random[run].randrange(2) if is_random else best[run])
+            self._play(run, env, self._random[run].randrange(self._actions) if is_random else best[run])
         self.env_steps += 1
         if self.env_steps >= settings["warmup_steps"]:
             batches = [replay.sample() for replay in self.replays]
@@ -133,60 +136,90 @@ def run(settings: Settings, seeds: Sequence[int], out: Recorder) -> None:
     out.final(nbytes=[replay.nbytes for replay in players.replays])
 
 
-EXPERIMENTS = (
-    Experiment(
-        name="variants",
-        title="CartPole, double DQN: variants of the choice of rows",
-        claim="of the papers, on other tasks: LAP and PAL better than uniform and prioritized draws with TD3 "
-        "(https://arxiv.org/abs/2007.06049); reliability reaches a threshold of CartPole in 33 % fewer steps than "
-        "prioritized draws (https://arxiv.org/abs/2506.18482); the newest step in every batch mends large replays "
-        "(https://arxiv.org/abs/1712.01275); reshuffling is better than uniform draws in most Atari games "
-        "(https://arxiv.org/abs/2503.02269)",
-        task="Networks of 64 and 64 units, one update of 64 rows per step, Huber loss but for PAL. Nothing was tuned: "
-        "each variant has the exponents of its paper, reliability those of its authors' code.",
-        length="{env_steps:,} steps",
-        arms={
-            "uniform": {},
-            "prioritized": {"sampler": "prioritized"},
-            "LAP": {"sampler": "lap"},
-            "PAL": {"pal": True},
-            "reliability": {"sampler": "reliability"},
-            "combined": {"sampler": "combined"},
-            "reshuffled": {"sampler": "reshuffled"},
-        },
-        settings={
-            "env_steps": 30_000,
-            "warmup_steps": 1_000,
-            "hidden_sizes": (64, 64),
-            "capacity": 10_000,
-            "batch_size": 64,
-            "sampler": "uniform",
-            "pal": False,
-            "learning_rate": 5e-4,
-            "discount": 0.99,
-            "target_update_rate": 0.005,
-            "exploration_steps": 5_000,
-            "last_exploration": 0.05,
-            "check_every": 500,
-        },
-        fast={"env_steps": 1_500, "warmup_steps": 1_200},
-        seeds=range(2_900, 2_905),
-        pilot_seeds=(0,),
-        measure=mean_of("episode_return", "return over the run, means of the last 20 episodes", skip=0, digits=1),
-        also=(last_of("episode_return", 8, "return in the last 4,000 steps", digits=1),),
-        comparisons=(
-            *((arm, "uniform") for arm in ("prioritized", "LAP", "PAL", "combined", "reshuffled")),
-            ("reliability", "prioritized"),
-            ("LAP", "PAL"),
-        ),
-        headline=(
-            ("LAP", "uniform"),
-            ("reliability", "prioritized"),
-            ("combined", "uniform"),
-            ("reshuffled", "uniform"),
-        ),
-        panels=(Panel("episode_return", "mean return of the last 20 episodes"),),
-        run=run,
-        seeds_together=5,
+CARTPOLE = Experiment(
+    name="variants",
+    title="CartPole, double DQN: variants of the choice of rows",
+    claim="of the papers, on other tasks: LAP and PAL better than uniform and prioritized draws with TD3 "
+    "(https://arxiv.org/abs/2007.06049); reliability reaches a threshold of CartPole in 33 % fewer steps than "
+    "prioritized draws (https://arxiv.org/abs/2506.18482); the newest step in every batch mends large replays "
+    "(https://arxiv.org/abs/1712.01275); reshuffling is better than uniform draws in most Atari games "
+    "(https://arxiv.org/abs/2503.02269)",
+    task="Networks of 64 and 64 units, one update of 64 rows per step, Huber loss but for PAL. Nothing was tuned: "
+    "each variant has the exponents of its paper, reliability those of its authors' code.",
+    length="{env_steps:,} steps",
+    arms={
+        "uniform": {},
+        "prioritized": {"sampler": "prioritized"},
+        "LAP": {"sampler": "lap"},
+        "PAL": {"pal": True},
+        "reliability": {"sampler": "reliability"},
+        "combined": {"sampler": "combined"},
+        "reshuffled": {"sampler": "reshuffled"},
+    },
+    settings={
+        "env_steps": 30_000,
+        "warmup_steps": 1_000,
+        "hidden_sizes": (64, 64),
+        "capacity": 10_000,
+        "batch_size": 64,
+        "sampler": "uniform",
+        "pal": False,
+        "learning_rate": 5e-4,
+        "discount": 0.99,
+        "target_update_rate": 0.005,
+        "exploration_steps": 5_000,
+        "last_exploration": 0.05,
+        "check_every": 500,
+    },
+    fast={"env_steps": 1_500, "warmup_steps": 1_200},
+    seeds=range(2_900, 2_905),
+    pilot_seeds=(0,),
+    measure=mean_of("episode_return", "return over the run, means of the last 20 episodes", skip=0, digits=1),
+    also=(last_of("episode_return", 8, "return in the last 4,000 steps", digits=1),),
+    comparisons=(
+        *((arm, "uniform") for arm in ("prioritized", "LAP", "PAL", "combined", "reshuffled")),
+        ("reliability", "prioritized"),
+        ("LAP", "PAL"),
+    ),
+    headline=(
+        ("LAP", "uniform"),
+        ("reliability", "prioritized"),
+        ("combined", "uniform"),
+        ("reshuffled", "uniform"),
+    ),
+    panels=(Panel("episode_return", "mean return of the last 20 episodes"),),
+    run=run,
+    seeds_together=5,
+)
+LANDER = replace(
+    CARTPOLE,
+    name="variants-lander",
+    title="LunarLander-v3, double DQN, a buffer of all rows: variants of the choice of rows",
+    claim="of the papers: reliability reaches the thresholds of CartPole, Acrobot, and LunarLander in fewer steps than "
+    "prioritized draws (https://arxiv.org/abs/2506.18482); the newest step in every batch mends large replays, on "
+    "LunarLander too (https://arxiv.org/abs/1712.01275); PAL and reshuffling are better than uniform draws "
+    "(https://arxiv.org/abs/2007.06049, https://arxiv.org/abs/2503.02269).",
+    task=f"{CARTPOLE.task} The buffer holds all rows of the run, as the large buffers of combined experience replay.",
+    arms={name: arm for name, arm in CARTPOLE.arms.items() if name != "LAP"},
+    settings={
+        **CARTPOLE.settings,
+        "env": "LunarLander-v3",
+        "env_steps": 80_000,
+        "capacity": 80_000,
+        "exploration_steps": 20_000,
+        "check_every": 1_000,
+    },
+    seeds=range(2_910, 2_915),
+    also=(last_of("episode_return", 10, "return in the last 10,000 steps", digits=1),),
+    comparisons=(
+        *((arm, "uniform") for arm in ("prioritized", "PAL", "combined", "reshuffled")),
+        ("reliability", "prioritized"),
+    ),
+    headline=(
+        ("reliability", "prioritized"),
+        ("combined", "uniform"),
+        ("reshuffled", "uniform"),
+        ("PAL", "uniform"),
     ),
 )
+EXPERIMENTS = (CARTPOLE, LANDER)
