@@ -26,7 +26,7 @@ from gymnasium.vector.utils import batch_space
 from plr_any_gymnasium_env import collect, improve, mean_return
 from torch import Tensor, nn
 
-from lightning_replay.levels import LevelBuffer, SequentialLevels, scores, update_rollout
+from lightning_replay.levels import SequentialLevels, plr, scores, update_rollout
 from lightning_replay.levels.environments import LevelVectorWrapper
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -113,7 +113,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.manual_seed(options.seed)
 
-    levels = LevelBuffer(TRAINING_LEVELS, score=scores.L1ValueLoss(DISCOUNT, GAE_LAMBDA), seed=options.seed)
+    levels = plr(TRAINING_LEVELS, score=scores.L1ValueLoss(DISCOUNT, GAE_LAMBDA), seed=options.seed)
     envs = LevelVectorWrapper(Procgen(options.game, ENVS), levels)
     model = ActorCritic()
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-4, eps=1e-5)

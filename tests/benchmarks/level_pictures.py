@@ -156,9 +156,10 @@ def draw_staleness() -> dict[str, dict[str, float]]:
 
 
 def draw_prompts() -> dict[str, list[float]]:
-    """20,000 prompts of uniform success rates in 40 batches of 64, with the defaults of level replay and those here."""
+    """20,000 prompts of uniform success rates in 40 batches of 64, with the options of the paper and those here."""
     found = {}
-    kinds = {"defaults of level replay": {"prioritization": Rank(), "score_temperature": 0.1, "replay_in_flight": True}}
+    of_paper = {"score_temperature": 0.1, "staleness_weight": 0.1, "replay_in_flight": True}
+    kinds = {"options of the paper": {"prioritization": Rank(), **of_paper}}
     rates = np.random.default_rng(0).uniform(0.0, 1.0, 20_000)
     for name, options in (kinds | {"`Learnability`": {}}).items():
         for replace in (True, False):

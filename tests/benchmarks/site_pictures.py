@@ -39,6 +39,11 @@ LEADS: Mapping[str, Lead] = {  # by the name of the page
     "prioritized": Lead(
         "rooms", "Three rooms, tabular Q-learning", {"uniform": "uniform", "prioritized": "prioritized"}
     ),
+    "age": Lead(
+        "age-few-half-cheetah",
+        "HalfCheetah, TD3, 16 environments",
+        {"uniform": "uniform", "truncated geometric": "truncated geometric"},
+    ),
     "mixup": Lead(
         "nmer-short",
         "HalfCheetah, TD3 at replay ratio 20",
