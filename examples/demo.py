@@ -4,9 +4,10 @@
     python examples/demo.py            # writes runs/demo/demo.png and demo-narrow.png
     python examples/demo.py --fast     # two seeds and few steps, to see it run
 
-Level replay, event tables and neighbourhood mixup, each beside uniform replay with the same seeds. These are mechanism
+Level replay, event tables, and hindsight, each beside uniform replay with the same six seeds. These are mechanism
 experiments: they show the effect that a paper claims on a small problem. Problems and learners are those of
-tests/benchmarks, which compares more methods over more seeds. Seeds were fixed before the first run.
+tests/benchmarks, which compares more methods over more seeds; event tables are drawn for an agent of this library.
+Seeds were fixed before the first run.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tests.benchmarks
 import numpy as np
 
 PROCESSES = 2
-FILES = {"locks": "locks", "rooms": "rooms", "nmer-short": "nmer"}  # where tests/benchmarks has the experiments
+# Where tests/benchmarks has the experiments.
+FILES = {"locks": "locks", "event-tables-agent": "event_tables_agent", "bits": "bits"}
 CLOSING = """These are mechanism experiments on small problems. Larger ones, with more methods and more seeds, and those
 in which no effect appeared, are in tests/benchmarks/results and docs/benchmarks.md; make experiments runs them.
 Next: .venv/bin/lightning-replay fit -c configs/lightning/per_dqn_cartpole.yaml"""
@@ -93,18 +95,25 @@ class Panel:
         return len(self.runs) == 2 * len(self.seeds)
 
 
-def record(name: str, method: str, seeds: tuple[int, ...], is_fast: bool, report: Callable[[float], None]) -> Any:
-    """Returns what an experiment of tests/benchmarks recorded of one of its arms, by seed."""
+def record(
+    name: str,
+    method: str,
+    seeds: tuple[int, ...],
+    is_fast: bool,
+    report: Callable[[float], None],
+    changes: dict[str, Any] | None = None,
+) -> Any:
+    """Returns what an experiment of tests/benchmarks recorded of one of its arms, by seed, with changed settings."""
     from tests.benchmarks.learning.runner import record, runs_of
 
     module = importlib.import_module(f"tests.benchmarks.learning.experiments.{FILES[name]}")
     (experiment,) = [each for each in module.EXPERIMENTS if each.name == name]
-    end = (experiment.settings | (experiment.fast if is_fast else {})).get("env_steps", 1)
-    first: list[int] = []
+    experiment = replace(experiment, settings=experiment.settings | (changes or {}))
+    settings = experiment.settings | (experiment.fast if is_fast else {})
+    end = settings["rounds"] * settings["episodes"] if "rounds" in settings else settings.get("env_steps", 1)
 
     def on_record(step: int) -> None:
-        first.append(step)
-        report((step - first[0]) / max(1, end - first[0]))
+        report(min(1.0, step / end))
 
     out = record(experiment, method, seeds, is_fast=is_fast, on_record=on_record)
     return runs_of(out)
@@ -123,18 +132,17 @@ def walk_rooms(method: str, seeds: tuple[int, ...], is_fast: bool, report: Calla
 
     runs = {}
     for seed in seeds:
-        run = record("rooms", method, (seed,), is_fast, report)[seed]
+        run = record("event-tables-agent", method, (seed,), is_fast, report)[seed]
         at, curves = curves_of({seed: run}, "greedy_return", block=4)
         runs[seed] = Run(run.final["steps_to_near_optimal"], at.tolist(), curves[0].tolist())
     return runs
 
 
-def run_half_cheetah(
-    method: str, seeds: tuple[int, ...], is_fast: bool, report: Callable[[float], None]
-) -> dict[int, Run]:
-    runs = record("nmer-short", method, seeds, is_fast, report)
-    curves = {seed: run.curves["return"] for seed, run in runs.items()}
-    return {seed: Run(float(curves[seed][1:].mean()), run.steps, curves[seed].tolist()) for seed, run in runs.items()}
+def flip_bits(method: str, seeds: tuple[int, ...], is_fast: bool, report: Callable[[float], None]) -> dict[int, Run]:
+    # A quarter of the experiment's rounds is enough for the method, and no number of rounds for the baseline.
+    runs = record("bits", method, seeds, is_fast, report, {} if is_fast else {"rounds": 150})
+    curves = {seed: run.curves["reached"] for seed, run in runs.items()}
+    return {seed: Run(float(curves[seed][-3:].mean()), run.steps, curves[seed].tolist()) for seed, run in runs.items()}
 
 
 def panels(is_fast: bool) -> list[Panel]:
@@ -153,30 +161,30 @@ def panels(is_fast: bool) -> list[Panel]:
             seconds=1.0,
         ),
         Panel(
-            title="Event tables, three rooms",
+            title="Event tables, three rooms, the library's DQN",
             paper="Stratified Sampling from Event Tables, Kompella et al. 2022",
             baseline="uniform",
-            method="event tables: gap and goal",
-            labels=("uniform replay", "event tables: gap and goal"),
+            method="event table: goal",
+            labels=("uniform replay", "event table of the goal"),
             seeds=tuple(range(400, 406)),
             value="steps from the first goal to a near-optimal policy",
             higher_is_better=False,
             axes=("environment steps", "share of seeds that reach the goal greedily"),
             train=walk_rooms,
-            seconds=3.0,
+            seconds=14.0,
         ),
         Panel(
-            title="Neighbourhood mixup, HalfCheetah-v5",
-            paper="Neighborhood Mixup Experience Replay, Sander et al. 2022",
+            title="Hindsight, flipping 20 bits",
+            paper="Hindsight Experience Replay, Andrychowicz et al. 2017",
             baseline="uniform",
-            method="neighbourhood mixup",
-            labels=("uniform replay", "neighbourhood mixup"),
-            seeds=(93, 94),
-            value="mean return over the run",
+            method="hindsight: future",
+            labels=("uniform replay", "hindsight"),
+            seeds=tuple(range(400, 406)),
+            value="share of goals reached in the last three evaluations",
             higher_is_better=True,
-            axes=("environment steps, the first 5,000 random", "evaluation return"),
-            train=run_half_cheetah,
-            seconds=40.0,
+            axes=("episodes", "share of goals reached"),
+            train=flip_bits,
+            seconds=3.0,
             stacked=True,
         ),
     ]
