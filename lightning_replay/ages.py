@@ -260,10 +260,7 @@ class RowAges:
                 self.half_life = half_life
                 self.rate = 1.0 / half_life
                 self._renew(self.now)
-            if age.floor > 0:
-                self.old_before = self.now - self.half_life * math.log2(1.0 / age.floor)
-        if age.max_age is not None:
-            self.gone_before = self.now - age.max_age
+        self._cut()
         if not self._moves:
             return self._in_order
         before = self._reached
@@ -272,6 +269,12 @@ class RowAges:
         if self._reached == before:
             return self._in_order[:0]
         return np.concatenate([self._in_order[a:b] for a, b in zip(before, self._reached, strict=True)])
+
+    def _cut(self) -> None:
+        if self.half_life is not None and self.age.floor > 0:
+            self.old_before = self.now - self.half_life * math.log2(1.0 / self.age.floor)
+        if self.age.max_age is not None:
+            self.gone_before = self.now - self.age.max_age
 
     @property
     def unit(self) -> str:
@@ -286,34 +289,45 @@ class RowAges:
             "unit": self.unit,
             "births": torch.from_numpy(self.births.copy()),
             "in_order": torch.from_numpy(self._in_order[: self._queued].copy()),
-            "readings": [self.now, self.reference, self.old_before, self.gone_before],
+            "readings": [self.now, self.reference],
             "half_life": self.half_life,
             "rows": self.rows,
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restores a saved state; ``ValueError`` if it has another unit or number of slots."""
+        """Restores the ages of a sampler's state; ``ValueError`` if it has none, or another unit or number of slots.
+
+        The formula is that of the constructor.
+        """
+        if "ages" not in state_dict:
+            raise ValueError(
+                "the saved buffer has no ages, and this one has; the births of its rows are not known. Build it "
+                "without age, or store the rows anew"
+            )
+        state_dict = state_dict["ages"]
         births = state_dict["births"].cpu().numpy()
         if state_dict["unit"] != self.unit or len(births) != len(self.births):
             raise ValueError(
-                f"the save has ages in {state_dict['unit']!r} of {len(births)} slots, and this buffer has ages in "
+                f"the saved ages are in {state_dict['unit']!r} of {len(births)} slots, and those of this buffer in "
                 f"{self.unit!r} of {len(self.births)}; build it with the clock and the capacity of the save"
             )
         self.clear()
         self.births[:] = births
         self.rows = int(state_dict["rows"])
-        self.now, self.reference, self.old_before, self.gone_before = map(float, state_dict["readings"])
-        if self.half_life is not None and state_dict["half_life"] is not None:
+        self.now, self.reference = map(float, state_dict["readings"])
+        if not self.is_steady and state_dict["half_life"] is not None:
             self.half_life = float(state_dict["half_life"])
             self.rate = 1.0 / self.half_life
+        self._cut()
         in_order = state_dict["in_order"].cpu().numpy()
         if not self._moves:
             return
-        if not len(in_order):  # The save has no floor and no limit, so that it needs no order.
+        if not len(in_order):  # The saved formula needed no order.
             in_order = np.argsort(births, kind="stable")
-        if sorted(set(in_order.tolist())) != sorted(
-            in_order.tolist()
-        ) or not 0 <= in_order.min() <= in_order.max() < len(births):
+        if (
+            not np.array_equal(np.unique(in_order), np.sort(in_order))
+            or (~np.isin(in_order, np.arange(len(births)))).any()
+        ):
             raise ValueError("the saved order of rows names a slot twice or outside of the storage; load another save")
         self._queued = len(in_order)
         self._in_order[: self._queued] = in_order

@@ -384,7 +384,7 @@ class LevelSampler(LevelTable, PartHooks, Sampler):
         >>> from tensordict import TensorDict
         >>> from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
         >>> from lightning_replay.levels import LevelWriter
-        >>> sampler = LevelSampler(staleness_weight=0.0, seed=0)
+        >>> sampler = LevelSampler(score_temperature=0.1, staleness_weight=0.0, seed=0)
         >>> levels = TensorDictReplayBuffer(
         ...     storage=LazyTensorStorage(2), sampler=sampler, writer=LevelWriter(sampler), batch_size=1)
         >>> levels.extend(TensorDict({"level_id": [7, 8, 9], "score": [0.5, 0.4, 0.3]}, [3])).tolist()

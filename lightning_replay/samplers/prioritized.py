@@ -574,14 +574,7 @@ class PrioritizedSampler(PrioritizedBase):
         saved_exponent = checked_number("the saved priority_exponent", state_dict["priority_exponent"], 0.0)
         saved_offset = checked_number("the saved priority_offset", state_dict["priority_offset"], 0.0)
         if self._ages is not None:
-            if "ages" in state_dict:
-                self._ages.load_state_dict(state_dict["ages"])
-            else:
-                logger.warning("the save has no ages, so its rows are loaded as if they were stored now")
-                slots = state_dict["tree"]["leaves"].nonzero().flatten()
-                self._ages.clear()
-                self._ages.count(len(slots))
-                self._ages.insert(slots.numpy(), np.full(len(slots), self._ages.now))
+            self._ages.load_state_dict(state_dict)
         self._tree.load_state_dict(state_dict["tree"])
         self._set_largest(float(state_dict["max_priority"]))
         self._has_rows = bool(state_dict["has_rows"])

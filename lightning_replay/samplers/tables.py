@@ -385,9 +385,9 @@ class WithinTables(PrioritizedBase):
         # The trees are not saved: the next draw builds them from the tables.
         self._empty()
         self._priority = state_dict["priority"].numpy().copy()
-        if self.age is not None and "ages" in state_dict:
-            self._ages = RowAges(self.age, len(state_dict["ages"]["births"]))
-            self._ages.load_state_dict(state_dict["ages"])
+        if self.age is not None:
+            self._ages = RowAges(self.age, len(state_dict.get("ages", state_dict).get("births", ())))
+            self._ages.load_state_dict(state_dict)
         self._largest = float(state_dict["max_priority"])
         if not self._differs("priority_exponent", state_dict):
             self.priority_exponent = float(state_dict["priority_exponent"])

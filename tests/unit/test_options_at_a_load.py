@@ -18,7 +18,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 import lightning_replay
-from lightning_replay import MixedReplay, PackedStorage, Replay
+from lightning_replay import Age, MixedReplay, PackedStorage, Replay
 from lightning_replay import events as ev
 from lightning_replay import samplers as sa
 from lightning_replay import schedulers as sc
@@ -238,6 +238,15 @@ def cases() -> Iterator[Case]:
     alike = {"priority_exponent": 0.9, "importance_exponent": 0.8, "priority_offset": 0.5, "seed": 5}
     prioritized = alike | {"normalize_over_batch": True, "backend": "torch", "min_priority": 1.0, "device": "cpu"}
     yield from cases_of(sa.PrioritizedSampler, {"capacity": CAPACITY}, prioritized | {"capacity": 90}, over)
+    aged = {"age": Age(half_life=5.0)}
+    yield from cases_of(sa.PrioritizedSampler, {"capacity": CAPACITY}, aged, over)
+    yield from cases_of(sa.PrioritizedSampler, {"capacity": CAPACITY, "age": Age(half_life=20.0)}, aged, over)
+    of_age = {"half_life": 5.0, "floor": 0.5, "max_age": 9.0, "clock": "updates", "version_key": "action"}
+    by_age = lambda one: over(sa.RecencySampler(CAPACITY, one))  # noqa: E731
+    yield from cases_of(Age, {"half_life": 20.0}, of_age, by_age)
+    yield from cases_of(
+        sa.RecencySampler, {"capacity": CAPACITY, "age": Age(half_life=20.0)}, aged | {"capacity": 90, "seed": 5}, over
+    )
     yield from cases_of(sa.UniformSampler, {}, {"seed": 5, "device": "cpu"}, over)
     yield from cases_of(sa.ReshuffledSampler, {}, {"seed": 5}, over)
     first = {"base_sampler": sa.PrioritizedSampler(CAPACITY, 0.9)}
@@ -262,7 +271,7 @@ def cases() -> Iterator[Case]:
     yield from cases_of(sa.ReverseSweepSampler, {"goal": LATE}, sweep, over)
     sequences = followed | {"length": 5, "overlap": 2, "burn_in": 1, "min_steps": 2, "seed": 5}
     sequences |= {"base_sampler": sa.UniformSampler(), "device": "cpu"}
-    yield from cases_of(sa.SequenceSampler, {"length": 4}, sequences, over)
+    yield from cases_of(sa.SequenceSampler, {"length": 4}, sequences | aged, over)
     weighted = {"priority_exponent": 0.9, "importance_exponent": 0.8, "priority_offset": 0.5, "max_share": 0.1}
     yield from cases_of(sa.SequenceSampler, {"length": 4, "priority_exponent": 0.5}, weighted, over)
     shares = {
@@ -273,14 +282,16 @@ def cases() -> Iterator[Case]:
     }
     shares |= {"correction": mixture, "return_probabilities": True, "seed": 5}
     base = {"table_shares": {"default": 0.9, "one": 0.1}, "min_sizes": LEAST}
-    yield from cases_of(sa.TableShares, base, shares, with_events)
+    yield from cases_of(sa.TableShares, base, shares | aged, with_events)
     yield from cases_of(sa.TableShares, base | {"correction": mixture}, {"normalize_over_batch": True}, with_events)
     by_priority = {"priority_exponent": 0.9, "importance_exponent": 0.8, "priority_offset": 0.5}
     yield from cases_of(sa.TableShares, base | {"priority_exponent": 0.5}, by_priority, with_events)
     event = {"event_share": 0.8, "min_size": 20, "normalize_over_batch": True, "seed": 5, "return_probabilities": True}
     yield from cases_of(sa.ContinuousCorrectionSampler, {"event_share": 0.3, "min_size": 1}, event, with_events)
     tasks = {"tasks": ["target", "near"], "scheduler": sc.Exp3(0.3), "min_size": 1, "priority_exponent": 0.5}
-    scheduled = by_priority | {"seed": 5, "min_size": 16, "scheduler": sc.UniformTasks(), "tasks": ["near", "target"]}
+    scheduled = (
+        by_priority | {"seed": 5, "min_size": 16, "scheduler": sc.UniformTasks(), "tasks": ["near", "target"]} | aged
+    )
     yield from cases_of(sa.ScheduledSampler, tasks, scheduled, lambda one: with_tasks(sampler=one))
     # Of schedulers, schedules and conditions.
     yield from cases_of(sc.Exp3, {"exploration": 0.3}, {"exploration": 0.9}, with_tasks)

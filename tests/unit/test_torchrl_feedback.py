@@ -126,7 +126,7 @@ def test_so_does_a_writer_of_a_user(storage: type, buffer: type) -> None:
 
 
 def test_scores_of_levels_reach_the_sampler_and_a_replay_is_refused() -> None:
-    sampler = LevelSampler(staleness_weight=0.0, seed=0)
+    sampler = LevelSampler(score_temperature=0.1, staleness_weight=0.0, seed=0)
     levels = TensorDictReplayBuffer(
         storage=LazyTensorStorage(4), sampler=sampler, writer=LevelWriter(sampler), batch_size=2
     )

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -186,15 +185,11 @@ def test_a_save_draws_the_same_rows_next(recipe: str, age: Age, tmp_path: Path) 
             history(one, 12)
 
 
-def test_a_save_without_ages_counts_its_rows_as_new(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_save_without_ages_is_refused() -> None:
     before = aged("prioritized")
     before.extend(numbered_steps(0, 3))
-    after = aged("prioritized", age=Age(half_life=1, floor=0.25))
-    with caplog.at_level(logging.WARNING):
-        after.load_state_dict(before.state_dict())
-    assert "as if they were stored now" in caplog.text
-    after.extend(numbered_steps(3, 1))
-    assert probabilities(after)[3] == pytest.approx(1 / 2.5)
+    with pytest.raises(ValueError, match="the saved buffer has no ages, and this one has"):
+        aged("prioritized", age=Age(half_life=1, floor=0.25)).load_state_dict(before.state_dict())
 
 
 def test_a_save_with_another_unit_is_refused() -> None:
@@ -202,7 +197,7 @@ def test_a_save_with_another_unit_is_refused() -> None:
     saved.extend(numbered_steps(0, 3))
     other = aged("prioritized", age=Age(half_life=1, clock="updates"))
     with pytest.raises(
-        ValueError, match="the save has ages in 'rows' of 4 slots, and this buffer has ages in 'updates'"
+        ValueError, match="the saved ages are in 'rows' of 4 slots, and those of this buffer in 'updates'"
     ):
         other.load_state_dict(saved.state_dict())
 
