@@ -54,8 +54,8 @@ class LevelBuffer(LevelSelector):
     ``episodes`` c.
 
     The defaults are a temperature of 1 and a staleness weight of 0.3. With them, replay was better than uniform levels
-    on each task measured here: MultiRoom +0.083, and combination locks +0.111 or +0.021. With the temperature and the
-    staleness weight of the paper, which :func:`plr` gives, it was better on one of the three.
+    over the run on three tasks: MultiRoom +0.083, and combination locks +0.111 or +0.021. With the temperature of the
+    paper and its staleness weight for the task, it was better on one of the three. :func:`plr` has these options.
 
     Args:
         levels: Distinct ids, their number for 0, 1, 2, ..., or a :class:`LevelSet` of any objects; ``None`` for an
@@ -664,7 +664,13 @@ class _Bag:
         return place is not None
 
 
-def plr(levels: int | Iterable[int] | LevelSet | None = None, **options: Any) -> LevelBuffer:
+def plr(
+    levels: int | Iterable[int] | LevelSet | None = None,
+    *,
+    score: Score | EpisodeScore | None = None,
+    seed: int | None = None,
+    **options: Any,
+) -> LevelBuffer:
     """Builds Prioritized Level Replay with the options of its paper: temperature 0.1, staleness weight 0.1.
 
     Jiang et al. 2021, https://arxiv.org/abs/2010.03934, section 4: ranks of the L1 value loss, levels in flight
@@ -672,14 +678,17 @@ def plr(levels: int | Iterable[int] | LevelSet | None = None, **options: Any) ->
 
     Args:
         levels: Levels, as of :class:`LevelBuffer`.
-        options: Further options of :class:`LevelBuffer`, which may replace those of the paper.
+        score: Score, as of :class:`LevelBuffer`. In RLlib the default is ``L1ValueLoss`` with the learner's γ and λ.
+        seed: Seed for the choices.
+        options: Further options of :class:`LevelBuffer`, which may replace the options of the paper. Files of
+            Lightning do not accept them: give them to :class:`LevelBuffer`.
 
     Example:
         >>> plr(range(100)).table.staleness_weight
         0.1
     """
     published = {"score_temperature": 0.1, "staleness_weight": 0.1, "replay_in_flight": True}
-    return LevelBuffer(levels, **{**published, **options})
+    return LevelBuffer(levels, score=score, seed=seed, **{**published, **options})
 
 
 def tscl(

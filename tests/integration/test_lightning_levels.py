@@ -144,6 +144,9 @@ def test_one_word_swaps_the_levels(tmp_path: Path, capsys: pytest.CaptureFixture
     levels = printed(capsys, "--data.levels=lightning_replay.levels.tscl", "--data.levels.epsilon=0.4")
     levels = levels["data"]["init_args"]["levels"]
     assert levels["class_path"] == "lightning_replay.levels.tscl" and levels["init_args"]["levels"] == 4_000
+    # The file's temperature and staleness weight are left out, so that the options are the paper's.
+    levels = printed(capsys, "--data.levels=lightning_replay.levels.plr")["data"]["init_args"]["levels"]
+    assert levels["init_args"] == {"levels": 4_000, "score": None, "seed": 0}
 
 
 def printed(capsys: pytest.CaptureFixture[str], *options: str) -> dict:

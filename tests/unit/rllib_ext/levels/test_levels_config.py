@@ -150,6 +150,9 @@ def test_levels_are_an_object_or_options_or_a_class_path() -> None:
     assert first_score(of_impala) == pytest.approx((0.99 + 0.99 * 0.95 * 0.99) / 2)
     assert torch.equal(given[0].table.generator.get_state(), generator_state(3))
     assert torch.equal(given[1].table.generator.get_state(), generator_state(1))
+    of_paper = built_levels({"class_path": "lightning_replay.levels.plr", "init_args": {"levels": 5}}, config)
+    assert first_score(of_paper) == first_score(given[1]) and of_paper.table.staleness_weight == 0.1
+    assert torch.equal(of_paper.table.generator.get_state(), generator_state(3))
     score = {"class_path": "lightning_replay.levels.scores.PolicyEntropy"}
     assert first_score(built_levels({"levels": 5, "score": score}, config)) == pytest.approx(1.0)
 
