@@ -7,6 +7,7 @@ from inspect import Parameter, signature
 from typing import Any
 from warnings import warn
 
+from gymnasium import Env
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 ACCEPTED = (
@@ -38,10 +39,11 @@ class SimulatorVector(VectorEnv[Any, Any, Any]):
             raise TypeError(f"env is {simulator!r}{missing}; it must be {ACCEPTED}")
         self.simulator: Any = simulator
         self.num_envs: int = int(simulator.num_envs if hasattr(simulator, "num_envs") else base.num_envs)
-        self.metadata: dict[str, Any] = {
-            "autoreset_mode": AutoresetMode.SAME_STEP,
-            **(getattr(simulator, "metadata", None) or {}),
-        }
+        metadata = getattr(simulator, "metadata", None) or {}
+        # Vectors of Gymnasium write their mode into the metadata of their environments. All environments without
+        # metadata of their own share one dictionary.
+        own = {} if metadata is Env.metadata else metadata
+        self.metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.SAME_STEP, **own}
         self._base = base
 
     def __getattr__(self, name: str) -> Any:

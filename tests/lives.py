@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from lightning_replay import MixedReplay, PackedStorage, Replay, recipes
+from lightning_replay import Age, MixedReplay, PackedStorage, Replay, recipes
 from lightning_replay.events import EventTable, reward_at_least
 from lightning_replay.events.conditions import FirstInEpisode
 from lightning_replay.priority_tree import PriorityTree
@@ -42,6 +42,7 @@ def buffers() -> dict[str, Callable[[], Any]]:
     options |= {f"{name}, prioritized": {"priority_exponent": 0.6} for name in ("event_tables", "sequences")}
     options |= {"event_tables, sequences": {"sequence_length": 3, "burn_in": 1}}
     options |= {"uniform, once": {"observations": "once"}}
+    options |= {f"{name}, aged": {"age": Age(half_life=9.0)} for name in ("uniform", "prioritized")}
     options |= {"uniform, frames": {"frame_stack": 2}, "prioritized, prefetch": {"prefetch": 2}}
     return {name: lambda name=name, given=given: _built(name, given) for name, given in options.items()} | {
         "own parts": lambda: Replay(

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,9 +14,6 @@ from lightning_replay.free_memory import check_free
 from lightning_replay.options import checked_choice, checked_count
 from lightning_replay.priority_tree.cumulative_sums import CumulativeSums
 from lightning_replay.priority_tree.numba_tree import NumbaTree
-
-if TYPE_CHECKING:
-    from lightning_replay.ages import RowAges
 
 
 class PriorityTree:
@@ -33,7 +30,8 @@ class PriorityTree:
         device: Device of the tree, indices, and values.
         backend: Back end: ``"numba"`` (CPU), ``"torch"`` (any device), or ``"auto"``: numba on the CPU, torch
             elsewhere. On the CPU, a draw with ``"torch"`` reads all values.
-        ages: Ages by which slots become less likely, on the CPU; ``None`` draws in proportion to the values.
+        ages: Object of :mod:`lightning_replay.ages` by which slots become less likely, on the CPU; ``None`` draws in
+            proportion to the values.
         has_places: Whether slots of this tree are places in a table, whose rows are those of :meth:`set_rows`.
 
     Example:
@@ -51,7 +49,7 @@ class PriorityTree:
         *,
         device: torch.device | str = "cpu",
         backend: str = "auto",
-        ages: RowAges | None = None,
+        ages: Any = None,
         has_places: bool = False,
     ) -> None:
         self.capacity: int = checked_count("capacity", capacity, of="slots")

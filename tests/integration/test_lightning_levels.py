@@ -106,7 +106,7 @@ def test_the_file_with_learnability_trains_resumes_and_differs_in_little(tmp_pat
 @pytest.mark.parametrize("clip", [None, 0.1])  # so that no normalised return would be a success
 def test_levels_of_a_set_are_scored_by_the_success_of_their_episodes(tmp_path: Path, clip: float | None) -> None:
     doors = LevelSet([f"door {number % 3}" for number in range(12)], groups=lambda door: door)
-    levels = LevelBuffer(doors, score=scores.Learnability(window=4, success=2), seed=0)
+    levels = LevelBuffer(doors, score=scores.Learnability(window=4, success=2), staleness_weight=0.1, seed=0)
     outcomes: dict[int, list[bool]] = {level_id: [] for level_id in range(12)}
     options = {"num_envs": 4, "rollout_length": 16}
     options["return_normalization"] = None if clip is None else ReturnNormalization(clip=clip)

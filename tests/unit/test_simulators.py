@@ -481,7 +481,10 @@ def test_what_is_no_simulator_is_refused_when_it_is_built() -> None:
         VectorSteps(Counters(ENDS)).step(torch.zeros(3, 1))
 
 
-def test_attributes_of_the_simulator_are_those_of_its_vector() -> None:
+def test_attributes_of_the_simulator_are_those_of_its_vector(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A vector of an environment without metadata of its own was built before.
+    monkeypatch.setitem(gymnasium.Env.metadata, "autoreset_mode", AutoresetMode.NEXT_STEP)
+
     class Isaac(gymnasium.Env[Any, Any]):
         """As environments of Isaac Lab, which ``gymnasium.make`` wraps."""
 

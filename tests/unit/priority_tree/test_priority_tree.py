@@ -11,8 +11,7 @@ import pytest
 import torch
 from numba.core.caching import CacheImpl
 
-from lightning_replay.priority_tree import PriorityTree, numba_kernels
-from lightning_replay.priority_tree import tree as numba_tree
+from lightning_replay.priority_tree import PriorityTree, numba_kernels, numba_tree
 
 BACKENDS = ["numba", "torch"]
 
