@@ -237,9 +237,9 @@ UPDATES = {
     "plr_ppo_multiroom": Fraction(4 * 8, 4_096),
     "recurrent_dqn_recall": Fraction(1, 4),
     "retention_dqn_atari": Fraction(1),  # as in the paper
-    "sharded_dqn_cartpole": Fraction(1, 8),  # 2 EnvRunners with 4 environments
+    "sharded_dqn_cartpole": Fraction(1, 4),  # 2 EnvRunners with 4 environments, 3 steps each
     "sset_dqn_two_rooms": Fraction(1, 8),  # 2 EnvRunners with 2 environments, 2 steps each
-    "two_learners_dqn_cartpole": Fraction(1, 8),
+    "two_learners_dqn_cartpole": Fraction(1, 4),
     "uniform_sac_pendulum": Fraction(1),
 }
 
