@@ -28,10 +28,11 @@ from lightning_replay.schedules import Constant, Schedule, checked_schedule
 from lightning_replay.storage.packed import read_columns
 
 CLOCKS = ("rows", "env_steps", "updates")
-# Weights of new rows grow by this many doublings before all weights are written again; float32 holds 127.
-MOST_DOUBLINGS = 60.0
+# When all weights are written again, the newest row gets the weight 1, halved this many times. Weights of later rows
+# grow up to 1, so that float32 holds them times any priority. Then all weights are written again.
+MOST_DOUBLINGS = 40.0
 # A schedule changes the half-life in steps of this share, because each step writes all weights again.
-STEP = 0.01
+HALF_LIFE_STEP = 0.01
 
 
 @rebuildable
@@ -46,13 +47,13 @@ class Age:
 
     Args:
         half_life: Age at which the probability is half of a new row's, in units of ``clock``; a number above 0 or a
-            schedule. ``None`` for a window without decay. A schedule acts in steps of 1 %.
+            schedule. ``None`` for a window without decay. A schedule acts in steps of 1%.
         floor: Least factor of old rows, from 0 to 1.
         max_age: Largest age at which a row is drawn, in units of ``clock``; ``None`` for no limit.
         clock: Unit of the age: ``"rows"`` (rows stored after the row), ``"env_steps"`` or ``"updates"`` (readings of
             ``replay.advance`` since the row was stored).
         version_key: Column of a version, such as that of the policy, which replaces the clock: the age is the
-            newest stored version less the row's version. Versions are finite numbers that never fall.
+            newest stored version less the row's version. Versions are finite numbers from 0 that never fall.
 
     Raises:
         ValueError: Neither ``half_life`` nor ``max_age`` is given, or a number is out of its range.
@@ -129,45 +130,51 @@ class RowAges:
         #: Number of times that all weights had to be written again; trees compare it with their own.
         self.renewals: int = 0
         self._schedule = None if age.half_life is None else checked_schedule("half_life", age.half_life)
-        is_ended = self._schedule is not None and age.floor > 0
-        self._counts_rows = age.clock == "rows" and age.version_key is None
+        #: Whether ages are counted in rows.
+        self.counts_rows: bool = age.clock == "rows" and age.version_key is None
         #: Whether the half-life never changes.
         self.is_steady: bool = self._schedule is None or isinstance(self._schedule, Constant)
-        self._moves = is_ended or age.max_age is not None
+        # Whether rows reach the floor or the largest age.
+        self._has_limits = age.max_age is not None or (self._schedule is not None and age.floor > 0)
         # The slots of the inserted rows, oldest first, and their births. A slot counts at its last place.
-        self._in_order = np.zeros(2 * num_slots if self._moves else 0, dtype=np.int64)
+        self._in_order = np.zeros(2 * num_slots if self._has_limits else 0, dtype=np.int64)
         self._births_in_order = np.zeros(len(self._in_order))
-        self._place = np.zeros(num_slots if self._moves else 0, dtype=np.int64)
+        self._last_place = np.zeros(num_slots if self._has_limits else 0, dtype=np.int64)
         self.clear()
 
     def clear(self) -> None:
         """Forgets all rows."""
-        #: Present reading of the clock, and the birth at which a decaying row has the weight 1.
+        # The births of rows that left could be far above the next reference.
+        self.births[:] = 0.0
+        #: Present reading of the clock.
         self.now: float = 0.0
+        #: Birth at which a decaying row has the weight 1.
         self.reference: float = 0.0
-        #: Half-life in use and its reciprocal, 0 without decay.
+        #: Half-life in use; ``None`` without decay.
         self.half_life: float | None = None if self._schedule is None else self._schedule(0)
+        #: Reciprocal of the half-life; 0 without decay.
         self.rate: float = 0.0 if self.half_life is None else 1.0 / self.half_life
-        #: Rows that were born before these readings are at the floor, and are not drawn.
+        #: Rows that were born before this reading are at the floor.
         self.old_before: float = -math.inf
+        #: Rows that were born before this reading are not drawn.
         self.gone_before: float = -math.inf
         #: Number of rows ever registered.
-        self.rows: int = 0
+        self.rows_written: int = 0
         self._queued = 0
         # How many rows in order have reached the floor, and the largest age.
         self._reached = [0, 0]
-        self.renewals += 1
+        self._renew(0.0)
 
     @property
     def scale(self) -> float:
         """Factor of the weights of decaying rows at the present reading."""
-        # It stays above 0, so that rows can be drawn after an idle time of a thousand half-lives.
-        return max(2.0 ** -min((self.now - self.reference) * self.rate, 900.0), 1e-270)
+        # The factor and its square stay above 0, so that rows can be drawn after an idle time of a thousand half-lives.
+        return 2.0 ** -min((self.now - self.reference) * self.rate, 400.0)
 
     @property
     def nbytes(self) -> int:
         """Size of the births and their order in bytes."""
-        return self.births.nbytes + self._in_order.nbytes + self._births_in_order.nbytes + self._place.nbytes
+        return self.births.nbytes + self._in_order.nbytes + self._births_in_order.nbytes + self._last_place.nbytes
 
     def check_rows(self, rows: TensorDictBase) -> None:
         """Refuses new rows, TensorDict ``[N]``, without versions or with versions that fall; ``ValueError``."""
@@ -184,25 +191,33 @@ class RowAges:
 
     def _checked_versions(self, version: Tensor) -> np.ndarray:
         numbers = version.detach().cpu().double().reshape(len(version), -1).numpy()
-        previous = np.concatenate(([self.now] if self.rows else numbers[:1, 0], numbers[:-1, 0]))
-        if numbers.shape[1] != 1 or not (np.isfinite(numbers[:, 0]) & (numbers[:, 0] >= previous)).all():
+        previous = np.concatenate(([self.now], numbers[:-1, 0]))
+        is_wrong = ~(np.isfinite(numbers[:, 0]) & (numbers[:, 0] >= previous))
+        if numbers.shape[1] != 1 or is_wrong.any():
+            row = int(is_wrong.argmax())
             raise ValueError(
-                f"versions {self.age.version_key!r} are {numbers.squeeze().tolist()} after {float(previous[0])}; each "
-                "row needs one finite version, which is never below that of the row before. Sort rows by their version"
+                f"version {self.age.version_key!r} of new row {row} is {numbers[row].tolist()} after {previous[row]}; "
+                "each row needs one finite version, at least 0 and at least the version of the row before. Sort rows "
+                "by their version"
             )
         return numbers[:, 0]
 
     def register(self, slots: np.ndarray, clocks: Mapping[str, int], storage: Storage | None) -> np.ndarray:
-        """Counts new rows, slots ``[n]``, and returns their births, float64 ``[n]``."""
+        """Counts new rows, slots ``[n]``, and returns their births, float64 ``[n]``.
+
+        Of more rows than slots, only the newest are stored. Then versions are returned only of these rows.
+        """
         count = len(slots)
         if not count:
             return np.zeros(0)
         if self.age.version_key is not None:
             assert storage is not None
-            births = self._checked_versions(read_columns(storage, torch.from_numpy(slots), [self.age.version_key])[0])
+            births = self._checked_versions(
+                read_columns(storage, torch.from_numpy(slots[-len(self.births) :]), [self.age.version_key])[0]
+            )
             self.now = float(births[-1])
-        elif self._counts_rows:
-            births = np.arange(self.rows, self.rows + count, dtype=np.float64)
+        elif self.counts_rows:
+            births = np.arange(self.rows_written, self.rows_written + count, dtype=np.float64)
         else:
             self.now = max(self.now, float(clocks[self.age.clock]))
             births = np.full(count, self.now)
@@ -211,57 +226,57 @@ class RowAges:
 
     def count(self, rows: int) -> None:
         """Counts new rows."""
-        self.rows += rows
-        if self._counts_rows:
-            self.now = float(self.rows - 1)
+        self.rows_written += rows
+        if self.counts_rows:
+            self.now = float(self.rows_written - 1)
 
     def insert(self, slots: np.ndarray, births: np.ndarray) -> None:
-        """Notes the births of rows, ``[n]`` each in their order; births never fall."""
+        """Stores the births of rows, float64 ``[n]``, in slots, int64 ``[n]``, oldest first; births never fall."""
         count = min(len(slots), len(self.births))
         if not count:
             return
         slots = slots[-count:]
         births = births[-count:]
-        if (births[-1] - self.reference) * self.rate > MOST_DOUBLINGS:
+        if self.rate and births[-1] > self.reference:
             self._renew(births[-1])
         self.births[slots] = births
-        if not self._moves:
+        if not self._has_limits:
             return
         if self._queued + count > len(self._in_order):
             self._drop_overwritten()
         own = slice(self._queued, self._queued + count)
         self._in_order[own] = slots
         self._births_in_order[own] = births
-        self._place[slots] = np.arange(own.start, own.stop)
+        self._last_place[slots] = np.arange(own.start, own.stop)
         self._queued += count
 
     def _drop_overwritten(self) -> None:
         # Each slot has one last place, so at least half of the places become free.
         order = self._in_order[: self._queued]
-        kept = np.flatnonzero(self._place[order] == np.arange(self._queued))
+        kept = np.flatnonzero(self._last_place[order] == np.arange(self._queued))
         self._in_order[: len(kept)] = order[kept]
         self._births_in_order[: len(kept)] = self._births_in_order[kept]
         self._queued = len(kept)
-        self._place[self._in_order[: len(kept)]] = np.arange(len(kept))
+        self._last_place[self._in_order[: len(kept)]] = np.arange(len(kept))
         self._reached = np.searchsorted(kept, self._reached).tolist()
 
-    def _renew(self, reference: float) -> None:
-        self.reference = float(reference)
+    def _renew(self, newest: float) -> None:
+        self.reference = float(newest + MOST_DOUBLINGS * (self.half_life or 0.0))
         self.renewals += 1
 
     def follow(self, clocks: Mapping[str, int]) -> np.ndarray:
-        """Moves to the present readings; returns the slots of rows that now have another rule, int64 ``[m]``."""
+        """Moves to the present readings; returns the slots of rows that reached a limit since then, int64 ``[m]``."""
         age = self.age
         if age.clock != "rows":
             self.now = max(self.now, float(clocks[age.clock]))
         if self._schedule is not None and self.half_life is not None:
             half_life = self._schedule(clocks[self._schedule.clock])
-            if abs(half_life - self.half_life) > STEP * self.half_life:
+            if abs(half_life - self.half_life) > HALF_LIFE_STEP * self.half_life:
                 self.half_life = half_life
                 self.rate = 1.0 / half_life
                 self._renew(self.now)
-        self._cut()
-        if not self._moves:
+        self._set_limits()
+        if not self._has_limits:
             return self._in_order
         before = self._reached
         births = self._births_in_order[: self._queued]
@@ -270,7 +285,7 @@ class RowAges:
             return self._in_order[:0]
         return np.concatenate([self._in_order[a:b] for a, b in zip(before, self._reached, strict=True)])
 
-    def _cut(self) -> None:
+    def _set_limits(self) -> None:
         if self.half_life is not None and self.age.floor > 0:
             self.old_before = self.now - self.half_life * math.log2(1.0 / self.age.floor)
         if self.age.max_age is not None:
@@ -283,7 +298,7 @@ class RowAges:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the births with what decides how weights are rounded."""
-        if self._moves:
+        if self._has_limits:
             self._drop_overwritten()
         return {
             "unit": self.unit,
@@ -291,7 +306,7 @@ class RowAges:
             "in_order": torch.from_numpy(self._in_order[: self._queued].copy()),
             "readings": [self.now, self.reference],
             "half_life": self.half_life,
-            "rows": self.rows,
+            "rows_written": self.rows_written,
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -301,36 +316,36 @@ class RowAges:
         """
         if "ages" not in state_dict:
             raise ValueError(
-                "the saved buffer has no ages, and this one has; the births of its rows are not known. Build it "
-                "without age, or store the rows anew"
+                "the saved buffer has no ages, but this buffer has an age; the births of the saved rows are unknown. "
+                "Build the buffer without age, or store the rows again"
             )
         state_dict = state_dict["ages"]
         births = state_dict["births"].cpu().numpy()
+        in_order = state_dict["in_order"].cpu().numpy()
         if state_dict["unit"] != self.unit or len(births) != len(self.births):
             raise ValueError(
-                f"the saved ages are in {state_dict['unit']!r} of {len(births)} slots, and those of this buffer in "
-                f"{self.unit!r} of {len(self.births)}; build it with the clock and the capacity of the save"
+                f"the saved ages are in {state_dict['unit']!r} of {len(births)} slots, but the ages of this buffer are "
+                f"in {self.unit!r} of {len(self.births)} slots; build it with the clock and the capacity of the save"
             )
+        if len(np.unique(in_order)) < len(in_order) or not np.isin(in_order, np.arange(len(births))).all():
+            raise ValueError("the saved order of rows names a slot twice or outside of the storage; load another save")
         self.clear()
         self.births[:] = births
-        self.rows = int(state_dict["rows"])
+        self.rows_written = int(state_dict["rows_written"])
         self.now, self.reference = map(float, state_dict["readings"])
         if not self.is_steady and state_dict["half_life"] is not None:
             self.half_life = float(state_dict["half_life"])
             self.rate = 1.0 / self.half_life
-        self._cut()
-        in_order = state_dict["in_order"].cpu().numpy()
-        if not self._moves:
+        if state_dict["half_life"] != self.half_life:
+            # At another half-life, weights beside the saved reference may be too large or too small for float32.
+            self._renew(self.now)
+        self._set_limits()
+        if not self._has_limits:
             return
         if not len(in_order):  # The saved formula needed no order.
             in_order = np.argsort(births, kind="stable")
-        if (
-            not np.array_equal(np.unique(in_order), np.sort(in_order))
-            or (~np.isin(in_order, np.arange(len(births)))).any()
-        ):
-            raise ValueError("the saved order of rows names a slot twice or outside of the storage; load another save")
         self._queued = len(in_order)
         self._in_order[: self._queued] = in_order
         self._births_in_order[: self._queued] = births[in_order]
-        self._place[in_order] = np.arange(self._queued)
+        self._last_place[in_order] = np.arange(self._queued)
         self._reached = births[in_order].searchsorted((self.old_before, self.gone_before)).tolist()

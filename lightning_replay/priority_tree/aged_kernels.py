@@ -4,33 +4,33 @@
 import numpy as np
 
 from lightning_replay.jit import compiled
-from lightning_replay.priority_tree.numba_kernels import INFINITY, find, refresh
+from lightning_replay.priority_tree.numba_kernels import find, refresh
 
 _NOTHING = np.float32(0.0)
 
 
 @compiled
-def place(  # type: ignore[no-untyped-def]
+def write_values(  # type: ignore[no-untyped-def]
     index, values, births, reference, rate, old_before, gone_before,
     decaying, decaying_sums, decaying_minima, old, old_sums, old_minima, starts, counts,
 ):  # fmt: skip
-    """Writes the value of each slot, decayed or at the floor, to the tree of its age; slots of -1 are skipped."""
+    """Writes the value of each slot to the tree of its age, and 0 to the other tree; slots of -1 are skipped."""
     changed, changed_old = np.full(index.size, -1), np.full(index.size, -1)
     for position in range(index.size):
         slot = index[position]
         if slot < 0:
             continue
-        young, aged = _NOTHING, _NOTHING
+        value, value_old = _NOTHING, _NOTHING
         if births[slot] >= gone_before:
             if births[slot] < old_before:
-                aged = values[slot]
+                value_old = values[slot]
             else:
-                young = np.float32(values[slot] * 2.0 ** ((births[slot] - reference) * rate))
-        if decaying[slot] != young:
-            decaying[slot] = young
+                value = np.float32(values[slot] * 2.0 ** ((births[slot] - reference) * rate))
+        if decaying[slot] != value:
+            decaying[slot] = value
             changed[position] = slot
-        if old[slot] != aged:
-            old[slot] = aged
+        if old[slot] != value_old:
+            old[slot] = value_old
             changed_old[position] = slot
     refresh(changed, decaying, decaying_sums, decaying_minima, starts, counts)
     refresh(changed_old, old, old_sums, old_minima, starts, counts)
@@ -41,26 +41,26 @@ def find_aged(  # type: ignore[no-untyped-def]
     points, index, share, scale, floor,
     decaying, decaying_sums, decaying_minima, old, old_sums, old_minima, starts, counts,
 ):  # fmt: skip
-    """Writes the slots at points in [0, 1) of the whole mass to ``index``, and their parts of it to ``share``."""
+    """Writes the slots at points ``[n]`` in [0, 1) of the whole mass to ``index``, and their shares to ``share``."""
     root = starts[counts.size - 1]
-    young = decaying_sums[root] * scale
-    total = young + old_sums[root] * floor
-    is_young = points * total < young
-    number = int(is_young.sum())
+    mass = decaying_sums[root] * scale
+    total = mass + old_sums[root] * floor
+    is_decaying = points * total < mass
+    number = int(is_decaying.sum())
     found, found_old = np.empty(number, np.int64), np.empty(index.size - number, np.int64)
-    find(points[is_young] * (total / scale), found, decaying, decaying_sums, starts, counts)
+    find(points[is_decaying] * (total / scale), found, decaying, decaying_sums, starts, counts)
     if number < index.size:
-        find((points[~is_young] * total - young) / floor, found_old, old, old_sums, starts, counts)
-    first, second = 0, 0
+        find((points[~is_decaying] * total - mass) / floor, found_old, old, old_sums, starts, counts)
+    taken, taken_old = 0, 0
     for position in range(index.size):
-        if is_young[position]:
-            index[position] = found[first]
-            share[position] = decaying[found[first]] * (scale / total)
-            first += 1
+        if is_decaying[position]:
+            index[position] = found[taken]
+            share[position] = decaying[found[taken]] * (scale / total)
+            taken += 1
         else:
-            index[position] = found_old[second]
-            share[position] = old[found_old[second]] * (floor / total)
-            second += 1
+            index[position] = found_old[taken_old]
+            share[position] = old[found_old[taken_old]] * (floor / total)
+            taken_old += 1
 
 
 @compiled
@@ -68,7 +68,7 @@ def draw_aged(  # type: ignore[no-untyped-def]
     uniform, exponent, over_batch, index, weight, scale, floor,
     decaying, decaying_sums, decaying_minima, old, old_sums, old_minima, starts, counts,
 ):  # fmt: skip
-    """Draws slots as :func:`find_aged`; ``weight`` is ``(share / smallest share) ** exponent``."""
+    """Draws slots like :func:`find_aged`; ``weight`` is ``(share / smallest share) ** exponent``."""
     share = np.empty(index.size)
     find_aged(
         uniform, index, share, scale, floor,
@@ -76,13 +76,13 @@ def draw_aged(  # type: ignore[no-untyped-def]
     )  # fmt: skip
     root = starts[counts.size - 1]
     total = decaying_sums[root] * scale + old_sums[root] * floor
-    smallest = np.float64(INFINITY)
     if over_batch:
         smallest = share.min()
     else:
-        smallest = decaying_minima[root] * scale / total
+        # The quotient comes first, because NumPy multiplies a number in float32 if the loops are not compiled.
+        smallest = decaying_minima[root] * (scale / total)
         if floor > 0:
-            smallest = min(smallest, old_minima[root] * floor / total)
+            smallest = min(smallest, old_minima[root] * (floor / total))
     for position in range(index.size):
         weight[position] = (share[position] / smallest) ** exponent
 
@@ -94,17 +94,17 @@ def ages_at(points, decaying, stored, rate, floor, ages, newest, capacity, slots
     The first ``decaying`` rows have the weights ``2 ** (-age * rate)``, the others ``floor``. Returns the mass.
     """
     slope = rate * np.log(2.0)
-    # Sums of a geometric series; each age is found by its logarithm.
-    first = -np.expm1(-slope) if slope > 0 else 1.0
-    young = -np.expm1(-slope * decaying) / first if slope > 0 else np.float64(decaying)
-    total = young + floor * (stored - decaying)
+    # The mass of the first n rows is a geometric series, (1 - exp(-slope * n)) / loss. Its inverse is a logarithm.
+    loss = -np.expm1(-slope) if slope > 0 else 1.0
+    mass = -np.expm1(-slope * decaying) / loss if slope > 0 else np.float64(decaying)
+    total = mass + floor * (stored - decaying)
     for position in range(points.size):
         point = points[position] * total
-        if point < young:
-            age = -np.log1p(-point * first) / slope if slope > 0 else point
+        if point < mass:
+            age = -np.log1p(-point * loss) / slope if slope > 0 else point
             ages[position] = min(int(age), decaying - 1)
         else:
-            ages[position] = min(decaying + int((point - young) / floor), stored - 1)
+            ages[position] = min(decaying + int((point - mass) / floor), stored - 1)
         slots[position] = newest - ages[position]
         if slots[position] < 0:
             slots[position] += capacity

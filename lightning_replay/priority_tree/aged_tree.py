@@ -22,7 +22,8 @@ class AgedTree:
     Args:
         capacity: Number of slots.
         ages: Births of rows, shared by the trees of all tables.
-        births: Births by slot of this tree, float64 ``[capacity]``: those of ``ages``, or by place in a table.
+        births: Births by slot of this tree, float64 ``[capacity]``: the births of ``ages``, or births by place in a
+            table.
     """
 
     device: torch.device = torch.device("cpu")
@@ -32,12 +33,11 @@ class AgedTree:
         self._births = births
         self._decaying = NumbaTree(capacity, self.device)
         self._old = NumbaTree(capacity, self.device)
-        decaying = self._decaying
         # Values before any age.
-        self._values = np.zeros(len(decaying.arrays[0]), dtype=np.float32)
-        # A tree of the leaves alone, for the loops that check and write values.
-        self._leaves_only = (self._values, *decaying.arrays[1:4], decaying.arrays[4][:1])
-        self._trees = (*decaying.arrays[:3], *self._old.arrays[:3], *decaying.arrays[3:])
+        self._values = np.zeros(len(self._decaying.arrays[0]), dtype=np.float32)
+        # The loops that check and write values get this tree, which has no level above the leaves.
+        self._leaves_only = (self._values, *self._decaying.arrays[1:4], self._decaying.arrays[4][:1])
+        self._trees = (*self._decaying.arrays[:3], *self._old.arrays[:3], *self._decaying.arrays[3:])
         self._renewal = ages.renewals
         self._capacity = capacity
 
@@ -48,7 +48,7 @@ class AgedTree:
         elif len(index):
             ages = self._ages
             readings = ages.reference, ages.rate, ages.old_before, ages.gone_before
-            aged_kernels.place(index, self._values, self._births, *readings, *self._trees)
+            aged_kernels.write_values(index, self._values, self._births, *readings, *self._trees)
 
     def _renew(self) -> None:
         ages = self._ages

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Uniform draws but for the ages of rows."""
+"""Draws by the ages of rows, without priorities."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from lightning_replay.storage.packed import empty_storage
 
 @rebuildable
 class RecencySampler(PrioritizedSampler):
-    """Draws rows in proportion to the weights of their ages alone, with replacement, and ignores TD errors.
+    """Draws rows in proportion to the weights of their ages, with replacement, and ignores TD errors.
 
-    With a half-life, this is truncated geometric replay; Korniak et al. 2026, https://arxiv.org/abs/2605.10236. With a
-    ``max_age`` alone, it draws uniformly from a window. Batches have no importance weights.
+    With a half-life, this is truncated geometric replay (Korniak et al. 2026, https://arxiv.org/abs/2605.10236). If
+    only ``max_age`` is given, it draws uniformly from a window. Batches have no importance weights.
 
     Ages in rows of a ring are found by their logarithm, in constant time. Other ages need the tree of
     :class:`~lightning_replay.samplers.PrioritizedSampler`.
@@ -58,11 +58,9 @@ class RecencySampler(PrioritizedSampler):
         self._begin()
 
     def _begin(self) -> None:
-        # The slot of the newest row, as long as ages follow from the slots; otherwise None. A draw of 256 of a million
-        # rows takes a third of the time that the tree takes, and an insertion of one row half.
-        assert self.age is not None
-        is_counted = self.age.clock == "rows" and self.age.version_key is None
-        self._newest: int | None = self.max_size - 1 if is_counted else None
+        # The slot of the newest row, as long as ages follow from the slots; otherwise None. Without the tree, a draw of
+        # 256 of a million rows takes a third of the time, and an insertion of one row takes half.
+        self._newest: int | None = self.max_size - 1 if self._row_ages.counts_rows else None
 
     @property
     def _row_ages(self) -> RowAges:
@@ -71,7 +69,7 @@ class RecencySampler(PrioritizedSampler):
 
     @property
     def _stored(self) -> int:
-        return min(self._row_ages.rows, self.max_size)
+        return min(self._row_ages.rows_written, self.max_size)
 
     def _fill(self, index: int | Tensor, storage: Storage | None) -> None:
         if self._newest is not None:
@@ -93,11 +91,11 @@ class RecencySampler(PrioritizedSampler):
         super()._fill(index, storage)
 
     def _leave_ring(self) -> None:
-        # Rows come or go in another order than that of a ring: from here on the tree is needed.
+        # From here on the tree is needed, because rows come or go in another order than in a ring.
         if self._newest is None:
             return
         slots = (self._newest + 1 + np.arange(-self._stored, 0)) % self.max_size
-        rows = self._row_ages.rows
+        rows = self._row_ages.rows_written
         self._newest = None
         self._row_ages.insert(slots, np.arange(rows - len(slots), rows, dtype=np.float64))
         self._tree.set(torch.from_numpy(slots), 1.0)
@@ -111,15 +109,16 @@ class RecencySampler(PrioritizedSampler):
     def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[str, Any]]:
         """Draws ``batch_size`` slots, int64 ``[B]``, or a tuple for several dimensions; RuntimeError without any."""
         self._attach_storage(storage)
-        if self._newest is None or storage.ndim > 1 or not len(storage):
+        if storage.ndim > 1:
             self._leave_ring()
+        if self._newest is None or not len(storage):
             return super().sample(storage, batch_size)[0], {}
         points = torch.rand(batch_size, dtype=torch.float64, generator=self._generator, device="cpu")
         self._clocks["draws"] += 1
         return torch.from_numpy(self._in_ring(points.numpy())[0]), {}
 
     def _in_ring(self, points: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
-        """Returns the slots at points in [0, 1) of the mass, their ages, and the mass."""
+        """Returns the slots at points ``[n]`` in [0, 1) of the mass, int64 ``[n]``, their ages, and the mass."""
         ages = self._row_ages
         if not ages.is_steady:
             ages.follow(self._clocks)
@@ -127,11 +126,13 @@ class RecencySampler(PrioritizedSampler):
         stored = self._stored if age.max_age is None else min(self._stored, int(age.max_age) + 1)
         decaying = stored
         if ages.half_life is not None and age.floor > 0:
-            decaying = min(stored, int(ages.half_life * math.log2(1.0 / age.floor)) + 1)
+            # The minimum comes first, because an age may be too large for an integer.
+            decaying = int(min(stored - 1, ages.half_life * math.log2(1.0 / age.floor))) + 1
         found = np.empty(len(points), np.int64)
         slots = np.empty(len(points), np.int64)
-        place = self._newest, self.max_size, slots
-        mass = aged_kernels.ages_at(points, decaying, stored, ages.rate, float(age.floor), found, *place)
+        mass = aged_kernels.ages_at(
+            points, decaying, stored, ages.rate, float(age.floor), found, self._newest, self.max_size, slots
+        )
         return slots, found, mass
 
     def group_totals(self, storage: Storage) -> GroupTotals:
@@ -144,8 +145,7 @@ class RecencySampler(PrioritizedSampler):
         return GroupTotals(["rows"], np.array([mass]), np.array([self._stored]), oldest)
 
     def _weights(self, ages: np.ndarray) -> np.ndarray:
-        assert self.age is not None
-        return self.age.weight(ages, self._row_ages.half_life)
+        return self._row_ages.age.weight(ages, self._row_ages.half_life)
 
     def sample_shard(self, storage: Storage, part: ShardRequest) -> tuple[Tensor, dict[str, Any], ShardDraw]:
         """Draws one row at each point of the request; ``RuntimeError`` without rows."""
@@ -163,11 +163,11 @@ class RecencySampler(PrioritizedSampler):
         self._clocks["draws"] += 1
         return {}
 
-    def priority_of(self, index: Tensor) -> None:
-        """Returns ``None``: rows have no priorities."""
+    def set_priorities(self, slots: Tensor, magnitudes: Tensor, storage: Storage | None) -> None:
+        """Does nothing, because rows have no priorities."""
 
     def stats(self) -> dict[str, float]:
-        """Returns ``effective_sample_size``: as many equally likely rows would repeat as often."""
+        """Returns ``effective_sample_size``, the number of equally likely rows that would repeat as often."""
         if self._newest is None:
             return super().stats()
         weights = self._weights(np.arange(self._stored))
@@ -182,9 +182,9 @@ class RecencySampler(PrioritizedSampler):
         return super().state_dict() | {"newest": self._newest}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned; ``ValueError`` for a newest slot that there is not."""
+        """Restores what :meth:`state_dict` returned; ``ValueError`` if the newest slot lies outside of the storage."""
         newest = state_dict.get("newest")
         if newest is not None and not 0 <= int(newest) < self.max_size:
-            raise ValueError(f"the newest row of the state is in slot {newest}, of {self.max_size}; load another save")
+            raise ValueError(f"the saved newest row is in slot {newest} of {self.max_size} slots; load another save")
         super().load_state_dict(state_dict)
         self._newest = newest

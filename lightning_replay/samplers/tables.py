@@ -112,7 +112,7 @@ class WithinTables(PrioritizedBase):
         self._largest: float = -1.0
         # Priorities by slot, before any exponent.
         self._priority = np.zeros(0, dtype=np.float32)
-        # Births of the rows, by slot; of no rows before the first one.
+        # The number of slots is known from the first row on.
         self._ages = None if self.age is None else RowAges(self.age, 0)
         self._forget_trees()
         self.rows_drawn: np.ndarray = np.zeros(0, dtype=np.int64)
@@ -267,8 +267,12 @@ class WithinTables(PrioritizedBase):
             table = totals.names[number]
             if not totals.rows[number]:
                 raise RuntimeError(f"table {table!r} holds no rows to draw from; call extend first")
-            cause = "" if self.age is None or self.age.max_age is None else f" or are older than {self.age.max_age}"
-            raise RuntimeError(f"all rows of table {table!r} have priority 0{cause}; use a positive priority_offset")
+            if self.age is not None and self.age.max_age is not None:
+                raise RuntimeError(
+                    f"no row of table {table!r} can be drawn: all have priority 0, or are older than max_age "
+                    f"{self.age.max_age}. Raise max_age, or give the table a share of 0"
+                )
+            raise RuntimeError(f"all rows of table {table!r} have priority 0; use a positive priority_offset")
 
     def _uniform(self, count: int) -> np.ndarray:
         uniform = torch.rand(count, dtype=torch.float64, generator=self._generator, device=self._generator.device)
@@ -297,7 +301,7 @@ class WithinTables(PrioritizedBase):
         return torch.from_numpy(self._priority[index.numpy()]) if self.uses_priorities else None
 
     def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
-        """Notes the births of new rows, int64 ``[n]``; :meth:`on_append` adds the rows."""
+        """Stores the births of new rows, int64 ``[n]``; :meth:`on_append` adds the rows."""
         if self.age is None:
             return
         assert storage is not None
@@ -386,7 +390,7 @@ class WithinTables(PrioritizedBase):
         self._empty()
         self._priority = state_dict["priority"].numpy().copy()
         if self.age is not None:
-            self._ages = RowAges(self.age, len(state_dict.get("ages", state_dict).get("births", ())))
+            self._ages = RowAges(self.age, len(self._priority))
             self._ages.load_state_dict(state_dict)
         self._largest = float(state_dict["max_priority"])
         if not self._differs("priority_exponent", state_dict):

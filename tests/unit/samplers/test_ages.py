@@ -15,6 +15,7 @@ from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
 from lightning_replay import Age, PackedStorage, Replay, load_replay, recipes, save_replay
 from lightning_replay.divided_draws import Divider
+from lightning_replay.events import EventTable, reward_at_least
 from lightning_replay.samplers import PrioritizedSampler, RecencySampler, ReshuffledSampler, SequenceSampler
 from lightning_replay.schedules import Linear
 from tests.transitions import numbered_steps
@@ -94,28 +95,38 @@ def test_versions_are_ages() -> None:
     ("policy", "told"),
     [
         (None, "version_key is 'policy' and the rows have"),
-        ([2, 1], "each row needs one finite version, which is never below that of the row before"),
-        ([0, 0], "which is never below"),
-        ([1.0, float("nan")], "one finite version"),
-        ([[1, 1], [2, 2]], "one finite version"),
+        ([-1, 0], r"of new row 0 is \[-1.0\] after 0.0; each row needs one finite version, at least 0"),
+        ([2, 1], r"of new row 1 is \[1.0\] after 2.0"),
+        ([1.0, float("nan")], r"of new row 1 is \[nan\] after 1.0"),
+        ([[1, 1], [2, 2]], r"of new row 0 is \[1.0, 1.0\] after 0.0"),
     ],
 )
-@pytest.mark.parametrize("recipe", ["uniform", "prioritized", "continuous_transition"])
+@pytest.mark.parametrize("recipe", ["uniform", "prioritized", "continuous_transition", "sequences", "event_tables"])
 def test_rows_without_versions_or_with_falling_ones_are_refused_before_they_are_stored(
     recipe: str, policy: Any, told: str
 ) -> None:
-    replay = aged(recipe, age={"half_life": 1, "version_key": "policy"})
-    kind = {"dtype": torch.float64 if policy is None or isinstance(policy[0], list) else None}
-    first = torch.ones(1, 2, **kind) if policy and isinstance(policy[0], list) else torch.ones(1)
-    if policy is not None and not isinstance(policy[0], list):
-        replay.extend(numbered_steps(0, 1).set("policy", first.double()))
-    stored = len(replay)
-    rows = numbered_steps(stored, 2)
+    options: dict[str, Any] = {"length": 2} if recipe == "sequences" else {}
+    if recipe == "event_tables":
+        goal = EventTable("goal", condition=reward_at_least(1.0), history_length=1, capacity=4, share=0.25)
+        options = {"tables": [goal], "default_share": 0.75}
+    replay = aged(recipe, age={"half_life": 1, "version_key": "policy"}, **options)
+    rows = numbered_steps(0, 2)
     if policy is not None:
         rows["policy"] = torch.tensor(policy, dtype=torch.float64)
     with pytest.raises(ValueError, match=told):
         replay.extend(rows)
-    assert len(replay) == stored
+    assert not len(replay)
+
+
+@pytest.mark.parametrize("recipe", ["uniform", "prioritized", "continuous_transition"])
+def test_versions_below_the_newest_stored_one_are_refused(recipe: str) -> None:
+    replay = aged(recipe, age={"half_life": 1, "version_key": "policy"})
+    replay.extend(numbered_steps(0, 2).set("policy", torch.tensor([3, 7])))
+    with pytest.raises(ValueError, match=r"of new row 0 is \[6.0\] after 7.0"):
+        replay.extend(numbered_steps(2, 1).set("policy", torch.tensor([6])))
+    assert len(replay) == 2
+    replay.extend(numbered_steps(2, 1).set("policy", torch.tensor([7])))
+    assert len(replay) == 3
 
 
 def test_the_half_life_may_follow_a_schedule() -> None:
@@ -188,7 +199,7 @@ def test_a_save_draws_the_same_rows_next(recipe: str, age: Age, tmp_path: Path) 
 def test_a_save_without_ages_is_refused() -> None:
     before = aged("prioritized")
     before.extend(numbered_steps(0, 3))
-    with pytest.raises(ValueError, match="the saved buffer has no ages, and this one has"):
+    with pytest.raises(ValueError, match="the saved buffer has no ages, but this buffer has an age"):
         aged("prioritized", age=Age(half_life=1, floor=0.25)).load_state_dict(before.state_dict())
 
 
@@ -196,9 +207,8 @@ def test_a_save_with_another_unit_is_refused() -> None:
     saved = aged("prioritized", age=Age(half_life=1))
     saved.extend(numbered_steps(0, 3))
     other = aged("prioritized", age=Age(half_life=1, clock="updates"))
-    with pytest.raises(
-        ValueError, match="the saved ages are in 'rows' of 4 slots, and those of this buffer in 'updates'"
-    ):
+    told = "the saved ages are in 'rows' of 4 slots, but the ages of this buffer are in 'updates' of 4 slots"
+    with pytest.raises(ValueError, match=told):
         other.load_state_dict(saved.state_dict())
 
 
@@ -206,9 +216,10 @@ def test_a_forged_order_of_rows_is_refused() -> None:
     saved = aged("prioritized", age=Age(half_life=1))
     saved.extend(numbered_steps(0, 3))
     state = saved.sampler.state_dict()
-    state["ages"]["in_order"] = torch.tensor([0, 9, 1])
-    with pytest.raises(ValueError, match="names a slot twice or outside of the storage"):
-        aged("prioritized", age=Age(half_life=1)).sampler.load_state_dict(state)
+    for forged in ([0, 9, 1], [0, 1, 1], [0, -1, 1]):
+        state["ages"]["in_order"] = torch.tensor(forged)
+        with pytest.raises(ValueError, match="names a slot twice or outside of the storage"):
+            aged("prioritized", age=Age(half_life=1)).sampler.load_state_dict(state)
 
 
 @pytest.mark.parametrize("sampler", [PrioritizedSampler, RecencySampler])
@@ -218,6 +229,94 @@ def test_ages_work_in_a_buffer_of_torchrl_that_is_filled_already(sampler: Callab
     buffer.set_sampler(sampler(6, age=Age(max_age=1), seed=0))
     buffer.extend(TensorDict({"observation": torch.arange(3, 5)}, [2]))
     assert set(buffer.sample()["observation"].tolist()) == {3, 4}
+
+
+def test_torchrl_stores_more_rows_than_slots_with_their_versions() -> None:
+    age = Age(half_life=1, floor=0.0, version_key="policy")
+    sampler = PrioritizedSampler(4, importance_exponent=0.0, age=age, seed=0)
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(4), sampler=sampler, batch_size=4_000)
+    buffer.extend(TensorDict({"policy": torch.arange(3)}, [3]))
+    buffer.extend(TensorDict({"policy": torch.arange(3, 13)}, [10]))  # Rows 9, 10, 11, and 12 stay.
+    counts = torch.bincount(buffer.sample()["policy"])[9:]
+    assert (counts / 4_000).tolist() == pytest.approx([1 / 15, 2 / 15, 4 / 15, 8 / 15], abs=0.03)
+
+
+@pytest.mark.parametrize("age", [Age(half_life=0.01, floor=0.25), Age(half_life=0.01, floor=0.25, clock="updates")])
+@pytest.mark.parametrize("recipe", ["uniform", "prioritized", "surprise_retention"])
+def test_buffers_that_are_emptied_after_thousands_of_half_lives_begin_anew(recipe: str, age: Age) -> None:
+    replay = aged(recipe, capacity=20, age=age)
+    for number in range(40):
+        replay.extend(numbered_steps(number, 1))
+        replay.advance(updates=number)
+    replay.empty()
+    replay.extend(numbered_steps(0, 2))
+    weight = np.array([0.25, 1.0]) if age.clock == "rows" else np.ones(2)
+    assert probabilities(replay) == pytest.approx(dict(enumerate(weight / weight.sum())))
+
+
+@pytest.mark.parametrize("saved_age", [Age(half_life=1e6), Age(half_life=1e-3), Age(max_age=500)], ids=str)
+@pytest.mark.parametrize("recipe", ["uniform", "prioritized"])
+def test_a_save_may_be_loaded_at_a_half_life_of_another_order(recipe: str, saved_age: Age) -> None:
+    saved = aged(recipe, capacity=1_500, age=saved_age)
+    for number in range(0, 2_000, 100):
+        saved.extend(numbered_steps(number, 100))
+    saved.sample()
+    loaded = aged(recipe, capacity=1_500, age=Age(half_life=1.0, floor=0.01, max_age=4))
+    loaded.load_state_dict(saved.state_dict())
+    assert probabilities(loaded) == pytest.approx({1_999 - age: 2.0**-age / 1.9375 for age in range(5)})
+
+
+def test_priorities_near_the_largest_of_float32_are_weighted() -> None:
+    replay = aged("prioritized", capacity=50, age=Age(half_life=1, floor=0.25), priority_exponent=1.0)
+    slots = replay.extend(numbered_steps(0, 50))
+    replay.update_priority(slots, torch.full((50,), 1e38))
+    assert probabilities(replay)[49] == pytest.approx(1 / (1 + 0.5 + 48 * 0.25))
+
+
+@pytest.mark.parametrize("age", [Age(half_life=1e306), Age(half_life=1e300, floor=1e-320)], ids=str)
+@pytest.mark.parametrize("recipe", ["uniform", "prioritized"])
+def test_half_lives_without_end_draw_uniformly(recipe: str, age: Age) -> None:
+    replay = aged(recipe, age=age)
+    replay.extend(numbered_steps(0, 4))
+    assert probabilities(replay) == pytest.approx(dict.fromkeys(range(4), 0.25))
+
+
+@pytest.mark.parametrize("recipe", ["uniform", "prioritized"])
+def test_statistics_last_through_an_idle_time(recipe: str) -> None:
+    options = {"importance_exponent": 0} if recipe == "prioritized" else {}
+    replay = aged(recipe, age=Age(half_life=1, floor=0.0, clock="updates"), **options)
+    replay.extend(numbered_steps(0, 4))
+    replay.advance(updates=5_000)
+    assert replay.stats()["effective_sample_size"] == pytest.approx(4)
+
+
+def test_td_errors_are_ignored_without_priorities() -> None:
+    buffer = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(4), sampler=RecencySampler(4, Age(half_life=1), seed=0), batch_size=4
+    )
+    slots = buffer.extend(TensorDict({"observation": torch.arange(4)}, [4]))
+    before = buffer.sampler.state_dict()
+    buffer.update_priority(slots, torch.tensor([-1.0, float("nan"), 2.0, 3.0]))
+    assert repr(buffer.sampler.state_dict()) == repr(before)
+
+
+def test_a_draw_from_an_empty_buffer_leaves_the_way_without_a_tree() -> None:
+    replay = aged(age=Age(half_life=1))
+    with pytest.raises(RuntimeError, match="empty"):
+        replay.sample()
+    replay.extend(numbered_steps(0, 2))
+    assert replay.sampler.state_dict()["newest"] == 1
+
+
+def test_a_table_whose_rows_are_all_too_old_is_named() -> None:
+    goal = EventTable("goal", condition=reward_at_least(3.0), history_length=1, capacity=4, share=0.5, min_size=1)
+    replay = aged("event_tables", tables=[goal], default_share=0.5, age=Age(max_age=1))
+    replay.extend(numbered_steps(0, 4))
+    rows = numbered_steps(4, 3)
+    rows["next", "reward"] = torch.zeros(3, 1)
+    replay.extend(rows)
+    with pytest.raises(RuntimeError, match="no row of table 'goal' can be drawn: all have priority 0, or are older"):
+        replay.sample()
 
 
 def test_emptied_buffers_begin_anew() -> None:
