@@ -211,7 +211,7 @@ class ReplaySampler(PartHooks, Sampler):
     rows_drawn: Sequence[int] | np.ndarray = ()
     #: Device on which slots are drawn, which is that of the rows; ``None`` draws them on the CPU.
     draw_device: torch.device | None = None
-    _ages: Any = None  # A RowAges, if the draws depend on the ages of rows.
+    _ages: Any = None  # This is a RowAges if draws depend on the ages of rows.
     _draws_from_tables: bool = False  # whether rows are drawn from the tables that a writer keeps
     _reads_columns: bool = False  # whether it reads columns of stored rows, which a storage of tensors has
 

@@ -84,8 +84,13 @@ class DQN(ExploringAgent):
 
     def build(self) -> None:
         """Creates the network and its target."""
-        sizes = self.build_encoder(), self.hparams["hidden_sizes"], self.hparams["num_actions"]
-        self.network: Perceptron = Perceptron(*sizes, has_norms=self.hparams["layer_norm"])
+        features = self.build_encoder()
+        self.network: Perceptron = Perceptron(
+            features,
+            self.hparams["hidden_sizes"],
+            self.hparams["num_actions"],
+            has_norms=self.hparams["layer_norm"],
+        )
         self.target_network: Perceptron = target_of(self.network)
         self.target_update: TargetUpdate = self.target_update_of((self.network, self.target_network))
         self.avert_conflicts(self._learned_parameters())

@@ -189,8 +189,9 @@ def refuse_vanishing(age: Age, importance_exponent: Schedule) -> None:
     has_weights = not isinstance(importance_exponent, Constant) or importance_exponent.value > 0
     if age.half_life is not None and age.floor == 0 and has_weights:
         raise ValueError(
-            f"age is {age!r} and importance_exponent {importance_exponent}; without a floor the weights of all rows "
-            "but the oldest vanish. Give a floor above 0, normalize_over_batch=True, or importance_exponent=0"
+            f"age is {age!r} and importance_exponent is {importance_exponent}; without a floor the weights of all rows "
+            "but the oldest vanish. Give a floor above 0 or importance_exponent=0. A PrioritizedSampler also accepts "
+            "normalize_over_batch=True"
         )
 
 
@@ -234,7 +235,7 @@ class PrioritizedSampler(PrioritizedBase):
             device, a draw reads all priorities, and neither a draw nor an update waits. Probabilities are those of
             :class:`~lightning_replay.priority_tree.cumulative_sums.CumulativeSums`.
         age: :class:`~lightning_replay.Age`, or a mapping of its options, by which rows become less likely as they age;
-            ``None`` for no effect of age. Weights correct for it, too. It draws on the CPU.
+            ``None`` for no effect of age. Importance weights also correct for the age. Draws are made on the CPU.
 
     Sampled keys:
         index: int64 ``[B]``.

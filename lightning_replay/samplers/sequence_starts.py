@@ -40,7 +40,7 @@ class SequenceStarts(PrioritizedSampler):
         super().mark_update(slots[self._tree.get(slots) == 0])
 
     def _insert_ages(self, slots: np.ndarray, storage: Storage | None) -> None:
-        # A sequence is born with the row that completes it.
+        # A sequence is born at the end of the insertion that completes it.
         assert self._ages is not None
         self._ages.insert(slots, np.full(len(slots), self._ages.now))
 

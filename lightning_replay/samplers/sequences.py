@@ -84,7 +84,7 @@ class SequenceSampler(FollowsEpisodes, SamplerWrapper):
         done_key, check_continuity: as in :class:`ContinuousTransitionSampler`.
         device: Device of the rows, on which sequences are drawn; by default they are drawn on the CPU.
         age: :class:`~lightning_replay.Age`, or a mapping of its options, by which sequences become less likely as they
-            age. The age of a sequence is that of its newest row at the time when the sequence became complete.
+            age. A sequence is born at the end of the insertion that completes it.
 
     Sampled keys:
         index, generation: int64 ``[B, T]``.
