@@ -44,7 +44,7 @@ STEPS = st.lists(
 
 
 @pytest.mark.parametrize("recipe", ["uniform", "prioritized", "surprise_retention"])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(age=FORMULAS, steps=STEPS)
 def test_probabilities_are_those_of_the_formula(recipe: str, age: Age, steps: list[tuple[str, int]]) -> None:
     options: dict[str, Any] = {} if recipe == "uniform" else {"priority_exponent": 0.7, "importance_exponent": 0.0}
