@@ -6,7 +6,7 @@
 
 Level replay, event tables, and hindsight, each beside uniform replay with the same six seeds. These are mechanism
 experiments: they show the effect that a paper claims on a small problem. Problems and learners are those of
-tests/benchmarks, which compares more methods over more seeds; event tables are drawn for an agent of this library.
+tests/benchmarks, which compares more methods over more seeds. The panel of event tables trains this library's DQN.
 Seeds were fixed before the first run.
 """
 
@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tests.benchmarks
 import numpy as np
 
 PROCESSES = 2
-# Where tests/benchmarks has the experiments.
+# Modules of tests/benchmarks by the names of their experiments.
 FILES = {"locks": "locks", "event-tables-agent": "event_tables_agent", "bits": "bits"}
 CLOSING = """These are mechanism experiments on small problems. Larger ones, with more methods and more seeds, and those
 in which no effect appeared, are in tests/benchmarks/results and docs/benchmarks.md; make experiments runs them.

@@ -20,7 +20,9 @@ import torch
 from lightning_replay import Age, Replay, recipes
 from lightning_replay.collecting import VectorSteps
 
-ENVS, BATCH, CAPACITY = 16, 256, 30_000
+ENVS = 16
+BATCH = 256
+CAPACITY = 30_000
 AGE = Age(half_life=6_931, floor=0.1)
 ADJUSTED = {"priority_exponent": 0.4, "min_priority": 1.0, "importance_exponent": 0.0}
 REPLAYS: dict[str, Callable[[], Replay]] = {
@@ -58,7 +60,7 @@ def main() -> None:
     for name, make in REPLAYS.items():
         replay = make()
         ages = play(replay, steps)
-        effective = replay.stats().get("effective_sample_size", len(replay))  # uniform draws do not report it
+        effective = replay.stats().get("effective_sample_size", len(replay))  # Uniform draws do not report it.
         print(f"{name:20} {ages.mean():9,.0f} {(ages < 6_931).mean():18.0%} {effective:15,.0f}")
 
 

@@ -14,7 +14,8 @@ from tests.benchmarks.learning.recorder import Recorder
 
 def replay_of(settings: Settings, seed: int) -> Replay:
     """The replay of an arm: uniform or by loss-adjusted priorities, with or without an age."""
-    capacity, rows = settings["capacity"], settings["batch_size"] * updates_per_draw(settings)
+    capacity = settings["capacity"]
+    rows = settings["batch_size"] * updates_per_draw(settings)
     age = None if settings["half_life"] is None else Age(settings["half_life"], settings["floor"])
     if settings["replay"] == "uniform":
         return recipes.uniform(capacity, rows, age=age, seed=seed)

@@ -14,20 +14,26 @@ from tests.benchmarks.learning.experiment import Experiment, Panel, Settings, fi
 from tests.benchmarks.learning.experiments.prompts import example
 from tests.benchmarks.learning.recorder import Recorder
 
-_IMITATED: dict[Any, dict[str, Any]] = {}  # Weights by seed and settings; all arms of a seed begin with the same.
+# Weights by seed and settings. All arms of a seed begin with the same weights.
+_IMITATED: dict[Any, dict[str, Any]] = {}
 
 
 def sums(easy: int, hard: int, held_out: int, seed: int) -> tuple[list[Any], list[Any]]:
-    """Different sums: easy ones add a digit without a carry, hard ones two numbers of two digits; and hard others."""
+    """Different prompts to learn from, and held-out hard prompts.
+
+    Easy sums have a number of one digit. Both numbers of hard sums have two digits.
+    """
     rng = random.Random(seed)
     simple = [(a, b) for a in range(100) for b in range(100) if a < 10 or b < 10]
     difficult = [(a, b) for a in range(10, 100) for b in range(10, 100)]
     drawn = rng.sample(difficult, hard + held_out)
-    asked, others = (
-        [{"question": f"{a:02}+{b:02}=", "answer": a + b} for a, b in pairs]
-        for pairs in (rng.sample(simple, easy) + drawn[:hard], drawn[hard:])
-    )
-    return asked, others
+    asked = rng.sample(simple, easy) + drawn[:hard]
+    return [prompt_of(*pair) for pair in asked], [prompt_of(*pair) for pair in drawn[hard:]]
+
+
+def prompt_of(a: int, b: int) -> dict[str, Any]:
+    """The prompt of one sum."""
+    return {"question": f"{a:02}+{b:02}=", "answer": a + b}
 
 
 def run(settings: Settings, seeds: Sequence[int], out: Recorder) -> None:
@@ -45,22 +51,27 @@ def run(settings: Settings, seeds: Sequence[int], out: Recorder) -> None:
     def levels_of() -> UniformLevels | LevelBuffer:
         if settings["levels"] == "uniform":
             return UniformLevels(prompts, seed=seed)
-        learnable = {"score": scores.Learnability(settings["window"])} if settings["levels"] == "learnability" else {}
-        chance = settings["replay_probability"]
-        weight = settings["staleness_weight"]
-        spread = {"replay_in_flight": False, "staleness_weight": weight, "replay_probability": chance}
-        return LevelBuffer(prompts, **learnable, **spread, seed=seed)
+        is_learnability = settings["levels"] == "learnability"
+        return LevelBuffer(
+            prompts,
+            score=scores.Learnability(settings["window"]) if is_learnability else None,
+            replay_in_flight=False,
+            staleness_weight=settings["staleness_weight"],
+            replay_probability=settings["replay_probability"],
+            seed=seed,
+        )
 
     class Adder(lp.Adder):
         """Counts generated groups, draws again if asked to, and gives scores if levels have no outcomes."""
 
         def training_step(self, batch: Any, number: int) -> torch.Tensor:
-            parts, kept = [], 0
+            parts = []
+            num_informative = 0
             while True:
                 parts.append(self.answered(batch))
-                kept += int(parts[-1][3].sum())
-                full = kept >= settings["batch_size"] or len(parts) == settings["most_draws"]
-                if not settings["draws_again"] or full:
+                num_informative += int(parts[-1][3].sum())
+                is_enough = num_informative >= settings["batch_size"] or len(parts) == settings["most_draws"]
+                if not settings["draws_again"] or is_enough:
                     break
                 level_ids = self.levels.next_levels(settings["batch_size"])
                 batch = lp.encode([prompts[level_id] for level_id in level_ids.tolist()])
@@ -75,6 +86,7 @@ def run(settings: Settings, seeds: Sequence[int], out: Recorder) -> None:
             return -(advantage.flatten() * log_probability).mean()
 
         def answered(self, batch: Any) -> tuple[torch.Tensor, ...]:
+            """Returns questions, written answers, outcomes ``[G, K]``, and which groups give a gradient, ``[G]``."""
             question, answer = (batch[key].repeat_interleave(self.group_size, 0) for key in ("question", "answer"))
             written = self.write(question)
             outcome = (written == answer).all(1).float().view(-1, self.group_size)
@@ -108,10 +120,13 @@ def run(settings: Settings, seeds: Sequence[int], out: Recorder) -> None:
 
     L.seed_everything(seed, verbose=False)
     model: Any = Adder(levels_of(), settings["learning_rate"], settings["group_size"], settings["width"])
-    model.informative, model.groups, model.next_judged = [], 0, settings["evaluate_every"]
-    trained, judged = lp.encode(list(prompts)), lp.encode(list(LevelSet(others)))
+    model.informative = []
+    model.groups = 0
+    model.next_judged = settings["evaluate_every"]
+    trained = lp.encode(list(prompts))
+    judged = lp.encode(list(LevelSet(others)))
     reached: list[int] = []
-    # The same for all arms of a seed: right answers to easy sums, until these are answered, and to a few hard sums.
+    # All arms of a seed imitate the same right answers: to easy sums, until these are answered, and to a few hard sums.
     key = seed, settings["easy"], settings["shown"], settings["imitated"]
     if key not in _IMITATED:
         shown = {name: column[: settings["easy"] + settings["shown"]] for name, column in trained.items()}
