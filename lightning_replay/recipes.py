@@ -242,8 +242,8 @@ def assemble(
         )
     if (age := options.pop("age", None)) is not None:
         raise ValueError(
-            f"age is {age!r}, and {type(sampler).__name__} draws by a rule of its own, in which the age of a row has "
-            "no meaning. Leave age out, or use the recipes uniform, prioritized, or event_tables"
+            f"age is {age!r}, and {type(sampler).__name__} draws by a rule in which the age of a row has no "
+            "meaning. Leave age out, or use the recipes uniform, prioritized, or event_tables"
         )
     storage = storage_for(
         slots,
@@ -289,12 +289,12 @@ def prioritized_or_uniform(
     device: str | None = None,
     age: Age | Mapping[str, Any] | None = None,
 ) -> Sampler:
+    """Returns a prioritized sampler, or without priorities one that draws by age or uniformly."""
     if priority_exponent != 0:
         exponents = (priority_exponent, importance_exponent, priority_offset)
         return PrioritizedSampler(capacity, *exponents, device=device, age=age)
-    checked_schedule(
-        "importance_exponent", importance_exponent, highest=1.0
-    )  # Both options have no effect, and are checked all the same.
+    # Both options have no effect here, and are checked all the same.
+    checked_schedule("importance_exponent", importance_exponent, highest=1.0)
     checked_number("priority_offset", priority_offset, 0.0)
     if age is None:
         return UniformSampler(device=device)
