@@ -79,7 +79,9 @@ class Age:
             checked_number("max_age", self.max_age, 0.0)
         checked_choice("clock", self.clock, CLOCKS)
         if self.version_key is not None:
-            checked_key("version_key", self.version_key)
+            names = checked_key("version_key", self.version_key)
+            # A file gives a nested key as a list, which is no key of a TensorDict.
+            object.__setattr__(self, "version_key", names if len(names) > 1 else names[0])
             if self.clock != "rows":
                 raise ValueError(
                     f"version_key is {self.version_key!r} and clock is {self.clock!r}; an age has one unit. Leave one "
@@ -105,7 +107,8 @@ class Age:
 def checked_age(value: Age | Mapping[str, Any] | None) -> Age | None:
     """Returns an :class:`Age`, which a file or a dictionary gives as a mapping of its options; ``None`` stays."""
     if isinstance(value, Mapping):
-        return Age(**value)
+        # A file may also name the class; a wrong option reaches this function with its class path.
+        return Age(**(value.get("init_args") or {} if "class_path" in value else value))
     if value is not None:
         check_kind("age", value, Age, "an Age or a mapping of its options, such as {'half_life': 10_000}")
     return value
@@ -184,8 +187,8 @@ class RowAges:
         version = rows.get(key, None)
         if version is None:
             raise ValueError(
-                f"version_key is {key!r} and the rows have {sorted(map(str, rows.keys()))}; store this column, [N] "
-                "or [N, 1], with each row. Nothing was stored"
+                f"version_key is {key!r} and the rows have {sorted(map(str, rows.keys(True, True)))}; store this "
+                "column, [N] or [N, 1], with each row. Nothing was stored"
             )
         self._checked_versions(version)
 

@@ -673,6 +673,7 @@ def event_tables(
             "multinomial": multinomial,
             "at_least_one": at_least_one,
             "priority_exponent": options.get("priority_exponent", 0.0) != 0,
+            "age": options.get("age") is not None,
             **{f"table {table.name!r} of share 0": table.share == 0 for table in tables},
         }
         if wrong := [name for name, is_given in others.items() if is_given]:

@@ -272,6 +272,9 @@ share=None, min_size=None)]
     elif key in _PATHS and isinstance(value, str) and "." in value:  # other texts are for a recipe of the user's
         value = {"class_path": value}
     if not (isinstance(value, Mapping) and "class_path" in value):
+        if key == "age" and isinstance(value, Mapping):
+            # The recipe builds an age of its options, of which the half-life may be a schedule.
+            return {option: own(item, f"{name}.{option}") for option, item in value.items()}
         return value
     arguments = value.get("init_args") or {}
     if set(value) - {"class_path", "init_args"} or not isinstance(arguments, Mapping):

@@ -151,6 +151,13 @@ def test_misspelt_recipes_and_options_are_refused(option: str, named: list[str],
         ("data.init_args.replay.importance_exponent=7", "importance_exponent is 7"),
         ("data.init_args.env_steps=-5", "env_steps is -5; it must be a whole number from 1 on"),
         ("model.init_args.discount=1.5", "discount is 1.5; it must be a number in [0, 1]"),
+        ("data.init_args.replay.age={half_life: 0}", "half_life is 0.0; it must be a finite number above 0"),
+        ("data.init_args.replay.age={half_life: 9, floor: 2}", "floor is 2.0; it must be a number in [0, 1]"),
+        ("data.init_args.replay.age={half_live: 9}", "Age has no argument 'half_live'. Did you mean 'half_life'?"),
+        (
+            "data.init_args.replay.age={class_path: lightning_replay.Age, init_args: {half_live: 9}}",
+            "Age has no argument 'half_live'. Did you mean 'half_life'?",
+        ),
     ],
 )
 def test_a_value_that_is_refused_ends_in_one_line(option: str, message: str, capsys) -> None:

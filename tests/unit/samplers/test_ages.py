@@ -20,6 +20,8 @@ from lightning_replay.samplers import PrioritizedSampler, RecencySampler, Reshuf
 from lightning_replay.schedules import Linear
 from tests.transitions import numbered_steps
 
+GOAL = EventTable("goal", condition=reward_at_least(1.0), history_length=1, capacity=4)
+
 
 def probabilities(replay: Replay) -> dict[int, float]:
     """The probability of each row that can be drawn, by its number."""
@@ -127,6 +129,15 @@ def test_versions_below_the_newest_stored_one_are_refused(recipe: str) -> None:
     assert len(replay) == 2
     replay.extend(numbered_steps(2, 1).set("policy", torch.tensor([7])))
     assert len(replay) == 3
+
+
+def test_a_nested_version_may_be_given_as_a_list_as_in_a_file() -> None:
+    replay = aged(age={"half_life": 1, "version_key": ["next", "policy"]})
+    with pytest.raises(ValueError, match=r"version_key is \('next', 'policy'\).*\('next', 'reward'\)"):
+        replay.extend(numbered_steps(0, 1))
+    replay.extend(numbered_steps(0, 2).set(("next", "policy"), torch.tensor([0, 1])))
+    assert probabilities(replay) == pytest.approx({0: 1 / 3, 1: 2 / 3})
+    assert replay.sampler.age == Age(half_life=1, version_key=("next", "policy"))
 
 
 def test_the_half_life_may_follow_a_schedule() -> None:
@@ -346,6 +357,8 @@ def test_statistics_show_the_effective_number_of_rows() -> None:
         (lambda: Age(half_life=1, clock="steps"), "clock is 'steps'; it must be one of 'rows', 'env_steps', 'updates'"),
         (lambda: Age(half_life=1, clock="updates", version_key="policy"), "an age has one unit"),
         (lambda: aged(age={"half_live": 1}), "half_live"),
+        (lambda: aged(age={"class_path": "Age", "init_args": {"half_live": 1}}), "Did you mean 'half_life'"),
+        (lambda: aged("event_tables", tables=[GOAL], correction="continuous", age=Age(half_life=1)), "leave out age"),
         (lambda: aged(age=3), "age is 3; it must be an Age or a mapping of its options"),
         (
             lambda: aged("reverse_sweep", goal=lambda steps: steps["reward"] > 0, age=Age(half_life=1)),
