@@ -188,6 +188,8 @@ class RecipeBuffer(ReplayBuffer):
             columns["next", key] = np.array([[info[key]] for info in infos], dtype=np.float32)
         if count != self.n_envs:
             self._continue_with(count)
+        if not self._updates:  # Before the first draw nothing else moves the clock, from which the ages of rows count.
+            self.replay.advance(env_steps=self._env_steps)
         self.replay.extend_columns(columns | {"trajectory": self._trajectory.copy()})
         self._is_loaded = False
         self._trajectory[ended[:, 0]] += count

@@ -169,6 +169,9 @@ class Collection(Collector):
                     # One write for many steps of the warm-up; the last ones are written before the next draw.
                     if self.env_steps < env_steps and len(self._pending) * self._num_envs < self.rows_per_write:
                         continue
+                    # Before the first draw nothing else moves the clock, from which the ages of rows count.
+                    if self._stored_steps < self._warmup_steps:
+                        self._replay.advance(env_steps=self._stored_steps * self._world_size)
                     self._store()
                     if self._information.missing and self.env_steps >= self._warmup_steps and self.episodes:
                         self._information.check()

@@ -108,6 +108,11 @@ class ShardActors:
         return sum((Counter(report.rows) for report in self.reports), Counter())
 
     @property
+    def steps_sent(self) -> int:
+        """Number of steps that were sent and not answered yet."""
+        return sum(call.steps for calls in self._pending for call in calls)
+
+    @property
     def counts(self) -> Counts:
         """Counters over all shards, with those of lost shards."""
         # A shard that is started again counts from 0.

@@ -114,12 +114,15 @@ class Coordinator:
             self._shares.clear()
         return _FIRST_RANK + rank
 
-    def extend(self, parts: Sequence[tuple[int, list[ray.ObjectRef[Any]], int]], layout: Layout) -> list[Any] | NotYet:
+    def extend(
+        self, parts: Sequence[tuple[int, list[ray.ObjectRef[Any]], int]], layout: Layout, clocks: Mapping[str, int]
+    ) -> list[Any] | NotYet:
         """Sends references of rows to their shards, and returns the references of the answers.
 
         Args:
             parts: Shard, reference of its rows, and their number, for each shard.
             layout: Layout of the rows, which must be that of the first rows.
+            clocks: Readings that the caller has set.
         """
         # An insert waits for no shard.
         self.shards.settle({})
@@ -132,11 +135,15 @@ class Coordinator:
         if not self._limiter.may_insert(self._num_inserted, pending=0):
             return NotYet(self._limiter.reached("inserted"), _REMEDY_FOR_RATIO)
         answers = []
+        self._clocks |= clocks
+        # The ages of new rows count from the clocks of all shards.
+        readings = {"env_steps": self._num_inserted, "updates": self._num_draws} | self._clocks
         # The reference stands in a list, because Ray would fetch the rows to this process otherwise.
         for shard, reference, rows in parts:
             self._limiter.insert(rows, size=self._num_inserted)
             self._num_inserted += rows
-            answers.append(self.shards.send(shard, "extend", reference, self.draws.largest(shard), steps=rows))
+            largest = self.draws.largest(shard)
+            answers.append(self.shards.send(shard, "extend", reference, largest, readings, steps=rows))
         return answers
 
     def look_at(self, shard: int) -> str:

@@ -315,7 +315,7 @@ class ShardedReplay(TrainingReplay):
         routed, router = self._router.route(columns)
         # Rows go to the shards through the object store, and the coordinator gets their references.
         parts = [(shard, [ray.put(own)], len(next(iter(own.values())))) for shard, own in routed.items()]
-        answers = self._connection.call("extend", parts, layout_of(next(iter(routed.values()))))
+        answers = self._connection.call("extend", parts, layout_of(next(iter(routed.values()))), self._clocks)
         return _Sent(dict(zip(routed, answers, strict=True)), parts, router, b"")
 
     def _answer(self, shard: int, answer: ray.ObjectRef[Any], deadline: float) -> Any:
@@ -427,7 +427,10 @@ class ShardedReplay(TrainingReplay):
             self._connection.call("end_episodes", self._router.writer, self._router.ended(numbers))
 
     def advance(self, *, env_steps: int | None = None, updates: int | None = None) -> None:
-        """Sets the clocks of schedules from the next draw on. Otherwise the clocks count given rows and draws."""
+        """Sets the clocks of schedules and ages from the next call on.
+
+        Otherwise the clocks count given rows and draws.
+        """
         for name, reading in (("env_steps", env_steps), ("updates", updates)):
             if reading is not None:
                 self._clocks[name] = checked_count(name, reading, 0)

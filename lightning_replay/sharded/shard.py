@@ -72,11 +72,14 @@ class ReplayShard:
         """Returns an empty answer with the report of this shard."""
         return self._answer()
 
-    def extend(self, reference: Sequence[ray.ObjectRef[Any]], largest: Mapping[str, float]) -> Answer:
+    def extend(
+        self, reference: Sequence[ray.ObjectRef[Any]], largest: Mapping[str, float], clocks: Mapping[str, int]
+    ) -> Answer:
         """Stores the rows of a reference to columns ``[N, ...]`` with the ``largest`` priority of any shard.
 
-        Returns the slots, int64 ``[n]``. If the rows are refused, it returns the error and does not raise it. The error
-        belongs to the process that sent the rows, and not to the next process that waits for this shard.
+        ``clocks`` are the readings of all shards before these rows. Returns the slots, int64 ``[n]``. If the rows are
+        refused, it returns the error and does not raise it. The error belongs to the process that sent the rows, and
+        not to the next process that waits for this shard.
         """
         columns: Columns | None = fetched(reference, self._fetch_timeout_s)[0]
         if columns is None:
@@ -86,6 +89,7 @@ class ReplayShard:
         # A new row gets the largest priority of all shards, as in one replay.
         for priority in largest.values():
             self.held.raise_max_priority(priority)
+        self.held.advance(**clocks)
         try:
             slots = self.held.extend_columns(columns).cpu().numpy()
         except (TypeError, ValueError, RuntimeError) as error:

@@ -376,6 +376,8 @@ class ModuleOptions:
         self.measure: MeasureSurprise | None = None
         # By module, of rows elsewhere: the first rows of a module that is built later get it.
         self.largest_priorities: dict[str, float] = {}
+        #: In a shard, the readings of the clocks of all shards before the rows that are added next.
+        self.clocks: dict[str, int] = {}
         self._options = options
         self._special = special
 
@@ -532,6 +534,10 @@ class ModuleReplay:
         if self.is_recurrent:
             # Sequences are drawn along the links, so the links begin with the first row.
             self._returns.attach(self.replay)
+        clocks = self._options.clocks
+        if clocks:
+            self._num_draws = max(self._num_draws, clocks["updates"])
+            self.replay.advance(env_steps=clocks["env_steps"], updates=self._num_draws)
         try:
             stored += len(self.replay.extend_columns(rows))
         except Exception:  # the Learner that measures new rows was lost, or a function of the user's raised
@@ -543,7 +549,7 @@ class ModuleReplay:
         if self.task_progress is not None:
             self.task_progress.update(self.converter.slices)
         # Schedules by environment steps go on after the rows are in: a refused add changes none.
-        self.replay.advance(env_steps=fragments.steps)
+        self.replay.advance(env_steps=max(fragments.steps, clocks.get("env_steps", 0)))
         return Added(len(trajectory), rows_before + stored - len(self.replay), fragments.episodes - episodes_before)
 
     def draw(

@@ -195,11 +195,14 @@ class ShardedEpisodeReplayBuffer(RowBuffer):
         for one in [*episodes, *put_episodes(self._router, others)]:
             if isinstance(one, EpisodeReference):
                 by_shard.setdefault(one.shard, []).append(one)
+        # The ages of new rows count from the clocks of all shards.
+        added = self.shards.counts["steps_added", ""] + self.shards.steps_sent
+        clocks = {"env_steps": added, "updates": self._num_draws}
         # The driver sends references alone; the shard fetches the steps, and new rows get the group's largest priority.
         for shard, parts in by_shard.items():
             references = [one.reference for one in parts]
             steps = sum(one.num_steps for one in parts)
-            self.shards.send(shard, "add", references, self.draws.largest(shard), steps=steps)
+            self.shards.send(shard, "add", references, self.draws.largest(shard), clocks, steps=steps)
 
     def sample(
         self,

@@ -34,8 +34,13 @@ class EpisodeShard(ReplayShard):
         """The replay of each module."""
         return {name: module.replay for name, module in self.held.modules.items()}
 
-    def add(self, references: Sequence[ray.ObjectRef[Any]], largest: Mapping[str, float]) -> Answer:
-        """Stores fragments of episodes, of which each reference has a list; new rows get the largest priority."""
+    def add(
+        self, references: Sequence[ray.ObjectRef[Any]], largest: Mapping[str, float], clocks: Mapping[str, int]
+    ) -> Answer:
+        """Stores fragments of episodes, of which each reference has a list; new rows get the largest priority.
+
+        ``clocks`` are the readings of all shards before these rows.
+        """
         episodes: list[Any] = []
         for fragments in fetched(references, self._fetch_timeout_s):
             if fragments is None:  # its EnvRunner was lost, or hangs, before it could be fetched
@@ -43,6 +48,7 @@ class EpisodeShard(ReplayShard):
             else:
                 episodes += fragments
         self.held.options.largest_priorities |= largest
+        self.held.options.clocks = dict(clocks)
         for name, replay in self.replays.items():
             if name in largest:
                 replay.raise_max_priority(largest[name])

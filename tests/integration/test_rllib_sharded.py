@@ -95,7 +95,7 @@ def test_an_error_inside_a_shard_is_raised_at_the_next_draw(replay: ShardedEpiso
         replay.sample(num_items=BATCH)
     assert not hasattr(error.value, "__notes__")
     for shard in range(2):
-        replay.shards.send(shard, "add", [ray.put([wrong])], {})
+        replay.shards.send(shard, "add", [ray.put([wrong])], {}, {})
     wait_for_answers(replay)
     with pytest.raises(ValueError, match="observation") as error:
         replay.sample(num_items=BATCH)

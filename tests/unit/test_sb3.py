@@ -64,6 +64,12 @@ def filled(num_rows: int = 8, **options: Any) -> RecipeBuffer:
     return buffer
 
 
+def test_ages_count_from_the_steps_before_the_first_draw_on() -> None:
+    buffer = filled(5, recipe=partial(recipes.prioritized, age={"half_life": 3, "clock": "env_steps"}))
+    buffer.sample(4)
+    assert buffer.replay.state_dict()["sampler"]["ages"]["births"][:5].tolist() == [0, 1, 2, 3, 4]
+
+
 def model_of(kind: type[OffPolicyAlgorithm], env: Any, *, steps: int = 0, **options: Any) -> Any:
     policy = "MultiInputPolicy" if isinstance(getattr(env, "observation_space", None), spaces.Dict) else "MlpPolicy"
     arguments: dict[str, Any] = {

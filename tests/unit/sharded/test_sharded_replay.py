@@ -39,6 +39,24 @@ def test_episodes_are_dealt_out_whole_and_the_index_has_the_shard_and_the_slot()
     assert batch["priority_weight"].tolist() == [1.0] * 8 and batch["trajectory"].dtype == torch.int64
 
 
+@pytest.mark.parametrize("clock", ["env_steps", "updates"])
+def test_ages_count_from_the_clocks_of_all_shards(clock: str) -> None:
+    replay = built(age={"half_life": 10, "clock": clock})
+    for first in range(0, 12, 4):  # before the first draw
+        replay.extend(steps(first, 4))
+    replay.sample()
+    replay.extend(steps(12, 4))
+    replay.advance(env_steps=30, updates=20)
+    replay.extend(steps(16, 4))
+    found = {}
+    for shard in shards_of(replay):
+        slots = shard.oldest_first()
+        births = shard.state_dict()["sampler"]["ages"]["births"][slots].tolist()
+        found |= dict(zip(shard.storage.get(slots)["action"].tolist(), births, strict=True))
+    expected = {"env_steps": [0, 4, 8, 12, 30], "updates": [0, 0, 0, 1, 20]}[clock]
+    assert [found[number] for number in range(20)] == [birth for birth in expected for _ in range(4)]
+
+
 def test_the_frames_of_two_cameras_are_stored_once_in_their_shard(tmp_path: Path) -> None:
     options = {"frame_stack": 2, "image_key": IMAGE_KEYS[1], "frame_capacity": 60, "n_steps": 2}
     replay = built(**options)
