@@ -74,7 +74,13 @@ def last_three(digits: int) -> Measure:
 def experiment_of(name: str, title: str, arms: Iterable[Settings], **changes: Any) -> Experiment:
     """Returns an experiment with an arm for each file, which are not compared unless pairs are given."""
     made = {settings["file"]: settings for settings in arms}
-    options: dict[str, Any] = {"seeds": range(700, 703), "comparisons": (), "measure": last_three(2), **changes}
+    options: dict[str, Any] = {
+        "seeds": range(700, 703),
+        "pilot_seeds": (1,),
+        "comparisons": (),
+        "measure": last_three(2),
+        **changes,
+    }
     return Experiment(
         name=name,
         title=title,
@@ -85,7 +91,6 @@ def experiment_of(name: str, title: str, arms: Iterable[Settings], **changes: An
         arms=made,
         settings={"warmup_steps": None, "arguments": [], "demonstrations": 100, "random_episodes": 20},
         fast={"env_steps": 330, "warmup_steps": 300, "demonstrations": 1, "random_episodes": 1},
-        pilot_seeds=(1,),
         also=(final("random_return", "of random actions", digits=2),),
         run=run,
         **options,
@@ -99,7 +104,10 @@ EXPERIMENTS = (
         (arm(file) for file in WHOLE if file.startswith("lightning/")),
     ),
     experiment_of(
-        "files-rllib", "Files of RLlib at their full length", (arm(file) for file in WHOLE if file.startswith("rllib/"))
+        "files-rllib",
+        "Files of RLlib at their full length",
+        (arm(file) for file in WHOLE if file.startswith("rllib/")),
+        pilot_seeds=(1, 2),
     ),
     experiment_of(
         "files-parts",
