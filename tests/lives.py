@@ -21,9 +21,7 @@ from lightning_replay.events import EventTable, reward_at_least
 from lightning_replay.events.conditions import FirstInEpisode
 from lightning_replay.priority_tree import PriorityTree
 from lightning_replay.samplers import (
-    CombinedSampler,
     PrioritizedSampler,
-    ReliabilityAdjustedSampler,
     ReshuffledSampler,
 )
 from lightning_replay.transforms import NStepTransitions
@@ -58,16 +56,12 @@ def buffers() -> dict[str, Callable[[], Any]]:
             tables=[EventTable("odd", FirstInEpisode(reward_at_least(3.0)), capacity=20, history_length=2)],
             seed=0,
         ),
-        "own parts, combined": lambda: _over(CombinedSampler(base_sampler=PrioritizedSampler(64))),
-        "own parts, reshuffled": lambda: _over(ReshuffledSampler()),
-        "own parts, reliability": lambda: _over(ReliabilityAdjustedSampler(64)),
+        "own parts, reshuffled": lambda: Replay(
+            storage=PackedStorage(64), sampler=ReshuffledSampler(), batch_size=8, seed=0
+        ),
         "mixed": lambda: _mixed("prioritized"),
         "mixed, sequences": lambda: _mixed("sequences"),
     }
-
-
-def _over(sampler: Any) -> Replay:
-    return Replay(storage=PackedStorage(64), sampler=sampler, batch_size=8, seed=0)
 
 
 def _mixed(online: str) -> MixedReplay:

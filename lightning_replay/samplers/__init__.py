@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING
 from lightning_replay.lazy import Getter, lazy_names
 
 if TYPE_CHECKING:
-    from lightning_replay.samplers.combined import CombinedSampler
     from lightning_replay.samplers.continuous_correction import ContinuousCorrectionSampler
     from lightning_replay.samplers.neighborhood_mixup import NeighborhoodMixupSampler
     from lightning_replay.samplers.pairs import ContinuousTransitionSampler, PairSampler, RandomPairSampler
     from lightning_replay.samplers.prioritized import PrioritizedSampler
     from lightning_replay.samplers.recency import RecencySampler
-    from lightning_replay.samplers.reliability import ReliabilityAdjustedSampler
     from lightning_replay.samplers.reshuffled import ReshuffledSampler
     from lightning_replay.samplers.reverse_sweep import ReverseSweepSampler
     from lightning_replay.samplers.sequences import SequenceSampler, sequence_priorities
@@ -22,7 +20,6 @@ if TYPE_CHECKING:
     from lightning_replay.samplers.uniform import UniformSampler
 
 __all__ = [
-    "CombinedSampler",
     "ContinuousCorrectionSampler",
     "ContinuousTransitionSampler",
     "NeighborhoodMixupSampler",
@@ -30,7 +27,6 @@ __all__ = [
     "PrioritizedSampler",
     "RandomPairSampler",
     "RecencySampler",
-    "ReliabilityAdjustedSampler",
     "ReshuffledSampler",
     "ReverseSweepSampler",
     "ScheduledSampler",
@@ -44,13 +40,11 @@ __all__ = [
 __getattr__: Getter = lazy_names(
     __name__,
     {
-        ".combined": ("CombinedSampler",),
         ".continuous_correction": ("ContinuousCorrectionSampler",),
         ".neighborhood_mixup": ("NeighborhoodMixupSampler",),
         ".pairs": ("ContinuousTransitionSampler", "PairSampler", "RandomPairSampler"),
         ".prioritized": ("PrioritizedSampler",),
         ".recency": ("RecencySampler",),
-        ".reliability": ("ReliabilityAdjustedSampler",),
         ".reshuffled": ("ReshuffledSampler",),
         ".reverse_sweep": ("ReverseSweepSampler",),
         ".sequences": ("SequenceSampler", "sequence_priorities"),

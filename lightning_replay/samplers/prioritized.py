@@ -225,8 +225,7 @@ class PrioritizedSampler(PrioritizedBase):
         priority_offset: Offset ε that is added to every priority, so that an item of error 0 can still be drawn.
         min_priority: Least priority; smaller ones are raised to it. With 1, ``priority_exponent=0.4``,
             ``importance_exponent=0`` and a Huber loss these are the loss-adjusted priorities (LAP) of Fujimoto et al.
-            2020, https://arxiv.org/abs/2007.06049; :func:`lightning_replay.losses.pal_loss` is their loss for uniform
-            draws.
+            2020, https://arxiv.org/abs/2007.06049.
         normalize_over_batch: Whether weights are divided by the largest of the batch, not by the largest over the
             memory.
         backend: Back end of the :class:`~lightning_replay.priority_tree.PriorityTree`.
@@ -377,17 +376,6 @@ class PrioritizedSampler(PrioritizedBase):
         :meta private:
         """
         self._clocks["draws"] += 1
-
-    def weights_of(self, index: Tensor) -> Tensor:
-        """Returns the ``priority_weight`` of a batch of these rows, slots ``[B]``; float32 ``[B]``.
-
-        :meta private:
-        """
-        self._follow_ages()
-        least = self._tree.min()
-        # The minimum replaces a priority of 0, at which a row is never drawn.
-        value = torch.maximum(self._tree.get(index), least)
-        return (value / (value.amin() if self.normalize_over_batch else least)) ** -self.beta
 
     def _without_mass(self, stored: int) -> RuntimeError:
         if self.age is not None and self.age.max_age is not None:
@@ -543,15 +531,12 @@ class PrioritizedSampler(PrioritizedBase):
                     stacklevel=2,
                 )
         else:
-            powered = self._repowered(value)
+            # The tree keeps p ** α. Raised to α'/α, it becomes p ** α', the value at the new exponent.
+            powered = self._tree.leaves().pow(value / self._priority_exponent)
             if not torch.isfinite(powered).all():
                 raise ValueError(f"priority_exponent is {value}, at which a stored priority does not fit float32")
             self._replace_leaves(powered)
         self._priority_exponent = value
-
-    def _repowered(self, exponent: float) -> Tensor:
-        # The tree keeps p ** α. Raised to α'/α, it becomes p ** α', the value at the new exponent.
-        return self._tree.leaves().pow(exponent / self._priority_exponent)
 
     def _empty(self) -> None:
         if self._ages is not None:

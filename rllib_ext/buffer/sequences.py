@@ -17,7 +17,7 @@ from torch import Tensor
 from torchrl.data.replay_buffers import SliceSampler
 
 from lightning_replay.parts import as_replay_writer
-from lightning_replay.samplers import CombinedSampler, PairSampler
+from lightning_replay.samplers import PairSampler
 from lightning_replay.samplers.sequences import sequence_priorities
 from lightning_replay.storage.packed import read_columns
 from rllib_ext.episodes import Columns
@@ -41,8 +41,6 @@ def check_sequences(replay: Replay, n_step: int | tuple[int, int] = 1) -> None:
     sampler = type(replay.sampler).__name__
     if isinstance(replay.sampler, PairSampler | SliceSampler):
         reason = f"{sampler} draws {'pairs' if isinstance(replay.sampler, PairSampler) else 'slices'} of rows"
-    elif isinstance(replay.sampler, CombinedSampler):
-        reason = f"{sampler} draws the newest row, which no step follows yet"
     elif as_replay_writer(replay.writer).may_refuse:
         reason = f"{type(replay.writer).__name__} keeps single transitions, scattered over the episodes"
     elif transforms:

@@ -249,10 +249,6 @@ def cases() -> Iterator[Case]:
     )
     yield from cases_of(sa.UniformSampler, {}, {"seed": 5, "device": "cpu"}, over)
     yield from cases_of(sa.ReshuffledSampler, {}, {"seed": 5}, over)
-    first = {"base_sampler": sa.PrioritizedSampler(CAPACITY, 0.9)}
-    yield from cases_of(
-        sa.CombinedSampler, {"base_sampler": sa.PrioritizedSampler(CAPACITY)}, first | {"seed": 5}, over
-    )
     pairs = {"base_sampler": sa.PrioritizedSampler(CAPACITY), "update_partners": True}
     for owner in (sa.RandomPairSampler, sa.ContinuousTransitionSampler, sa.NeighborhoodMixupSampler):
         yield from cases_of(owner, {"base_sampler": None}, {"seed": 5, "base_sampler": pairs["base_sampler"]}, over)
@@ -261,12 +257,6 @@ def cases() -> Iterator[Case]:
     yield from cases_of(sa.ContinuousTransitionSampler, {}, followed, over)
     neighbors = {"num_neighbors": 4, "refresh_interval": 8, "discrete": "same_action", "feature_keys": ["other"]}
     yield from cases_of(sa.NeighborhoodMixupSampler, {"num_neighbors": 3}, neighbors, over)
-    of_rows = (
-        alike
-        | followed
-        | {"capacity": 90, "reliability_exponent": 0.9, "rows_per_update": 3, "normalize_over_batch": True}
-    )
-    yield from cases_of(sa.ReliabilityAdjustedSampler, {"capacity": CAPACITY}, of_rows, over)
     sweep = followed | {"goal": ev.reward_at_least(20.0), "sweep_share": 0.9, "seed": 5}
     yield from cases_of(sa.ReverseSweepSampler, {"goal": LATE}, sweep, over)
     sequences = followed | {"length": 5, "overlap": 2, "burn_in": 1, "min_steps": 2, "seed": 5}

@@ -16,12 +16,10 @@ from lightning_replay import writers as all_writers
 from lightning_replay.levels import LevelSampler, LevelWriter
 from lightning_replay.parts import as_replay_sampler
 from lightning_replay.samplers import (
-    CombinedSampler,
     ContinuousTransitionSampler,
     NeighborhoodMixupSampler,
     PrioritizedSampler,
     RandomPairSampler,
-    ReliabilityAdjustedSampler,
     SequenceSampler,
 )
 from lightning_replay.writers import FirstInFirstOutWriter, RetentionRule, RetentionWriter
@@ -35,8 +33,6 @@ def first() -> PrioritizedSampler:
 
 SAMPLERS: dict[str, Callable[[], Any]] = {
     "rows": first,
-    "reliability": lambda: ReliabilityAdjustedSampler(64),
-    "newest": lambda: CombinedSampler(first()),
     "neighbors": lambda: NeighborhoodMixupSampler(base_sampler=first()),
     "random pairs": lambda: RandomPairSampler(base_sampler=first()),
     "consecutive pairs": lambda: ContinuousTransitionSampler(base_sampler=first()),

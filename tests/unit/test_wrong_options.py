@@ -75,7 +75,6 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "RecencySampler": {"capacity": 10, "age": {"half_life": 10.0}},
     "RelabelGoals": {"env": "BitFlipping-v0"},
     "Reestablished": {"condition": HIGH, "steps": 2},
-    "ReliabilityAdjustedSampler": {"capacity": 10},
     "ReturnChange": {"low": 0.0, "high": 1.0},
     "ReverseCurriculum": {"order": ["near"]},
     "ReverseSweepSampler": {"goal": HIGH},

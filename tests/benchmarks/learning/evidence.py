@@ -66,7 +66,6 @@ METHODS: Mapping[str, Sequence[str]] = {
         "age-many-half-cheetah",
         "age-many-double-pendulum",
     ),
-    "Prioritization variants": ("variants", "variants-lander"),
     "Combinations of these": (
         "combined-mixup-events",
         "combined-mixup-goal",
@@ -77,8 +76,16 @@ METHODS: Mapping[str, Sequence[str]] = {
     "The same buffer in RLlib": ("rllib-dqn", "rllib-dqn-3-steps", "rllib-sac", "rllib-shards", "apex-cartpole"),
 }
 
-# Results of experiments that others replaced; their files are in the history.
-REPLACED = ("multi-room-4", "two-rooms", "point-maze", "half-field-signals", "half-field-choice")
+# Results of experiments that others replaced, or whose parts left the library; their files are in the history.
+REPLACED = (
+    "multi-room-4",
+    "two-rooms",
+    "point-maze",
+    "half-field-signals",
+    "half-field-choice",
+    "variants",
+    "variants-lander",
+)
 
 
 def table(method: str, experiments: Mapping[str, Experiment], results: Path) -> str:

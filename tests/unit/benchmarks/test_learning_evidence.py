@@ -33,12 +33,10 @@ QUOTED = {
         "| [UCB-DrAC](": "mixreg and UCB-DrAC",
         "| [Retention](": "Retention by surprise and on-policyness",
         "| [Recent rows](": "Draws by age",
-        "| [Variants](": "Prioritization variants",
         "| [Learnability](": "Learnability of prompts",
     },
     WHICH_METHOD: {
         "| [prioritized](": "Event tables",
-        "| variants of [prioritized](": "Prioritization variants",
         "| [recent rows](": "Draws by age",
         "| [neighbourhood mixup](": "Neighbourhood mixup",
         "| [event tables](": "Event tables",

@@ -13,9 +13,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from lightning_replay.losses import pal_loss
 from tests.benchmarks.learning.experiments import retention, retention_mending
-from tests.benchmarks.learning.experiments.variants import PalDQN
 from tests.benchmarks.learning.learners.minatar_players import StackedPlayers
 from tests.benchmarks.learning.learners.stacked_dqn import StackedDQN
 from tests.benchmarks.learning.recorder import OutOfTimeError, Recorder
@@ -141,9 +139,3 @@ def test_a_run_is_the_same_beside_others() -> None:
     both, alone = recorded((3, 5)), recorded((5,))
     assert [point[1] for point in both["curves"]["age"]] == [point[0] for point in alone["curves"]["age"]]
     assert both["final"]["nbytes"][1] == alone["final"]["nbytes"][0]
-
-
-def test_the_slope_of_pal_is_the_derivative_of_its_loss() -> None:
-    errors = (torch.randn(3, 50, generator=torch.Generator().manual_seed(0)) * 2).requires_grad_()
-    sum(pal_loss(own).sum() for own in errors).backward()
-    torch.testing.assert_close(PalDQN._slope(errors.detach()), errors.grad)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Variants of prioritized replay by class path and by option, as a config of RLlib names them."""
+"""Samplers by class path and by option, as a config of RLlib names them."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ SAMPLERS = "lightning_replay.samplers."
     [
         ({"recipe": "prioritized", "min_priority": 1.0}, "PrioritizedSampler(capacity=100"),
         ({"sampler": f"{SAMPLERS}ReshuffledSampler"}, "ReshuffledSampler("),
-        ({"sampler": f"{SAMPLERS}ReliabilityAdjustedSampler"}, "ReliabilityAdjustedSampler(capacity=100"),
-        ({"sampler": f"{SAMPLERS}CombinedSampler"}, "CombinedSampler(base_sampler=UniformSampler("),
+        ({"sampler": f"{SAMPLERS}PrioritizedSampler"}, "PrioritizedSampler(capacity=100"),
+        ({"sampler": f"{SAMPLERS}RandomPairSampler"}, "RandomPairSampler(base_sampler=UniformSampler("),
         (
             {
                 "sampler": {
-                    "class_path": f"{SAMPLERS}CombinedSampler",
+                    "class_path": f"{SAMPLERS}RandomPairSampler",
                     "init_args": {"base_sampler": {"class_path": f"{SAMPLERS}PrioritizedSampler"}},
                 }
             },
-            "CombinedSampler(base_sampler=PrioritizedSampler(capacity=100",
+            "RandomPairSampler(base_sampler=PrioritizedSampler(capacity=100",
         ),
     ],
 )

@@ -120,7 +120,8 @@ class StackedDQN(StackedAgent):
         """Returns TD errors ``[R, B]`` and action values ``[R, B, A]``; all arguments are ``[R, B, ...]``."""
         rows = (observation, action, following, reward, discount)
         td_error, outputs = self._errors(self._online, self._target, *rows)
-        slope = self._slope(td_error).mul_(weight).div_(-weight.shape[1]).unsqueeze(-1)
+        # The derivative of the Huber loss of each row by its TD error.
+        slope = td_error.clamp(-1.0, 1.0).mul_(weight).div_(-weight.shape[1]).unsqueeze(-1)
         backward(self._online, outputs, torch.zeros_like(outputs[-1]).scatter_(-1, action.unsqueeze(-1), slope))
         (optimizer,) = self._optimizers
         optimizer.step()
@@ -145,11 +146,6 @@ class StackedDQN(StackedAgent):
         later = forward(target, inputs)[-1].gather(-1, best).squeeze(-1).mul_(discount)
         outputs = forward(online, self._inputs(observation))
         return self._sum(reward, later, outputs[-1].gather(-1, action.unsqueeze(-1)).squeeze(-1)), outputs
-
-    @staticmethod
-    def _slope(td_error: Tensor) -> Tensor:
-        """Returns the derivative of the loss of each row by its TD error, a new tensor ``[R, B]``."""
-        return td_error.clamp(-1.0, 1.0)
 
     @staticmethod
     def _sum(reward: Tensor, later: Tensor, taken: Tensor) -> Tensor:

@@ -205,7 +205,6 @@ def test_rows_without_state_are_refused() -> None:
     [
         ("mixup", {"keys": ["observation"]}, "RandomPairSampler draws pairs"),
         ("noisy", {"keys": ["observation"]}, "GaussianNoise changes single transitions"),
-        (None, {"sampler": "lightning_replay.samplers.CombinedSampler"}, "CombinedSampler draws the newest row"),
         ("surprise_retention", {}, "RetentionWriter keeps single transitions, scattered over the episodes"),
     ],
 )
