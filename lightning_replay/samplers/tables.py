@@ -58,8 +58,8 @@ class SummedTables(NamedTuple):
     length: np.ndarray  # int64 [L], entries of each in all replays together
 
 
-class ShardOfTables(Tables):
-    """The tables of one replay among several; ``length`` is summed over all replays, the rest is that of ``tables``."""
+class CountedTables(Tables):
+    """Tables whose lengths are others, for a correction: those of all replays together, or sums of weights of ages."""
 
     length: Any = None
     drawn_among: Any = None
@@ -158,16 +158,21 @@ class WithinTables(PrioritizedBase):
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
         """Draws ``batch_size`` slots, int64 ``[B]``, table after table; RuntimeError where none can be drawn."""
         tables = tables_of(storage, self)
-        rows, shares = self.rows_of_tables(tables, batch_size)
         # The number of rows of each table is drawn first, so that it does not depend on priorities.
-        totals = None
         if self._has_trees:
             totals = self.group_totals(storage)
+            rows, shares = self.rows_of_groups(batch_size, totals)
             self._check_mass(totals, rows)
+        else:
+            totals = None
+            rows, shares = self.rows_of_tables(tables, batch_size)
         table, slots, probability = self._draw(tables, totals, rows, self._uniform(batch_size))
         ratios = self._ratios(totals, table, probability) if totals is not None and self.uses_priorities else None
         # The ratios correct for priorities within a table, this for the choice among tables.
-        columns, correction = self.describe(tables, table, slots, shares)
+        counted = tables
+        if totals is not None and not self.uses_priorities:
+            counted = CountedTables(tables, totals.mass, totals.mass)
+        columns, correction = self.describe(counted, table, slots, shares)
         columns.update(self.weights(table, shares, ratios, correction))
         return as_tensors(slots, columns)
 
@@ -191,17 +196,26 @@ class WithinTables(PrioritizedBase):
         table, slots, probability = self._draw(tables, totals, rows, part.points)
         # The weights correct for priorities.
         drawn_among = part.rows
-        if not self._has_trees:
+        if not self.uses_priorities:
             drawn_among = np.full(len(tables), np.inf)
-            np.divide(tables.length, part.fractions, out=drawn_among, where=part.fractions > 0)
+            np.divide(totals.mass, part.fractions, out=drawn_among, where=part.fractions > 0)
         # A correction counts entries of all replays, although only slots of this one are at hand.
-        whole = ShardOfTables(tables, part.rows, drawn_among)
+        whole = CountedTables(tables, part.rows if self.age is None else drawn_among, drawn_among)
         columns, correction = self.describe(whole, table, slots, part.shares)
         return *as_tensors(slots, columns), ShardDraw(probability, totals, correction)
 
     def rows_of_groups(self, batch_size: int, totals: GroupTotals) -> tuple[np.ndarray, np.ndarray]:
         """Returns the rows and the share of each table, from the lengths over all replays."""
-        return self.rows_of_tables(SummedTables(totals.names, totals.rows), batch_size)
+        rows = totals.rows
+        if self.age is not None and self.age.max_age is not None:
+            # The others take the share of a table whose rows are all too old, as that of an empty table.
+            rows = np.where(totals.mass > 0, rows, 0)
+            if totals.rows.any() and not rows.any():
+                raise RuntimeError(
+                    f"no row of the {totals.rows.sum()} entries of tables can be drawn: all have priority 0, or are "
+                    f"older than max_age {self.age.max_age}. Raise max_age, or store new rows"
+                )
+        return self.rows_of_tables(SummedTables(totals.names, rows), batch_size)
 
     @abstractmethod
     def rows_of_tables(self, tables: Tables | SummedTables, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -267,11 +281,6 @@ class WithinTables(PrioritizedBase):
             table = totals.names[number]
             if not totals.rows[number]:
                 raise RuntimeError(f"table {table!r} holds no rows to draw from; call extend first")
-            if self.age is not None and self.age.max_age is not None:
-                raise RuntimeError(
-                    f"no row of table {table!r} can be drawn: all have priority 0, or are older than max_age "
-                    f"{self.age.max_age}. Raise max_age, or give the table a share of 0"
-                )
             raise RuntimeError(f"all rows of table {table!r} have priority 0; use a positive priority_offset")
 
     def _uniform(self, count: int) -> np.ndarray:
@@ -497,10 +506,12 @@ def mixture(tables: Tables, shares: np.ndarray, slots: np.ndarray) -> np.ndarray
     """``(1 / |B_0|) / sum_i p_i m_i / |B_i|``, where m_i is 1 if table i holds the row.
 
     The weighted mean over draws is the mean over the default table. Rows that have left it count as if they were in it.
+    If rows become less likely as they age, |B_i| is the sum of the weights of their ages, and the mean is that of draws
+    by age from the default table.
     """
-    per_entry = shares / np.maximum(tables.drawn_among, 1)
+    per_entry = np.divide(shares, tables.drawn_among, out=np.zeros(len(shares)), where=shares > 0)
     probability = per_entry @ (tables.position[:, slots] >= 0)
-    return 1.0 / (max(int(tables.length[0]), 1) * probability)
+    return 1.0 / ((float(tables.length[0]) or 1.0) * probability)
 
 
 def lemma2(tables: Tables, shares: np.ndarray, slots: np.ndarray) -> np.ndarray:

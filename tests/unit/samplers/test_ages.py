@@ -319,15 +319,54 @@ def test_a_draw_from_an_empty_buffer_leaves_the_way_without_a_tree() -> None:
     assert replay.sampler.state_dict()["newest"] == 1
 
 
-def test_a_table_whose_rows_are_all_too_old_is_named() -> None:
+@pytest.mark.parametrize("multinomial", [False, True])
+@pytest.mark.parametrize("exponent", [0.0, 1.0])
+def test_the_share_of_a_table_whose_rows_are_all_too_old_goes_to_the_others(exponent: float, multinomial: bool) -> None:
     goal = EventTable("goal", condition=reward_at_least(3.0), history_length=1, capacity=4, share=0.5, min_size=1)
-    replay = aged("event_tables", tables=[goal], default_share=0.5, age=Age(max_age=1))
+    age = Age(max_age=1, clock="updates")
+    replay = aged(
+        "event_tables", tables=[goal], default_share=0.5, age=age, multinomial=multinomial, priority_exponent=exponent
+    )
     replay.extend(numbered_steps(0, 4))
+    assert {*replay.sample(32)["table"].tolist()} == {0, 1}
     rows = numbered_steps(4, 3)
     rows["next", "reward"] = torch.zeros(3, 1)
+    replay.advance(updates=2)
     replay.extend(rows)
-    with pytest.raises(RuntimeError, match="no row of table 'goal' can be drawn: all have priority 0, or are older"):
+    assert {*replay.sample(32)["table"].tolist()} == {0}
+    replay.advance(updates=4)
+    with pytest.raises(RuntimeError, match="no row of the .* entries of tables can be drawn: .* older than max_age 1"):
         replay.sample()
+
+
+@pytest.mark.parametrize("max_age", [None, 5])
+def test_the_correction_leaves_the_effect_of_age_and_takes_that_of_shares(max_age: int | None) -> None:
+    # Rows 0 to 3 have the ages 3 to 0 and the weights 1/8 to 1, which sum to 15/8. The event table holds rows 0 and 3,
+    # whose weights sum to 9/8.
+    goal = EventTable(
+        "goal",
+        condition=lambda rows: rows["observation"][:, 0] % 3 == 0,
+        history_length=1,
+        capacity=4,
+        share=0.5,
+        min_size=1,
+    )
+    replay = aged(
+        "event_tables",
+        tables=[goal],
+        default_share=0.5,
+        correction="mixture",
+        age=Age(half_life=1, floor=0.0, max_age=max_age),
+    )
+    replay.extend(numbered_steps(0, 4))
+    batch = replay.sample(64)
+    in_both = (8 / 15) / (0.5 * 8 / 15 + 0.5 * 8 / 9)
+    expected = {0: in_both, 1: 2.0, 2: 2.0, 3: in_both}
+    drawn = zip(batch["observation"][:, 0].tolist(), batch["priority_weight"].tolist(), strict=True)
+    assert {row: round(weight, 5) for row, weight in drawn}.items() <= {
+        row: round(weight, 5) for row, weight in expected.items()
+    }.items()
+    assert len(batch["observation"][:, 0].unique()) == 4
 
 
 def test_emptied_buffers_begin_anew() -> None:
