@@ -54,8 +54,9 @@ class LevelBuffer(LevelSelector):
     ``episodes`` c.
 
     The defaults are a temperature of 1 and a staleness weight of 0.3. With them, replay was better than uniform levels
-    over the run on three tasks: MultiRoom +0.083, and combination locks +0.111 or +0.021. With the temperature of the
-    paper and its staleness weight for the task, it was better on one of the three. :func:`plr` has these options.
+    over the run on MultiRoom, +0.083, and on combination locks with two critics, +0.111 and +0.021. With the
+    temperature of the paper and its staleness weight for the task, it was better in one of the three cases.
+    :func:`plr` has these options.
 
     Args:
         levels: Distinct ids, their number for 0, 1, 2, ..., or a :class:`LevelSet` of any objects; ``None`` for an
