@@ -133,6 +133,10 @@ class RowAges:
         #: Number of times that all weights had to be written again; trees compare it with their own.
         self.renewals: int = 0
         self._schedule = None if age.half_life is None else checked_schedule("half_life", age.half_life)
+        #: Largest age at which a row is drawn.
+        self.max_age: float = math.inf if age.max_age is None else age.max_age
+        # How many half-lives a row decays.
+        self._halvings = math.log2(1.0 / age.floor) if age.floor else math.inf
         #: Whether ages are counted in rows.
         self.counts_rows: bool = age.clock == "rows" and age.version_key is None
         #: Whether the half-life never changes.
@@ -167,6 +171,11 @@ class RowAges:
         # How many rows in order have reached the floor, and the largest age.
         self._reached = [0, 0]
         self._renew(0.0)
+
+    @property
+    def reach(self) -> float:
+        """Largest age of a decaying row; infinite if rows never reach the floor."""
+        return math.inf if self.half_life is None else self.half_life * self._halvings
 
     @property
     def scale(self) -> float:
@@ -272,9 +281,9 @@ class RowAges:
         age = self.age
         if age.clock != "rows":
             self.now = max(self.now, float(clocks[age.clock]))
-        if self._schedule is not None and self.half_life is not None:
+        if self._schedule is not None and not self.is_steady:
             half_life = self._schedule(clocks[self._schedule.clock])
-            if abs(half_life - self.half_life) > HALF_LIFE_STEP * self.half_life:
+            if abs(half_life * self.rate - 1.0) > HALF_LIFE_STEP:
                 self.half_life = half_life
                 self.rate = 1.0 / half_life
                 self._renew(self.now)
@@ -289,10 +298,8 @@ class RowAges:
         return np.concatenate([self._in_order[a:b] for a, b in zip(before, self._reached, strict=True)])
 
     def _set_limits(self) -> None:
-        if self.half_life is not None and self.age.floor > 0:
-            self.old_before = self.now - self.half_life * math.log2(1.0 / self.age.floor)
-        if self.age.max_age is not None:
-            self.gone_before = self.now - self.age.max_age
+        self.old_before = self.now - self.reach
+        self.gone_before = self.now - self.max_age
 
     @property
     def unit(self) -> str:

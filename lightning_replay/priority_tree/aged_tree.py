@@ -10,14 +10,19 @@ from torch import Tensor
 from lightning_replay.ages import RowAges
 from lightning_replay.priority_tree import aged_kernels
 from lightning_replay.priority_tree import numba_kernels as kernels
+from lightning_replay.priority_tree.numba_kernels import FAN_OUT
 from lightning_replay.priority_tree.numba_tree import NO_GENERATIONS, NumbaTree
+
+# Of each half at the level where a search begins. Fewer nodes take one level more, and more nodes a longer first step.
+MOST_NODES = 256
 
 
 class AgedTree:
     """Back end of :class:`lightning_replay.priority_tree.PriorityTree` for an age; validates nothing.
 
-    One tree has the decaying rows, whose weights grow with their births instead of falling with time. The other tree
-    has the rows at the floor. A draw first chooses a tree, so it takes as many steps as without an age.
+    The first half of the leaves has the decaying rows, whose weights grow with their births instead of falling with
+    time. The second half has the rows at the floor. The levels end where no node has leaves of both halves, so one
+    search from there serves both.
 
     Args:
         capacity: Number of slots.
@@ -31,13 +36,17 @@ class AgedTree:
     def __init__(self, capacity: int, ages: RowAges, births: np.ndarray) -> None:
         self._ages = ages
         self._births = births
-        self._decaying = NumbaTree(capacity, self.device)
-        self._old = NumbaTree(capacity, self.device)
+        span = FAN_OUT
+        while capacity > MOST_NODES * span:
+            span *= FAN_OUT
+        self._width = -(-capacity // span) * span
+        self._tree = NumbaTree(2 * self._width, self.device)
+        counts = self._tree.arrays[4]
+        self._arrays = (*self._tree.arrays[:4], counts[counts >= 2 * self._width // span])
         # Values before any age.
-        self._values = np.zeros(len(self._decaying.arrays[0]), dtype=np.float32)
+        self._values = np.zeros(self._width, dtype=np.float32)
         # The loops that check and write values get this tree, which has no level above the leaves.
-        self._leaves_only = (self._values, *self._decaying.arrays[1:4], self._decaying.arrays[4][:1])
-        self._trees = (*self._decaying.arrays[:3], *self._old.arrays[:3], *self._decaying.arrays[3:])
+        self._leaves_only = (self._values, *self._arrays[1:4], self._arrays[4][:1])
         self._renewal = ages.renewals
         self._capacity = capacity
 
@@ -48,7 +57,7 @@ class AgedTree:
         elif len(index):
             ages = self._ages
             readings = ages.reference, ages.rate, ages.old_before, ages.gone_before
-            aged_kernels.write_values(index, self._values, self._births, *readings, *self._trees)
+            aged_kernels.write_values(index, self._values, self._births, *readings, *self._arrays)
 
     def _renew(self) -> None:
         ages = self._ages
@@ -56,8 +65,9 @@ class AgedTree:
         is_decaying = self._births >= max(ages.old_before, ages.gone_before)
         is_old = ~is_decaying & (self._births >= ages.gone_before)
         factor = np.exp2((self._births - ages.reference) * ages.rate)
-        self._decaying.load_leaves(torch.from_numpy((values * factor * is_decaying).astype(np.float32)))
-        self._old.load_leaves(torch.from_numpy(values * is_old))
+        leaves = np.zeros((2, self._width), dtype=np.float32)
+        leaves[:, : self._capacity] = values * factor * is_decaying, values * is_old
+        self._tree.load_leaves(torch.from_numpy(leaves.reshape(-1)))
         self._renewal = ages.renewals
 
     @property
@@ -125,22 +135,19 @@ class AgedTree:
         index = np.empty(uniform.numel(), np.int64)
         weight = np.empty(uniform.numel(), np.float32)
         drawn = uniform.numpy(), np.float32(exponent), over_batch, index, weight
-        aged_kernels.draw_aged(*drawn, *self._factors, *self._trees)
+        aged_kernels.draw_aged(*drawn, *self._factors, *self._arrays)
         return torch.from_numpy(index), torch.from_numpy(weight)
 
     def draw_at(self, points: np.ndarray) -> tuple[Tensor, np.ndarray]:
         """Returns slots ``[n]`` at points in [0, 1) and their probabilities, float64 ``[n]``."""
         index = np.empty(len(points), np.int64)
-        share = np.empty(len(points))
-        aged_kernels.find_aged(points, index, share, *self._factors, *self._trees)
-        return torch.from_numpy(index), share
+        value = np.empty(len(points))
+        total, _ = aged_kernels.find_aged(points, index, value, *self._factors, *self._arrays)
+        return torch.from_numpy(index), value / total
 
     def bounds(self) -> tuple[float, float]:
         """Returns the sum and the smallest of all values at their present ages, as numbers."""
-        scale, floor = self._factors
-        mass, least = self._decaying.bounds()
-        mass_old, least_old = self._old.bounds()
-        return mass * scale + mass_old * floor, min(least * scale, least_old * floor if floor > 0 else np.inf)
+        return aged_kernels.bounds(*self._factors, *self._arrays)
 
     def leaves(self) -> Tensor:
         """Returns a copy of all values before any age, float32 ``[capacity]``."""
@@ -149,7 +156,8 @@ class AgedTree:
     def drawn_by(self) -> Tensor:
         """Returns the values in proportion to which slots are drawn, float64 ``[capacity]``."""
         scale, floor = self._factors
-        return self._decaying.leaves().double() * scale + self._old.leaves().double() * floor
+        decaying, old = self._tree.leaves().double().reshape(2, -1)[:, : self._capacity]
+        return decaying * scale + old * floor
 
     def load_leaves(self, leaves: Tensor) -> None:
         """Replaces all values before any age, float32 ``[capacity]``."""
@@ -158,5 +166,5 @@ class AgedTree:
 
     @property
     def nbytes(self) -> int:
-        """Size of the two trees and the values in bytes."""
-        return self._decaying.nbytes + self._old.nbytes + self._values.nbytes
+        """Size of the tree and the values in bytes."""
+        return self._tree.nbytes + self._values.nbytes

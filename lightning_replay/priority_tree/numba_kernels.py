@@ -2,9 +2,8 @@
 """Loops of the numba priority tree, compiled."""
 
 import numpy as np
-from numba import njit
 
-from lightning_replay.jit import compiled
+from lightning_replay.jit import compiled, inlined
 
 # Measured over 8, 16, 32 and 64 with 256 draws and updates: 16 float32 leaves fill one cache line of 64 bytes.
 SHIFT = 4
@@ -19,10 +18,7 @@ ZERO = np.float64(0.0)
 
 
 # A call between compiled functions counts references to every array it passes: four times the work of a block.
-_inlined = njit(inline="always")
-
-
-@_inlined
+@inlined
 def _sum_leaves(leaves, first):  # type: ignore[no-untyped-def]
     """Returns sum and smallest positive of one block of leaves, in four parallel chains of fixed order."""
     first &= NOT_NEGATIVE
@@ -44,7 +40,7 @@ def _sum_leaves(leaves, first):  # type: ignore[no-untyped-def]
     return (a + b) + (c + d), low_c if low_c < low_a else low_a
 
 
-@_inlined
+@inlined
 def _sum_nodes(sums, minima, first):  # type: ignore[no-untyped-def]
     first &= NOT_NEGATIVE
     a, b, c, d = ZERO, ZERO, ZERO, ZERO
@@ -61,7 +57,7 @@ def _sum_nodes(sums, minima, first):  # type: ignore[no-untyped-def]
     return (a + b) + (c + d), low_c if low_c < low_a else low_a
 
 
-@_inlined
+@inlined
 def _recompute(level, node, leaves, sums, minima, starts):  # type: ignore[no-untyped-def]
     if level == 1:
         total, least = _sum_leaves(leaves, node << SHIFT)
@@ -158,12 +154,12 @@ def set_rows(  # type: ignore[no-untyped-def]
     refresh(slots, leaves, sums, minima, starts, counts)
 
 
-@_inlined
+@inlined
 def _sum_four(values, first):  # type: ignore[no-untyped-def]
     return (np.float64(values[first]) + values[first + 1]) + (np.float64(values[first + 2]) + values[first + 3])
 
 
-@_inlined
+@inlined
 def _choose_in_order(values, first, remaining):  # type: ignore[no-untyped-def]
     """Returns what :func:`_choose_child` does, added up one by one: slower, and defined past the end."""
     cumulative, before, child = ZERO, ZERO, 0
@@ -182,7 +178,7 @@ def _choose_in_order(values, first, remaining):  # type: ignore[no-untyped-def]
     return child, before
 
 
-@_inlined
+@inlined
 def _choose_child(values, first, remaining):  # type: ignore[no-untyped-def]
     """Returns the first child, none of zero, whose cumulative sum exceeds ``remaining``, and the sum before it."""
     first &= NOT_NEGATIVE
@@ -206,14 +202,15 @@ def _choose_child(values, first, remaining):  # type: ignore[no-untyped-def]
     return child, before
 
 
-@_inlined
-def _find_nodes(remaining, index, sums, start, nodes):  # type: ignore[no-untyped-def]
+@inlined
+def _find_nodes(remaining, index, sums, start, nodes, factor, second_factor):  # type: ignore[no-untyped-def]
     """Writes the node of one level in which each query lies to ``index``, and takes the sum before it from it."""
     # A table of the node at which every n-th part of the total begins leaves one step to a query, on average.
     ends, total, last = np.zeros(nodes + 1), 0.0, 0
     for node in range(nodes):
-        last = node if total + sums[start + node] > total else last
-        total += sums[start + node]
+        mass = sums[start + node] * (factor if 2 * node < nodes else second_factor)
+        last = node if total + mass > total else last
+        total += mass
         ends[node + 1] = total
     scale = nodes / total if total > 0 else 0.0
     begins, node = np.empty(nodes, np.int64), 0
@@ -232,17 +229,20 @@ def _find_nodes(remaining, index, sums, start, nodes):  # type: ignore[no-untype
         while ends[node] > query:  # rounded
             node -= 1
         index[position] = node
-        remaining[position] = query - ends[node]
+        remaining[position] = (query - ends[node]) / (factor if 2 * node < nodes else second_factor)
 
 
-@compiled
-def find(remaining, index, leaves, sums, starts, counts):  # type: ignore[no-untyped-def]
-    """Descends level by level with all queries, so that their cache misses overlap; changes ``remaining``."""
+@inlined
+def find_scaled(remaining, index, factor, second_factor, leaves, sums, starts, counts):  # type: ignore[no-untyped-def]
+    """Descends level by level with all queries, so that their cache misses overlap; changes ``remaining``.
+
+    Values in the two halves of the leaves count times a factor.
+    """
     # The lowest level with no more nodes than queries is searched at once instead of those above it.
     top = counts.size - 1
     while top > 1 and counts[top - 1] <= index.size:
         top -= 1
-    _find_nodes(remaining, index, sums, starts[top], counts[top])
+    _find_nodes(remaining, index, sums, starts[top], counts[top], factor, second_factor)
     touched = 0.0
     for level in range(top - 1, -1, -1):
         if counts[level] > PREFETCH_ABOVE:
@@ -263,6 +263,12 @@ def find(remaining, index, leaves, sums, starts, counts):  # type: ignore[no-unt
             index[position] = first + child
     if touched < 0:  # never; a use, so that the loads above are not optimised away
         index[0] = -1
+
+
+@compiled
+def find(remaining, index, leaves, sums, starts, counts):  # type: ignore[no-untyped-def]
+    """Writes the first slots whose cumulative sums exceed ``remaining``, which it changes, to ``index``."""
+    find_scaled(remaining, index, 1.0, 1.0, leaves, sums, starts, counts)
 
 
 @compiled

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -117,30 +116,26 @@ class RecencySampler(PrioritizedSampler):
         self._clocks["draws"] += 1
         return torch.from_numpy(self._in_ring(points.numpy())[0]), {}
 
-    def _in_ring(self, points: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
-        """Returns the slots at points ``[n]`` in [0, 1) of the mass, int64 ``[n]``, their ages, and the mass."""
+    def _in_ring(self, points: np.ndarray) -> tuple[np.ndarray, float]:
+        """Returns the slots at points ``[n]`` in [0, 1) of the mass, int64 ``[n]``, and the mass."""
         ages = self._row_ages
         if not ages.is_steady:
             ages.follow(self._clocks)
-        age = ages.age
-        stored = self._stored if age.max_age is None else min(self._stored, int(age.max_age) + 1)
-        decaying = stored
-        if ages.half_life is not None and age.floor > 0:
-            # The minimum comes first, because an age may be too large for an integer.
-            decaying = int(min(stored - 1, ages.half_life * math.log2(1.0 / age.floor))) + 1
-        found = np.empty(len(points), np.int64)
+        # The minima come first, because an age may be too large for an integer.
+        stored = int(min(self._stored, ages.max_age + 1))
+        decaying = int(min(stored - 1, ages.reach)) + 1
         slots = np.empty(len(points), np.int64)
-        mass = aged_kernels.ages_at(
-            points, decaying, stored, ages.rate, float(age.floor), found, self._newest, self.max_size, slots
+        mass = aged_kernels.slots_at(
+            points, slots, decaying, stored, ages.rate, float(ages.age.floor), self._newest, self.max_size
         )
-        return slots, found, mass
+        return slots, mass
 
     def group_totals(self, storage: Storage) -> GroupTotals:
         """Returns the sum and the smallest of the weights."""
         if self._newest is None:
             return super().group_totals(storage)
         self._attach_storage(storage)
-        _, _, mass = self._in_ring(np.empty(0))
+        _, mass = self._in_ring(np.empty(0))
         oldest = self._weights(np.array([self._stored - 1]))
         return GroupTotals(["rows"], np.array([mass]), np.array([self._stored]), oldest)
 
@@ -154,7 +149,8 @@ class RecencySampler(PrioritizedSampler):
         if not len(storage):
             raise empty_storage()
         totals = self.group_totals(storage)
-        slots, ages, mass = self._in_ring(part.points)
+        slots, mass = self._in_ring(part.points)
+        ages = (self._newest - slots) % self.max_size
         self._clocks["draws"] += 1
         return torch.from_numpy(slots), {}, ShardDraw(self._weights(ages) / mass, totals)
 

@@ -49,6 +49,7 @@ def main() -> None:
                 for name, replay in replays.items()
             }
             table.measure("prioritized update 256", updates, rounds=options.rounds)
+            del updates  # Its functions keep the replays.
         inserts = {name: burst_of(lambda replay=replay: replay.extend(one)) for name, replay in replays.items()}
         table.measure(f"{recipe} insert 1", inserts, rounds=options.rounds)
         for name in list(AGES)[1:]:
