@@ -91,10 +91,11 @@ def test_the_same_seed_is_the_same_training(tmp_path: Path) -> None:
 def test_schedules_get_both_clocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     replay = make_replay()
     clocks = []
-    monkeypatch.setattr(replay, "advance", lambda *, env_steps, updates: clocks.append((env_steps, updates)))
+    monkeypatch.setattr(replay, "advance", lambda env_steps, updates=None: clocks.append((env_steps, updates)))
     data = ReplayDataModule(Counting, replay, env_steps=24, warmup_steps=20)
     make_trainer(tmp_path).fit(Tiny(), datamodule=data)
-    assert clocks == [(21, 0), (22, 1), (23, 2), (24, 3)]
+    # Steps of the warm-up move the clock of steps alone.
+    assert clocks == [(0, None), (21, 0), (22, 1), (23, 2), (24, 3)]
 
 
 def test_a_finished_run_is_not_trained_again_without_saying_so(tmp_path: Path) -> None:
