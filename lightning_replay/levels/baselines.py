@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from lightning_replay.levels.episodes import ActiveEpisode
 from lightning_replay.levels.level_ids import LEVEL_IDS, Actor, checked_level_ids, fingerprint
@@ -45,16 +44,11 @@ class _Unscored(LevelSelector):
         # The learner learns from every episode, because no level has a score.
         self.running.begin(actor, ActiveEpisode(level_id, self.episodes, replayed=False, trains=True))
 
-    def next_levels(self, count: int, *, replace: bool = False) -> Tensor:
-        """Draws the levels of a batch, int64 ``[count]``.
-
-        :meta private:
-        """
-        self.check_draw(count, replace)
+    def _draw(self, count: int, replace: bool) -> list[int]:
         level_ids = [self._choose() for _ in range(count)] if replace else self._choose_different(count)
-        self._await(level_ids, self.episodes + 1, self.episodes + 1)
+        self.running.await_scores(level_ids, self.episodes + 1, self.episodes + 1)
         self.episodes += count
-        return torch.tensor(level_ids, dtype=torch.int64, device="cpu")
+        return level_ids
 
     @abstractmethod
     def _choose(self) -> int: ...

@@ -215,18 +215,7 @@ class LevelBuffer(LevelSelector):
             return self.table.level_ids[self.table.draw(self._left_out)], False
         return self._new.choose(self.table.generator, self._is_known), False
 
-    def next_levels(self, count: int, *, replace: bool = False) -> Tensor:
-        """Draws the levels of a batch, int64 ``[count]``, for no actor; they are in flight until :meth:`record`.
-
-        Every draw is one more episode. With ``replace`` levels are drawn one after the other as by :meth:`next_level`,
-        and may come twice. Without it each is drawn by the probabilities before the batch from those not drawn yet,
-        in time linear in the number of levels with a score; where too few are left, levels in flight too.
-
-        Raises:
-            ValueError: without ``replace``, more levels than there are; episodes that are not learned from (``editor``,
-                ``train_on_new_levels=False``), which only actors can tell apart.
-        """
-        self.check_draw(count, replace)
+    def _draw(self, count: int, replace: bool) -> list[int]:
         if self.plays_unlearned:
             raise ValueError(
                 "next_levels draws levels to learn from; with editor or train_on_new_levels=False some episodes are "
@@ -239,8 +228,8 @@ class LevelBuffer(LevelSelector):
                 level_ids.append(self._choose()[0])
                 self._new.begin(level_ids[-1])
                 started = self.table.begin_episode(self.table.row_of(level_ids[-1]))
-                self._await(level_ids[-1:], batch, started)
-            return torch.tensor(level_ids, dtype=torch.int64, device="cpu")
+                self.running.await_scores(level_ids[-1:], batch, started)
+            return level_ids
         table = self.table
         generator = table.generator
         replays = 0
@@ -268,14 +257,15 @@ class LevelBuffer(LevelSelector):
         table.put_all(stored, table.scores[stored], np.arange(batch, batch + count)[is_scored])
         for place in np.flatnonzero(~is_scored).tolist():
             self._new.begin(level_ids[place])
-        self._await(level_ids, batch, batch)
-        return torch.tensor(level_ids, dtype=torch.int64, device="cpu")
+        self.running.await_scores(level_ids, batch, batch)
+        return level_ids
 
     def record(self, level_id: object, score: object = None, *, outcomes: object = None) -> Tensor:
         """Scores levels, drawn by :meth:`next_levels` or not; returns their new scores, float64 ``[n]``.
 
         A level that comes several times gets one score: the mean of those given, or that of all its outcomes. Of each
-        level the draws in the oldest batch end, so record batches in the order in which they were drawn.
+        level the draws in the oldest batch end, so record batches in the order in which they were drawn. Of levels that
+        processes :meth:`share`, each gives what it has, perhaps nothing, and gets the scores of its own ids.
 
         Args:
             level_id: Integers ``[n]``.
@@ -287,26 +277,32 @@ class LevelBuffer(LevelSelector):
             TypeError: ids that are no integers.
             ValueError: unknown ids; both of ``score`` and ``outcomes`` or none; another number of them than of ids, or
                 a NaN or infinite one; outcomes outside [0, 1]. Nothing is changed.
+            RuntimeError: another process that shares the levels gave wrong ones, or drew other levels.
 
         Warns:
             UserWarning: once, where a level gets more outcomes at a time than the window of the score keeps.
         """
         self.check_process()
-        level_ids = self.checked_ids(level_id)
-        if (score is None) == (outcomes is None):
-            raise ValueError("record takes one of score and outcomes; give record(level_id, score) or outcomes=...")
-        is_rate = isinstance(self.score, Learnability)
+        ranks = self._own_ranks
+        parts = ranks.gather(lambda: self._checked_feedback(level_id, score, outcomes))
+        if any(mark != parts[0][2] for *_, mark in parts):
+            raise RuntimeError(
+                "the levels of the processes have drawn or learned different things, so nothing was changed; call "
+                "next_levels, record, add, and retire equally often in each process, then levels.synchronize()"
+            )
+        own, values, _ = parts[ranks.rank if ranks.is_connected else 0]
+        level_ids = own
+        if len(parts) > 1:
+            # Each process may have another number of outcomes of a level.
+            level_ids = [one for ids, given, _ in parts for one in ids for _ in range(given[:1].size)]
+            values = np.concatenate([given.reshape(-1) for _, given, _ in parts])
         different, first, place = np.unique(np.array(level_ids, np.int64), return_index=True, return_inverse=True)
         if outcomes is None:
-            scores = np.bincount(place, _finite("score", score, level_ids, (1,), is_rate)) / np.bincount(place)
-        elif isinstance(self.score, Learnability):
-            given = _finite("outcomes", outcomes, level_ids, (1, 2), is_rate)
-            scores = self.score.of_outcomes(level_ids, np.atleast_2d(given.T).T)[first]
+            scores = np.bincount(place, values) / np.bincount(place)
         else:
-            raise ValueError(
-                f"outcomes are scored by Learnability, and score is {type(self.score).__name__}; build the buffer with "
-                "score=scores.Learnability(), or give scores"
-            )
+            assert isinstance(self.score, Learnability)
+            scores = self.score.of_outcomes(level_ids, np.atleast_2d(values.T).T)[first]
+        place = np.searchsorted(different, own)
         level_ids = different.tolist()
         begun = [self.running.receive_score(level_id, self.table.episodes) for level_id in level_ids]
         if self.count is None:
@@ -321,6 +317,24 @@ class LevelBuffer(LevelSelector):
         for level_id in self.table.place_all(level_ids, rows, scores, np.array(begun, np.int64)):
             self._new.scored(level_id)
         return torch.from_numpy(scores[place])
+
+    def _checked_feedback(self, level_id: object, score: object, outcomes: object) -> tuple[list[int], np.ndarray, str]:
+        # Returns ids, scores or outcomes, and a mark of the state, which is the same in all processes.
+        level_ids = self.checked_ids(level_id)
+        if (score is None) == (outcomes is None):
+            raise ValueError("record takes one of score and outcomes; give record(level_id, score) or outcomes=...")
+        is_rate = isinstance(self.score, Learnability)
+        if outcomes is None:
+            values = _finite("score", score, level_ids, (1,), is_rate)
+        elif is_rate:
+            values = _finite("outcomes", outcomes, level_ids, (1, 2), is_rate)
+        else:
+            raise ValueError(
+                f"outcomes are scored by Learnability, and score is {type(self.score).__name__}; build the buffer with "
+                "score=scores.Learnability(), or give scores"
+            )
+        kind = "scores" if outcomes is None else "outcomes"
+        return level_ids, values, f"{kind} {self.table.mark()}"
 
     def forget(self) -> None:
         """Resets all levels to the start, so that they are measured again; levels in flight stay in flight."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -13,9 +14,10 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from lightning_replay import forking
-from lightning_replay.levels.episodes import MOST_AWAITED, ActiveEpisode, ActiveEpisodes, Segment, checked_lists
+from lightning_replay.levels.episodes import ActiveEpisode, ActiveEpisodes, Segment, checked_lists
 from lightning_replay.levels.level_ids import LEVEL_IDS, Actor, broken_off, checked_actor, checked_level_id
 from lightning_replay.levels.level_set import LevelSet
+from lightning_replay.levels.ranks import Ranks
 from lightning_replay.options import checked_count, checked_flag
 from lightning_replay.saving import load_state, write_state
 from lightning_replay.state import SeededStateful
@@ -23,6 +25,10 @@ from lightning_replay.state import SeededStateful
 __all__ = ["LevelSelector", "segments", "update_rollout"]
 
 _FORMAT = 1
+# A draw of a batch that nobody recorded ends after so many batches of its size, and not before so many draws. Trainers
+# that generate ahead have fewer in flight.
+_BATCHES_KEPT = 32
+_DRAWS_KEPT = 4096
 
 
 class LevelSelector(SeededStateful, ABC):
@@ -40,6 +46,9 @@ class LevelSelector(SeededStateful, ABC):
     plays_unlearned: bool = False
     levels: LevelSet | None = None  #: Objects of the levels, if they were given as a set.
     score: Any = None  #: Score of a segment of an episode; ``None`` if levels have no scores.
+    #: Number of later draws after which a draw by :meth:`next_levels` ends that nobody recorded; ``None``: 32 batches
+    #: of its size, and at least 4,096. A later :meth:`record` still counts.
+    expire_after: int | None = None
     reads_all_columns: bool = False  # whether the score is the user's, and may read any column of a rollout
 
     def __init__(self, level_ids: Iterable[int] | None = None, levels: object = None) -> None:
@@ -48,6 +57,7 @@ class LevelSelector(SeededStateful, ABC):
             self.levels = levels
         self.running: ActiveEpisodes = ActiveEpisodes()  #: Active episodes of all actors.
         self._members = None if level_ids is None else frozenset(level_ids)
+        self.ranks: Ranks | None = None  #: Processes that share these levels, see :meth:`share`.
 
     @property
     @abstractmethod
@@ -109,9 +119,89 @@ class LevelSelector(SeededStateful, ABC):
                 "run is in this process, build the levels here, or call levels.claim() first"
             )
 
-    @abstractmethod
+    def share(
+        self,
+        rank: int | None = None,
+        world_size: int | None = None,
+        *,
+        divides: bool = True,
+        process_group: Any = None,
+    ) -> None:
+        """Makes these levels one set for all processes that train together.
+
+        Each process calls this method, with levels of its own built from the same set. All take over the state of
+        rank 0. From then on, :meth:`next_levels` draws one batch for all and returns the part of this process, and
+        :meth:`record` and :meth:`abandon_levels` gather what all processes give. Each process must make these calls
+        equally often. Without ``torch.distributed``, give all of them to each process yourself.
+
+        Args:
+            rank: Number of this process; that of ``torch.distributed`` if absent.
+            world_size: Number of processes. With ``rank=0, world_size=1`` the levels belong to this process alone.
+            divides: Whether a process gets its part of a batch, and not the whole batch, which the trainer divides.
+            process_group: Processes of ``torch.distributed`` that share the levels; ``None`` for all.
+
+        Raises:
+            ValueError: the levels of the processes are not the same set.
+            RuntimeError: several processes were started and are not connected, see :class:`Ranks`.
+        """
+        self.ranks = Ranks.find(rank, world_size, divides, process_group)
+        self.synchronize()
+
+    def synchronize(self) -> None:
+        """Takes over the state of rank 0 in all processes that share these levels; each must call it."""
+        ranks = self._own_ranks
+        if not ranks.is_connected:
+            return
+        state = ranks.from_first(self.state_dict() if ranks.rank == 0 else {})
+        ranks.gather(lambda: self.load_state_dict(state) if ranks.rank else None)
+
+    @property
+    def _own_ranks(self) -> Ranks:
+        if self.ranks is None:
+            found = Ranks.find()
+            if found.world_size > 1:
+                raise RuntimeError(
+                    f"torch.distributed connects {found.world_size} processes, and nothing tells whether they share "
+                    "these levels; call levels.share() in each process for one curriculum, or levels.share(rank=0, "
+                    "world_size=1) for levels of this process alone, with a seed of its own"
+                )
+            return found
+        return self.ranks
+
     def next_levels(self, count: int, *, replace: bool = False) -> Tensor:
-        """Draws the levels of a batch, int64 ``[count]``, without actors; different ones unless ``replace``."""
+        """Draws the levels of a batch, int64 ``[count]``, for no actor; they are in flight until :meth:`record`.
+
+        Every draw is one more episode. With ``replace`` levels are drawn one after the other as by :meth:`next_level`,
+        and may come twice. Without it each is drawn by the probabilities before the batch from those not drawn yet,
+        in time linear in the number of levels with a score; where too few are left, levels in flight too.
+
+        Of levels that processes :meth:`share`, ``count`` is the number for one process. A draw that nobody recorded
+        ends as ``expire_after`` says.
+
+        Raises:
+            ValueError: without ``replace``, more levels than there are; episodes that are not learned from (``editor``,
+                ``train_on_new_levels=False``), which only actors can tell apart.
+        """
+        ranks = self._own_ranks
+        checked_count("count", count, of="levels")
+        whole = count * ranks.world_size if ranks.divides else count
+        return torch.tensor(ranks.part(self.draw_batch(whole, replace)), dtype=torch.int64, device="cpu")
+
+    def draw_batch(self, whole: int, replace: bool = False) -> list[int]:
+        """Draws the levels of the batch of all processes, as :meth:`next_levels`.
+
+        :meta private:
+        """
+        self.check_draw(whole, replace)
+        kept = max(_DRAWS_KEPT, _BATCHES_KEPT * whole) if self.expire_after is None else self.expire_after
+        for level_id, batch in self.running.overdue(self.episodes - kept):
+            self.running.expired += 1
+            self.end_draw(level_id, batch)
+        return self._draw(whole, replace)
+
+    @abstractmethod
+    def _draw(self, count: int, replace: bool) -> list[int]:
+        """Draws the levels of a batch, and awaits their scores."""
 
     def check_draw(self, count: int, replace: bool) -> None:
         """Refuses, by a ``ValueError``, a batch of more different levels than there are.
@@ -132,7 +222,8 @@ class LevelSelector(SeededStateful, ABC):
 
     def abandon_levels(self, level_id: object) -> None:
         """Ends draws by :meth:`next_levels` that get no score, as those of a lost batch: of each level the oldest."""
-        for one in dict.fromkeys(self.checked_ids(level_id)):
+        parts = self._own_ranks.gather(lambda: self.checked_ids(level_id))
+        for one in dict.fromkeys(itertools.chain.from_iterable(parts)):
             self.end_draw(one)
 
     def end_draw(self, level_id: int, batch: int | None = None) -> None:
@@ -142,12 +233,6 @@ class LevelSelector(SeededStateful, ABC):
         """
         self.running.receive_score(level_id, 0, batch)
         self._leave(level_id)
-
-    def _await(self, level_ids: Iterable[int], batch: int, first: int) -> None:
-        self.running.await_scores(level_ids, batch, first)
-        if self.running.num_draws > MOST_AWAITED:  # ends a quarter, because a search for the oldest takes time
-            for oldest, _, level_id in self.running.draws()[: -(3 * MOST_AWAITED // 4)]:
-                self.end_draw(level_id, oldest)
 
     def _leave(self, level_id: int) -> None:
         """Takes notice that an episode or draw on a level has ended."""
@@ -297,7 +382,8 @@ class LevelSelector(SeededStateful, ABC):
 
     def stats(self) -> dict[str, float]:
         """Metrics to log."""
-        return {"levels": len(self), "episodes": self.episodes, "in_flight": len(self.running)}
+        counts = {"levels": len(self), "episodes": self.episodes, "in_flight": len(self.running)}
+        return counts | {"expired": self.running.expired}
 
     def state_dict(self) -> dict[str, Any]:
         """State as tensors and plain values; after :meth:`load_state_dict` the next choices are the same.

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
 from collections.abc import Collection, Iterable, Sequence
@@ -77,6 +78,14 @@ class LevelTable:
     def staleness(self) -> np.ndarray:
         """Episodes since each level was last drawn, int64 ``[L]``."""
         return self.episodes - self.timestamps
+
+    def mark(self) -> str:
+        """Returns a short text that differs if other levels were drawn, or have a score.
+
+        :meta private:
+        """
+        drawn = hashlib.sha256(self.generator.get_state().numpy().tobytes()).hexdigest()
+        return f"{self.episodes} {self._count} {drawn}"
 
     def row_of(self, level_id: int) -> int:
         """Returns the row of a level, or -1.

@@ -187,12 +187,13 @@ def test_without_an_end(num_workers: int) -> None:
 
 
 @pytest.mark.parametrize("levels", [UniformLevels(3, seed=0), LevelBuffer(None, capacity=9, seed=0)])
-def test_levels_that_are_never_recorded_do_not_pile_up(levels: LevelSelector, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightning_replay.levels.selector.MOST_AWAITED", 12)
+def test_levels_that_are_never_recorded_do_not_pile_up(levels: LevelSelector) -> None:
+    levels.expire_after = 9
     for _ in range(300):
         levels.next_levels(3)
     assert levels.running.num_draws == len(levels.running.draws()) == levels.stats()["in_flight"] == 12
     assert {batch for batch, *_ in levels.running.draws()} == {889, 892, 895, 898}  # the oldest ended
+    assert levels.stats()["expired"] == 888
 
 
 def test_a_level_of_two_batches_is_recorded_once_for_each() -> None:
