@@ -145,6 +145,8 @@ class LevelSelector(SeededStateful, ABC):
             RuntimeError: several processes were started and are not connected, see :class:`Ranks`.
         """
         self.ranks = Ranks.find(rank, world_size, divides, process_group)
+        if self.ranks.is_connected:  # A launcher may have brought the levels here by a pickle.
+            self.claim()
         self.synchronize()
 
     def synchronize(self) -> None:
