@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import astuple, dataclass
 from typing import Any, Self
 
@@ -132,6 +132,10 @@ class ActiveEpisodes:
         batches = itertools.takewhile(lambda batch: batch <= last, self._batches)
         return [(level_id, batch) for batch in batches for level_id in sorted(self._batches[batch])]
 
+    def draws_on(self, level_ids: Collection[int]) -> list[tuple[int, int]]:
+        """Returns level and batch of each draw on these levels that awaits a score."""
+        return [(one, batch) for one in sorted(level_ids) for batch in self.played.get(one, ()) if batch > 0]
+
     def draws(self) -> list[tuple[int, int, int]]:
         """Batch, newest episode and level of each draw that awaits a score, oldest first."""
         every = ((key, started, level) for level, own in self.played.items() for key, started in own.items() if key > 0)
@@ -143,15 +147,19 @@ class ActiveEpisodes:
         awaited = torch.tensor(self.draws(), dtype=torch.int64, device="cpu").reshape(-1, 3)[:, [2, 0, 1]]
         return {"actors": list(self._of), "episodes": episodes, "awaited": awaited, "expired": self.expired}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores :meth:`state_dict`."""
+    def load_state_dict(self, state: dict[str, Any], translation: Mapping[int, int] | None = None) -> None:
+        """Restores :meth:`state_dict`, with the present ids of the saved levels; draws on other levels end."""
         self._of, self.played, self._batches = {}, {}, {}
         self.expired = int(state["expired"])
-        for level_id, batch, started in state["awaited"].tolist():
-            self.await_scores([level_id], batch, started)
+        for saved, batch, started in state["awaited"].tolist():
+            level_id = saved if translation is None else translation.get(saved)
+            if level_id is not None:
+                self.await_scores([level_id], batch, started)
         for actor, episodes in zip(state["actors"], state["episodes"], strict=True):
-            for episode in episodes:
-                self.begin(actor, ActiveEpisode(*episode))
+            for saved, *rest in episodes:
+                level_id = saved if translation is None else translation.get(saved)
+                if level_id is not None:
+                    self.begin(actor, ActiveEpisode(level_id, *rest))
 
 
 def checked_lists(steps: TensorDictBase) -> list[list[Any]] | None:

@@ -200,6 +200,21 @@ class LevelTable:
         self.load_state_dict(state | {key: state[key][:0] for key in ("score", "timestamp", "generation")})
         self.level_ids, self._rows = [], {}
 
+    def remove(self, level_ids: Collection[int]) -> None:
+        """Removes the rows of levels; the others keep their order."""
+        rows = self.rows_among(level_ids)
+        if not len(rows):
+            return
+        self._scores, self._timestamps, self._generations = (
+            np.delete(column[: self._count], rows) for column in (self._scores, self._timestamps, self._generations)
+        )
+        self.level_ids = np.delete(self.level_ids, rows).tolist()
+        self._rows = {level_id: row for row, level_id in enumerate(self.level_ids)}
+        self._count = len(self.level_ids)
+        # Trees, and what was drawn, have rows of other levels.
+        self._is_behind = True
+        self._concentration = ReplayConcentration(self._order)
+
     def least_probable(self) -> int:
         """Returns the row of least replay probability; of equal rows, the lowest score.
 
