@@ -12,6 +12,7 @@ from torch.utils.data import Sampler
 
 from lightning_replay.levels.ranks import Ranks
 from lightning_replay.levels.selector import LevelSelector
+from lightning_replay.levels.streams import LevelStream
 from lightning_replay.options import check_kind, checked_count, checked_flag, checked_optional_count
 
 __all__ = ["LevelBatchSampler"]
@@ -47,6 +48,7 @@ class LevelBatchSampler(Sampler[list[int]]):
         process_group: Processes of ``torch.distributed`` that share the levels; ``None`` for all.
         group_size: Number of times that each level is repeated, one after the other. A process always gets whole
             groups. If its ``batch_size`` is no multiple of a group, its batch is larger or smaller than that of others.
+        stream: :class:`LevelStream` of ``levels``, which gets its turn before each draw.
         expire_after: Number of later draws after which a draw ends that nobody recorded, see
             :attr:`~lightning_replay.levels.LevelSelector.expire_after`, which it sets.
 
@@ -67,6 +69,7 @@ class LevelBatchSampler(Sampler[list[int]]):
         divides: bool = True,
         process_group: Any = None,
         group_size: int = 1,
+        stream: LevelStream | None = None,
         expire_after: int | None = None,
     ) -> None:
         check_kind("levels", levels, LevelSelector, "a level selector, such as LevelBuffer(...)")
@@ -80,6 +83,11 @@ class LevelBatchSampler(Sampler[list[int]]):
             "divides": checked_flag("divides", divides),
             "process_group": process_group,
         }
+        if stream is not None:
+            check_kind("stream", stream, LevelStream, "a LevelStream of these levels")
+            if stream.levels is not levels:
+                raise ValueError("stream adds levels to another buffer; build LevelStream(levels, ...) of this one")
+        self.stream: LevelStream | None = stream
         if expire_after is not None:
             levels.expire_after = checked_count("expire_after", expire_after, of="draws")
         self._drawn = 0  # batches of the newest iteration
@@ -136,6 +144,8 @@ class LevelBatchSampler(Sampler[list[int]]):
         for batch in again:
             yield self._entries(batch, ranks)
         while self.num_batches is None or drawn < self.num_batches:
+            if self.stream is not None:
+                self.stream.top_up()
             batch = levels.draw_batch(size)
             self._drawn = drawn = drawn + 1
             yield self._entries(batch, ranks)

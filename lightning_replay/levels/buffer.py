@@ -382,6 +382,11 @@ class LevelBuffer(LevelSelector):
             }
         return stats
 
+    @property
+    def num_unseen(self) -> int | None:
+        """Number of levels without a score that nobody plays; ``None`` for an unbounded set."""
+        return self._new.num_idle
+
     def replay_chance(self) -> float:
         """Returns the probability that the next episode replays a level with a score; draws nothing.
 
