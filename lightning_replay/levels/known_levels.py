@@ -10,6 +10,7 @@ import torch
 
 from lightning_replay.levels.level_ids import checked_level_ids
 from lightning_replay.levels.level_set import LevelSet
+from lightning_replay.options import check_kind
 
 
 class KnownLevels:
@@ -25,6 +26,8 @@ class KnownLevels:
         self.members: set[int]  #: The same.
         self.retired: set[int]
         self.set_sets(checked_level_ids(levels), set())
+        if self.levels is not None:
+            self.levels.check_savable(map(self.levels.level, self.ids))
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -32,7 +35,10 @@ class KnownLevels:
     def add(self, levels: Any, groups: Any = None, weights: Any = None) -> list[int]:
         """Adds objects to the level set, or ids; returns the new ids."""
         if self.levels is not None:
-            new = self.levels.add(levels, groups=groups, weights=weights)
+            check_kind("levels", levels, Iterable, "objects, one for each new level")
+            objects = list(levels)
+            self.levels.check_savable(objects)
+            new = self.levels.add(objects, groups=groups, weights=weights)
         else:
             if groups is not None or weights is not None:
                 raise ValueError("groups and weights are of the objects of a LevelSet, and these levels are ids")

@@ -179,8 +179,17 @@ class LevelSet(Sequence[dict[str, Any]]):
             self._digests[count] = found.hexdigest()
         return self._digests[count]
 
-    def _plain(self, key: Callable[[Any], Any] | None = None) -> Iterator[Any]:
-        for place, level in enumerate(self._objects):
+    def check_savable(self, levels: Iterable[Any]) -> None:
+        """Refuses, by a ``TypeError``, objects to be added that no save could tell apart.
+
+        :meta private:
+        """
+        if self.names is None:
+            for _ in self._plain(self._key, levels):
+                pass
+
+    def _plain(self, key: Callable[[Any], Any] | None = None, levels: Iterable[Any] | None = None) -> Iterator[Any]:
+        for place, level in enumerate(self._objects if levels is None else levels):
             try:
                 yield _plain(level if key is None else key(level))
             except TypeError as error:

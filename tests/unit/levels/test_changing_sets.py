@@ -146,6 +146,8 @@ def test_objects_are_added_with_groups_and_weights() -> None:
         levels.add(["e"])
     with pytest.raises(ValueError, match="weights has 2 entries for 1 levels"):
         levels.add(["e"], groups=["new"], weights=[1.0, 2.0])
+    with pytest.raises(TypeError, match="level 0 is <object object.*give key="):
+        levels.add([object()], groups=["new"])
     assert len(prompts) == 4
 
 
