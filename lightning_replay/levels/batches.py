@@ -120,8 +120,7 @@ class LevelBatchSampler(Sampler[list[int]]):
 
     def _batches(self) -> Iterator[list[int]]:
         levels = self.levels
-        levels.share(**self._processes)
-        ranks = levels.ranks
+        ranks = levels.share(**self._processes)
         size = self._count_levels(ranks)
         begun = ranks.from_first(self._loaded)
         self._loaded = None

@@ -173,8 +173,8 @@ class LevelSelector(SeededStateful, ABC):
         *,
         divides: bool = True,
         process_group: Any = None,
-    ) -> None:
-        """Makes these levels one set for all processes that train together.
+    ) -> Ranks:
+        """Makes these levels one set for all processes that train together; returns what it found.
 
         Each process calls this method, with levels of its own built from the same set. All take over the state of
         rank 0. From then on, :meth:`next_levels` draws one batch for all and returns the part of this process, and
@@ -195,6 +195,7 @@ class LevelSelector(SeededStateful, ABC):
         if self.ranks.is_connected:  # A launcher may have brought the levels here by a pickle.
             self.claim()
         self.synchronize()
+        return self.ranks
 
     def synchronize(self) -> None:
         """Takes over the state of rank 0 in all processes that share these levels; each must call it."""
@@ -443,8 +444,12 @@ class LevelSelector(SeededStateful, ABC):
 
     def stats(self) -> dict[str, float]:
         """Metrics to log."""
-        counts = {"levels": len(self), "episodes": self.episodes, "in_flight": len(self.running)}
-        return counts | {"expired": self.running.expired}
+        return {
+            "levels": len(self),
+            "episodes": self.episodes,
+            "in_flight": len(self.running),
+            "expired": self.running.expired,
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """State as tensors and plain values; after :meth:`load_state_dict` the next choices are the same.

@@ -205,9 +205,10 @@ class LevelTable:
         rows = self.rows_among(level_ids)
         if not len(rows):
             return
-        self._scores, self._timestamps, self._generations = (
-            np.delete(column[: self._count], rows) for column in (self._scores, self._timestamps, self._generations)
-        )
+        kept = np.delete(np.arange(self._count), rows)
+        self._scores = self._scores[kept]
+        self._timestamps = self._timestamps[kept]
+        self._generations = self._generations[kept]
         self.level_ids = np.delete(self.level_ids, rows).tolist()
         self._rows = {level_id: row for row, level_id in enumerate(self.level_ids)}
         self._count = len(self.level_ids)
