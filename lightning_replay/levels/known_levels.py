@@ -25,7 +25,8 @@ class KnownLevels:
         self.ids: list[int]  #: Levels that may be drawn, in the order in which they were given.
         self.members: set[int]  #: The same.
         self.retired: set[int]
-        self.set_sets(checked_level_ids(levels), set())
+        self.added: set[int]  #: Ids, and not objects, that were added after the construction.
+        self.set_sets(checked_level_ids(levels), set(), set())
         if self.levels is not None:
             self.levels.check_savable(map(self.levels.level, self.ids))
 
@@ -47,6 +48,7 @@ class KnownLevels:
             new = checked_level_ids(levels)
             if known := [one for one in new if one in self.members or one in self.retired]:
                 raise ValueError(f"levels has {known[:5]}, which are or were levels of this set; give other ids")
+            self.added.update(new)
         self.ids += new
         self.members.update(new)
         return new
@@ -54,15 +56,16 @@ class KnownLevels:
     def retire(self, level_ids: Iterable[int]) -> set[int]:
         """Removes levels for good, and returns those that were members."""
         leaving = self.members.intersection(level_ids)
-        self.set_sets([one for one in self.ids if one not in leaving], self.retired | leaving)
+        self.set_sets([one for one in self.ids if one not in leaving], self.retired | leaving, self.added)
         return leaving
 
-    def sets(self) -> tuple[list[int], set[int]]:
-        """Returns copies of the ids and of the retired ids."""
-        return self.ids[:], self.retired.copy()
+    def sets(self) -> tuple[list[int], set[int], set[int]]:
+        """Returns copies of the ids, of the retired, and of the added ones."""
+        return self.ids[:], self.retired.copy(), self.added.copy()
 
-    def set_sets(self, level_ids: list[int], retired: set[int]) -> None:
+    def set_sets(self, level_ids: list[int], retired: set[int], added: set[int]) -> None:
         """Sets what :meth:`sets` returned."""
+        self.added = added
         self.ids = level_ids
         self.members = set(level_ids)
         self.retired = retired
@@ -72,6 +75,7 @@ class KnownLevels:
         return {
             "ids": torch.tensor(self.ids, dtype=torch.int64, device="cpu"),
             "retired": torch.tensor(sorted(self.retired), dtype=torch.int64, device="cpu"),
+            "added": torch.tensor(sorted(self.added), dtype=torch.int64, device="cpu"),
             "names": None if self.levels is None else self.levels.names,
             "objects": 0 if self.levels is None else len(self.levels),
             "digest": "" if self.levels is None else self.levels.digest,
@@ -83,13 +87,19 @@ class KnownLevels:
         Ids that were added before the save are taken from it. Objects must be in the level set already.
 
         Raises:
-            ValueError: the save is of ids and not of objects, or of other objects.
+            ValueError: the save is of ids and not of objects, of ids that were not given, or of other objects.
         """
         saved = [*state["ids"].tolist(), *state["retired"].tolist()]
         names = state["names"]
         if (self.levels is None) != (not state["objects"]):
             raise ValueError("the saved levels are ids and these are objects, or the other way round; give the same")
         if self.levels is None:
+            there = self.members | self.retired | {*state["added"].tolist()}
+            if missing := [one for one in state["ids"].tolist() if one not in there]:
+                raise ValueError(
+                    f"the saved levels {missing[:5]} are not among the {len(self.ids)} given; give them too, and "
+                    "retire them after the load"
+                )
             return {one: one for one in saved}
         if names is not None and self.levels.names is not None:
             place = {name: number for number, name in enumerate(self.levels.names)}
@@ -108,4 +118,4 @@ class KnownLevels:
         # The saved order decides the places from which levels are drawn.
         saved = [translation[one] for one in state["ids"].tolist() if one in translation]
         every = dict.fromkeys([*saved, *self.ids, *sorted(self.retired)])
-        self.set_sets([one for one in every if one not in was_retired], was_retired)
+        self.set_sets([one for one in every if one not in was_retired], was_retired, {*state["added"].tolist()})

@@ -214,7 +214,8 @@ def test_learning_progress_needs_the_saved_names() -> None:
 
 
 def test_a_state_that_fits_in_part_changes_no_set() -> None:
-    levels, other = learned(), learned([0, 1, 2, 30])
+    levels, other = learned(), learned()
+    other.add([30])
     other.retire([1])
     state = other.state_dict()
     before = repr(levels.state_dict())
