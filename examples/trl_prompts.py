@@ -2,6 +2,8 @@
 """TRL's GRPOTrainer takes its prompts from a level buffer, on a model that is built from a config, without a download.
 
 python examples/trl_prompts.py [--fast] [--updates 300]
+torchrun --nproc-per-node 2 examples/trl_prompts.py          # both processes share the prompts
+python examples/trl_prompts.py --resume                      # goes on from the last checkpoint of such a run
 
 It needs TRL, which no extra of this package installs: pip install trl==1.16.0 transformers==5.24.0 accelerate datasets
 """
@@ -12,6 +14,7 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -23,7 +26,7 @@ from lightning_replay.levels import LevelBatchSampler, LevelBuffer, LevelSet, Un
 try:
     from datasets import Dataset
     from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 except ImportError as error:
     sys.exit(f"this example needs TRL ({error}): pip install trl==1.16.0 transformers==5.24.0 accelerate datasets")
@@ -31,35 +34,63 @@ except ImportError as error:
 GROUP_SIZE, PROMPTS_PER_BATCH = 8, 8
 
 
-class LevelGroups(Sampler[int]):
-    """Each level of a batch as often as it is answered, and the batch as often as its answers are learned from."""
+class RepeatedBatches(Sampler[int]):
+    """Each batch as often as its answers are learned from."""
 
-    def __init__(self, batches: LevelBatchSampler, group_size: int, repeats: int) -> None:
-        self.batches, self.group_size, self.repeats = batches, group_size, repeats
+    def __init__(self, batches: LevelBatchSampler, repeats: int) -> None:
+        self.batches = batches
+        self.repeats = repeats
 
     def __len__(self) -> int:
-        return len(self.batches) * self.batches.batch_size * self.group_size * self.repeats
+        return len(self.batches) * self.batches.batch_size * self.repeats
 
     def __iter__(self) -> Iterator[int]:
         for batch in self.batches:
             for _ in range(self.repeats):
-                for level_id in batch:
-                    yield from [level_id] * self.group_size
+                yield from batch
 
 
 class LevelGRPOTrainer(GRPOTrainer):
-    """GRPOTrainer in whose train sampler levels stand instead of a shuffled data set."""
+    """GRPOTrainer whose prompts are levels in place of a shuffled data set, and whose checkpoints have their state."""
 
     def __init__(self, levels, **options) -> None:
         self.levels = levels
         super().__init__(**options)
+        # As TRL's RepeatSampler: groups side by side, and a batch for each of its steps, which reuse its answers.
+        self.repeats = self.num_iterations * self.args.steps_per_generation
+        # Each process gets the whole batch, because the data loader of Accelerate divides it.
+        self.batches = LevelBatchSampler(
+            levels,
+            self.args.generation_batch_size,
+            -(-self.args.max_steps // self.repeats) + 1,
+            group_size=self.num_generations,
+            divides=False,
+        )
+        self.add_callback(LevelCheckpoints(self))
 
     def _get_train_sampler(self, dataset=None) -> Sampler[int]:
-        # as TRL's RepeatSampler: groups side by side, and a batch for each of its steps, which reuse its answers
-        prompts = self.args.generation_batch_size // self.num_generations
-        repeats = self.num_iterations * self.args.steps_per_generation
-        batches = LevelBatchSampler(self.levels, prompts, -(-self.args.max_steps // repeats) + 1)
-        return LevelGroups(batches, self.num_generations, repeats)
+        return RepeatedBatches(self.batches, self.repeats)
+
+    def resume(self, checkpoint: str) -> None:
+        """Goes on from a checkpoint. The state of the levels tells which prompts come next, so no data is skipped."""
+        of_levels, of_batches = torch.load(Path(checkpoint, "levels.pt"))
+        self.levels.load_state_dict(of_levels)
+        self.batches.load_state_dict(of_batches)
+        self.args.ignore_data_skip = True
+        self.train(resume_from_checkpoint=checkpoint)
+
+
+class LevelCheckpoints(TrainerCallback):
+    """Saves the levels beside each checkpoint; one process has the state of all."""
+
+    def __init__(self, trainer: LevelGRPOTrainer) -> None:
+        self.trainer = trainer
+
+    def on_save(self, args, state, control, **_) -> None:
+        if state.is_world_process_zero:
+            folder = Path(args.output_dir, f"checkpoint-{state.global_step}")
+            states = self.trainer.levels.state_dict(), self.trainer.batches.state_dict()
+            torch.save(states, folder / "levels.pt")
 
 
 def small_model() -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
@@ -76,8 +107,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fast", action="store_true", help="a few updates only")
     parser.add_argument("--updates", type=int, default=300)
+    parser.add_argument("--resume", action="store_true", help="from the last checkpoint")
+    parser.add_argument("--folder", default="trl_prompts", help="for checkpoints")
     options = parser.parse_args()
-    updates = 2 if options.fast else options.updates
+    updates = 4 if options.fast else options.updates
+    num_processes = int(os.environ.get("WORLD_SIZE", "1"))
 
     sums = LevelSet([{"prompt": f"{a}+{b}=", "answer": a + b} for a in range(5) for b in range(5)])
     kinds = {
@@ -93,14 +127,16 @@ def main() -> None:
             right = [
                 float(text.replace(" ", "")[:1] == str(one)) for text, one in zip(completions, answer, strict=True)
             ]
-            levels.record(level_id, outcomes=right)  # of a level that comes several times all outcomes count
+            # All outcomes of a level count, also of a group that is divided between processes.
+            levels.record(level_id, outcomes=right)
             successes.append(sum(right) / len(right))
             return right
 
         args = GRPOConfig(
-            output_dir="trl_prompts", max_steps=updates, learning_rate=3e-3, num_generations=GROUP_SIZE,
-            per_device_train_batch_size=GROUP_SIZE * PROMPTS_PER_BATCH, max_completion_length=1, use_cpu=True,
-            bf16=False, report_to="none", save_strategy="no", logging_strategy="no", disable_tqdm=True, seed=0,
+            output_dir=f"{options.folder}/{name}", max_steps=updates, learning_rate=3e-3, num_generations=GROUP_SIZE,
+            per_device_train_batch_size=GROUP_SIZE * PROMPTS_PER_BATCH // num_processes, max_completion_length=1,
+            use_cpu=True, bf16=False, report_to="none", save_steps=max(updates // 2, 1), save_total_limit=1,
+            save_only_model=False, logging_strategy="no", disable_tqdm=True, seed=0,
         )  # fmt: skip
         trainer = LevelGRPOTrainer(
             levels,
@@ -110,7 +146,10 @@ def main() -> None:
             processing_class=words,
             train_dataset=Dataset.from_list(list(sums)),
         )
-        trainer.train()
+        if options.resume:
+            trainer.resume(max(map(str, Path(args.output_dir).glob("checkpoint-*"))))
+        else:
+            trainer.train()
         last = successes[-20:]
         print(f"{name}: {levels.episodes} questions drawn, {sum(last) / len(last):.1%} of the last answers are right")
 

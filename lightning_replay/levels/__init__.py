@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from lightning_replay.levels.prioritization import Boltzmann, Greedy, Prioritization, Proportional, Rank, Top
     from lightning_replay.levels.scores import EpisodeScore
     from lightning_replay.levels.selector import LevelSelector, segments, update_rollout
+    from lightning_replay.levels.streams import LevelStream
     from lightning_replay.levels.table import LevelSampler, LevelWriter
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "LevelSampler",
     "LevelSelector",
     "LevelSet",
+    "LevelStream",
     "LevelWriter",
     "Prioritization",
     "Proportional",
@@ -54,6 +56,7 @@ __getattr__: Getter = lazy_names(
         ".prioritization": ("Boltzmann", "Greedy", "Prioritization", "Proportional", "Rank", "Top"),
         ".scores": ("EpisodeScore",),
         ".selector": ("LevelSelector", "segments", "update_rollout"),
+        ".streams": ("LevelStream",),
         ".table": ("LevelSampler", "LevelWriter"),
     },
     submodules=("scores",),

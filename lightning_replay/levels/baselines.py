@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from lightning_replay.levels.episodes import ActiveEpisode
-from lightning_replay.levels.level_ids import LEVEL_IDS, Actor, checked_level_ids, fingerprint
+from lightning_replay.levels.level_ids import LEVEL_IDS, Actor
 from lightning_replay.levels.level_set import LevelSet
 from lightning_replay.levels.selector import LevelSelector
 from lightning_replay.levels.table import different_places
@@ -22,22 +21,27 @@ __all__ = ["SequentialLevels", "UniformLevels"]
 class _Unscored(LevelSelector):
     """Chooses levels without feedback."""
 
-    saved_attributes: tuple[str, ...] = ("episodes", "fingerprint")
+    saved_attributes: tuple[str, ...] = ("episodes", "new")
     episodes: int = 0
 
     def __init__(self, levels: int | Iterable[int] | LevelSet | None) -> None:
-        self._ids: Sequence[int] = range(LEVEL_IDS)
-        self.fingerprint: str | None = None
-        if levels is None:
-            super().__init__()
-        else:
-            self._ids = checked_level_ids(levels)
-            super().__init__(self._ids, levels)
-            self.fingerprint = fingerprint(self.levels or self._ids)
+        super().__init__(levels)
         self.episodes = 0
+        self.new: list[int] = []  #: Levels that were added and not drawn yet, which come first.
+
+    @property
+    def _ids(self) -> Sequence[int]:
+        return range(LEVEL_IDS) if self.known is None else self.known.ids
+
+    def _enter(self, level_ids: list[int]) -> None:
+        self.new += level_ids
+
+    def _remove(self, level_ids: set[int]) -> None:
+        self.new = [one for one in self.new if one not in level_ids]
 
     def _next(self, actor: Actor) -> int:
-        self._play(actor, level_id := self._choose())
+        level_id = self.new.pop(0) if self.new else self._choose()
+        self._play(actor, level_id)
         return level_id
 
     def _play(self, actor: Actor, level_id: int) -> None:
@@ -45,16 +49,19 @@ class _Unscored(LevelSelector):
         # The learner learns from every episode, because no level has a score.
         self.running.begin(actor, ActiveEpisode(level_id, self.episodes, replayed=False, trains=True))
 
-    def next_levels(self, count: int, *, replace: bool = False) -> Tensor:
-        """Draws the levels of a batch, int64 ``[count]``.
-
-        :meta private:
-        """
-        self.check_draw(count, replace)
-        level_ids = [self._choose() for _ in range(count)] if replace else self._choose_different(count)
-        self._await(level_ids, self.episodes + 1, self.episodes + 1)
+    def _draw(self, count: int, replace: bool) -> list[int]:
+        level_ids = self.new[:count]
+        self.new = self.new[count:]
+        rest = count - len(level_ids)
+        if replace:
+            level_ids += [self._choose() for _ in range(rest)]
+        elif rest:
+            # As many as if none were drawn yet, so that enough others are among them.
+            others = self._choose_different(count)
+            level_ids += [one for one in others if one not in {*level_ids}][:rest]
+        self.running.await_scores(level_ids, self.episodes + 1, self.episodes + 1)
         self.episodes += count
-        return torch.tensor(level_ids, dtype=torch.int64, device="cpu")
+        return level_ids
 
     @abstractmethod
     def _choose(self) -> int: ...
@@ -62,11 +69,10 @@ class _Unscored(LevelSelector):
     def _choose_different(self, count: int) -> list[int]:
         return [self._choose() for _ in range(count)]
 
-    def _load(self, state: dict[str, Any]) -> None:
-        # Places in the order would belong to other levels.
-        if state["fingerprint"] != self.fingerprint:
-            raise ValueError("the saved levels are not those this was built with; give the same in the same order")
-        super()._load(state)
+    def _restore(self, state: dict[str, Any], translation: Mapping[int, int] | None) -> None:
+        super()._restore(state, translation)
+        if translation is not None:
+            self.new = [translation[one] for one in self.new if one in translation]
 
 
 class UniformLevels(_Unscored):
@@ -110,6 +116,6 @@ class SequentialLevels(_Unscored):
         self.place: int = 0
 
     def _choose(self) -> int:
-        place = self.place
+        place = self.place % len(self._ids)  # Levels may have been retired.
         self.place = (place + 1) % len(self._ids)
         return self._ids[place]

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
 import statistics
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
@@ -19,7 +20,8 @@ from torch import Tensor
 from lightning_replay.fast_path import overrides
 from lightning_replay.levels import scores
 from lightning_replay.levels.episodes import ActiveEpisode, Segment
-from lightning_replay.levels.level_ids import LEVEL_IDS, Actor, checked_level_id, checked_level_ids, fingerprint
+from lightning_replay.levels.known_levels import KnownLevels
+from lightning_replay.levels.level_ids import LEVEL_IDS, Actor, checked_level_id
 from lightning_replay.levels.level_set import LevelSet
 from lightning_replay.levels.prioritization import Greedy, Prioritization, Proportional
 from lightning_replay.levels.scores import EpisodeScore, L1ValueLoss, Learnability, Score, SegmentScore, ValueScore
@@ -124,8 +126,8 @@ class LevelBuffer(LevelSelector):
         generate: LevelGenerator | None = None,
         seed: int | None = None,
     ) -> None:
-        ids = None if levels is None else checked_level_ids(levels)
-        super().__init__(ids, levels)
+        super().__init__(levels)
+        ids = None if self.known is None else self.known.ids
         if ids is None and capacity is None:
             raise ValueError("capacity is None; an unbounded level set needs one, or give levels=...")
         self.capacity: int = len(ids or ()) if capacity is None else checked_count("capacity", capacity, of="levels")
@@ -162,10 +164,9 @@ class LevelBuffer(LevelSelector):
         self.plays_unlearned: bool = not train_on_new_levels or editor is not None  # new or edited levels
         temperature = 1.0 if score_temperature is None else score_temperature
         self.table: LevelTable = LevelTable(prioritization, temperature, staleness_weight, seed)
-        if self.levels is not None:
-            self.table.weights = self.levels.weights
+        self._set_weights()
         self.replayed: int = 0
-        self._new = UnseenLevels(ids, self.levels, generate)
+        self._new = UnseenLevels(self.known, generate)
         self._edited: deque[int] = deque(maxlen=self.capacity)  # made by the editor and not played yet
         self._of_episodes: EpisodeScore | None = score if isinstance(score, EpisodeScore) else None
         # of_columns reads the lists that a segment has anyway, and bypasses __call__: an update takes half the time.
@@ -189,7 +190,7 @@ class LevelBuffer(LevelSelector):
         initial = checked_number("initial_score", self._of_episodes.initial_score)
         for level_id in list(self._new.idle.items):  # all can be replayed from the start
             self.table.place(level_id, initial, 0, self.capacity)
-            self._new.scored(level_id)
+            self._new.remove(level_id)
 
     @property
     def episodes(self) -> int:
@@ -210,23 +211,16 @@ class LevelBuffer(LevelSelector):
             if not self._is_known(level_id):  # it may have been drawn as a new level meanwhile
                 return level_id, True
         # One random number decides between replay and a new level, and only where both are possible.
-        if self._may_replay and (len(self) == self.count or uniform(self.table.generator) < self._chance):
+        if (
+            not self._new.first
+            and self._may_replay
+            and (len(self) == self.count or uniform(self.table.generator) < self._chance)
+        ):
             self.replayed += 1
             return self.table.level_ids[self.table.draw(self._left_out)], False
         return self._new.choose(self.table.generator, self._is_known), False
 
-    def next_levels(self, count: int, *, replace: bool = False) -> Tensor:
-        """Draws the levels of a batch, int64 ``[count]``, for no actor; they are in flight until :meth:`record`.
-
-        Every draw is one more episode. With ``replace`` levels are drawn one after the other as by :meth:`next_level`,
-        and may come twice. Without it each is drawn by the probabilities before the batch from those not drawn yet,
-        in time linear in the number of levels with a score; where too few are left, levels in flight too.
-
-        Raises:
-            ValueError: without ``replace``, more levels than there are; episodes that are not learned from (``editor``,
-                ``train_on_new_levels=False``), which only actors can tell apart.
-        """
-        self.check_draw(count, replace)
+    def _draw(self, count: int, replace: bool) -> list[int]:
         if self.plays_unlearned:
             raise ValueError(
                 "next_levels draws levels to learn from; with editor or train_on_new_levels=False some episodes are "
@@ -239,8 +233,8 @@ class LevelBuffer(LevelSelector):
                 level_ids.append(self._choose()[0])
                 self._new.begin(level_ids[-1])
                 started = self.table.begin_episode(self.table.row_of(level_ids[-1]))
-                self._await(level_ids[-1:], batch, started)
-            return torch.tensor(level_ids, dtype=torch.int64, device="cpu")
+                self.running.await_scores(level_ids[-1:], batch, started)
+            return level_ids
         table = self.table
         generator = table.generator
         replays = 0
@@ -248,6 +242,7 @@ class LevelBuffer(LevelSelector):
         if self._may_replay:
             chances = torch.rand(count, dtype=torch.float64, generator=generator, device="cpu")
             replays = min(int((chances < self._chance).sum()), len(table) - len(table.rows_among(self._left_out)))
+        replays = min(replays, count - min(count, len(self._new.first)))
         if idle is not None:  # If there are too few new levels, more of the others are replayed.
             replays = max(replays, min(count - idle, len(table)))
         level_ids = self._new.choose_different(count - replays, generator, self._is_known)
@@ -268,14 +263,16 @@ class LevelBuffer(LevelSelector):
         table.put_all(stored, table.scores[stored], np.arange(batch, batch + count)[is_scored])
         for place in np.flatnonzero(~is_scored).tolist():
             self._new.begin(level_ids[place])
-        self._await(level_ids, batch, batch)
-        return torch.tensor(level_ids, dtype=torch.int64, device="cpu")
+        self.running.await_scores(level_ids, batch, batch)
+        return level_ids
 
     def record(self, level_id: object, score: object = None, *, outcomes: object = None) -> Tensor:
         """Scores levels, drawn by :meth:`next_levels` or not; returns their new scores, float64 ``[n]``.
 
         A level that comes several times gets one score: the mean of those given, or that of all its outcomes. Of each
-        level the draws in the oldest batch end, so record batches in the order in which they were drawn.
+        level the draws in the oldest batch end, so record batches in the order in which they were drawn. Of levels that
+        processes :meth:`share`, each gives what it has, perhaps nothing, and gets the scores of its own ids. Outcomes
+        of retired levels change nothing, and their scores are NaN.
 
         Args:
             level_id: Integers ``[n]``.
@@ -287,31 +284,40 @@ class LevelBuffer(LevelSelector):
             TypeError: ids that are no integers.
             ValueError: unknown ids; both of ``score`` and ``outcomes`` or none; another number of them than of ids, or
                 a NaN or infinite one; outcomes outside [0, 1]. Nothing is changed.
+            RuntimeError: another process that shares the levels gave wrong ones, or drew other levels.
 
         Warns:
             UserWarning: once, where a level gets more outcomes at a time than the window of the score keeps.
         """
         self.check_process()
-        level_ids = self.checked_ids(level_id)
-        if (score is None) == (outcomes is None):
-            raise ValueError("record takes one of score and outcomes; give record(level_id, score) or outcomes=...")
-        is_rate = isinstance(self.score, Learnability)
+        ranks = self._own_ranks
+        parts = ranks.gather(lambda: self._checked_feedback(level_id, score, outcomes))
+        if any(mark != parts[0][2] for *_, mark in parts):
+            raise RuntimeError(
+                "the levels of the processes have drawn or learned different things, so nothing was changed; call "
+                "next_levels, record, add, and retire equally often in each process, then levels.synchronize()"
+            )
+        own, values, _ = parts[ranks.rank if ranks.is_connected else 0]
+        level_ids = own
+        if len(parts) > 1:
+            # Each process may have another number of outcomes of a level.
+            level_ids = [one for ids, given, _ in parts for one in ids for _ in range(given[:1].size)]
+            values = np.concatenate([given.reshape(-1) for _, given, _ in parts])
+        is_level = [self.is_level(one) for one in level_ids]
+        if not all(is_level):  # Outcomes of retired levels come late.
+            level_ids = [*itertools.compress(level_ids, is_level)]
+            values = values[is_level]
         different, first, place = np.unique(np.array(level_ids, np.int64), return_index=True, return_inverse=True)
         if outcomes is None:
-            scores = np.bincount(place, _finite("score", score, level_ids, (1,), is_rate)) / np.bincount(place)
-        elif isinstance(self.score, Learnability):
-            given = _finite("outcomes", outcomes, level_ids, (1, 2), is_rate)
-            scores = self.score.of_outcomes(level_ids, np.atleast_2d(given.T).T)[first]
+            scores = np.bincount(place, values) / np.bincount(place)
         else:
-            raise ValueError(
-                f"outcomes are scored by Learnability, and score is {type(self.score).__name__}; build the buffer with "
-                "score=scores.Learnability(), or give scores"
-            )
+            assert isinstance(self.score, Learnability)
+            scores = self.score.of_outcomes(level_ids, np.atleast_2d(values.T).T)[first]
         level_ids = different.tolist()
         begun = [self.running.receive_score(level_id, self.table.episodes) for level_id in level_ids]
         if self.count is None:
             scores = np.array(list(map(self._store, level_ids, begun, scores.tolist())), np.float64)
-            return torch.from_numpy(scores[place])
+            return torch.from_numpy(scores[np.searchsorted(different, own)])
         # The rest does for all levels together what _store does for one.
         rows = self.table.rows_of(level_ids)
         is_new = rows == REFUSED
@@ -319,8 +325,30 @@ class LevelBuffer(LevelSelector):
         smoothed = (1.0 - self.score_step_size) * old + self.score_step_size * scores
         scores = np.where(is_new & (self.first_score == "replace"), scores, smoothed)
         for level_id in self.table.place_all(level_ids, rows, scores, np.array(begun, np.int64)):
-            self._new.scored(level_id)
-        return torch.from_numpy(scores[place])
+            self._new.remove(level_id)
+        # A retired level has no score.
+        is_own = np.isin(own, different)
+        found = np.full(len(own), np.nan)
+        found[is_own] = scores[np.searchsorted(different, np.array(own, np.int64)[is_own])]
+        return torch.from_numpy(found)
+
+    def _checked_feedback(self, level_id: object, score: object, outcomes: object) -> tuple[list[int], np.ndarray, str]:
+        # Returns ids, scores or outcomes, and a mark of the state, which is the same in all processes.
+        level_ids = self.checked_ids(level_id)
+        if (score is None) == (outcomes is None):
+            raise ValueError("record takes one of score and outcomes; give record(level_id, score) or outcomes=...")
+        is_rate = isinstance(self.score, Learnability)
+        if outcomes is None:
+            values = _finite("score", score, level_ids, (1,), is_rate)
+        elif is_rate:
+            values = _finite("outcomes", outcomes, level_ids, (1, 2), is_rate)
+        else:
+            raise ValueError(
+                f"outcomes are scored by Learnability, and score is {type(self.score).__name__}; build the buffer with "
+                "score=scores.Learnability(), or give scores"
+            )
+        kind = "scores" if outcomes is None else "outcomes"
+        return level_ids, values, f"{kind} {self.table.mark()}"
 
     def forget(self) -> None:
         """Resets all levels to the start, so that they are measured again; levels in flight stay in flight."""
@@ -338,7 +366,7 @@ class LevelBuffer(LevelSelector):
 
         The share is the probability that a replay takes a level of the group.
         """
-        if self.levels is None or self.levels.groups is None:
+        if self.known is None or self.levels is None or self.levels.groups is None:
             raise ValueError("the levels have no groups; give LevelSet(..., groups=...)")
         groups = np.array(self.levels.groups)
         rows = self.probabilities()
@@ -347,12 +375,17 @@ class LevelBuffer(LevelSelector):
         for name in np.unique(groups).tolist():
             mine = scored == name
             stats[name] = {
-                "levels": float((groups == name).sum()),
+                "levels": float((groups[self.known.ids] == name).sum()),
                 "scored": float(mine.sum()),
                 "score_mean": float(rows["score"].numpy()[mine].mean()) if mine.any() else math.nan,
                 "share": float(rows["probability"].numpy()[mine].sum()),
             }
         return stats
+
+    @property
+    def num_unseen(self) -> int | None:
+        """Number of levels without a score that nobody plays; ``None`` for an unbounded set."""
+        return self._new.num_idle
 
     def replay_chance(self) -> float:
         """Returns the probability that the next episode replays a level with a score; draws nothing.
@@ -446,7 +479,26 @@ class LevelBuffer(LevelSelector):
             self._best_returns[level_id] = best
         return episode.mean
 
+    def _enter(self, level_ids: list[int]) -> None:
+        self.capacity += len(level_ids)
+        self._set_weights()
+        self._new.enter(level_ids)
+        self._place_initial()
+
+    def _remove(self, level_ids: set[int]) -> None:
+        self.capacity -= len(level_ids)
+        self.table.remove(level_ids)
+        for level_id in sorted(level_ids):
+            self._new.remove(level_id)
+            self._best_returns.pop(level_id, None)
+
+    def _set_weights(self) -> None:
+        if self.levels is not None:
+            self.table.weights = self.levels.weights
+
     def _store(self, level_id: int, started: int, score: float) -> float:
+        if not self.is_level(level_id):
+            return score
         row = self.table.row_of(level_id)
         if row != REFUSED or self.first_score == "smooth":
             old = 0.0 if row == REFUSED else float(self.table.scores[row])
@@ -454,13 +506,13 @@ class LevelBuffer(LevelSelector):
         # Smoothed first: in a full table a new level competes for its row with the score it would have.
         placed, evicted = self.table.place(level_id, score, started, self.capacity)
         if row == REFUSED and placed != REFUSED:
-            self._new.scored(level_id)
+            self._new.remove(level_id)
         if evicted is not None and evicted not in self.running.played:  # an episode on it may still be scored
             self._best_returns.pop(evicted, None)
         return score
 
     def _leave(self, level_id: int) -> None:
-        if not self._is_known(level_id):  # abandoned, or refused a row
+        if not self._is_known(level_id) and self.is_level(level_id):  # abandoned, or refused a row
             self._new.end(level_id)
             self._best_returns.pop(level_id, None)
 
@@ -505,11 +557,19 @@ class LevelBuffer(LevelSelector):
             },
         }
 
-    def _load(self, state: dict[str, Any]) -> None:
-        if state["capacity"] != self.capacity:
+    def _restore(self, state: dict[str, Any], translation: Mapping[int, int] | None) -> None:
+        if self.known is None and state["capacity"] != self.capacity:
             raise ValueError(f"the saved buffer keeps {state['capacity']} levels, this one {self.capacity}")
-        super()._load(state)
-        self._new.load_state_dict(state["new"])
+        super()._restore(state, translation)
+        if self.known is not None:
+            self.capacity = len(self.known)
+            self._set_weights()
+        if translation is not None:
+            state = translated(state, translation)
+        fresh: list[int] = []
+        if self.known is not None and translation is not None:
+            fresh = [one for one in self.known.ids if one not in {*translation.values()}]
+        self._new.load_state_dict(state["new"], fresh)
         saved = state["scoring"]["best_returns"]
         of_episodes = state["scoring"]["of_episodes"]
         if (self._of_episodes is None) != (of_episodes is None):
@@ -520,6 +580,43 @@ class LevelBuffer(LevelSelector):
         self.table.set_stored_levels(state["writer"])
         self.table.load_state_dict(state["sampler"])
         self._edited = deque(state["edited"], maxlen=self.capacity)
+
+
+def translated(state: dict[str, Any], translation: Mapping[int, int]) -> dict[str, Any]:
+    """Returns a state with the present ids of its levels, and without levels that are no longer there."""
+    ids = state["writer"]["level_id"].tolist()
+    scoring = state["scoring"]
+    of_episodes = scoring["of_episodes"]
+    lists = [state["new"]["idle"], state["new"]["played"], scoring["best_returns"]["level_id"]]
+    if of_episodes is not None:
+        lists.append(of_episodes["level_id"])
+    every = {*ids, *(one for values in lists for one in values.tolist())}
+    if all(translation.get(one) == one for one in every):
+        return state
+    of_rows = {name: state["sampler"][name] for name in ("score", "timestamp", "generation")}
+    rows = by_level({"level_id": state["writer"]["level_id"], **of_rows}, translation)
+    # Sorted lists are built again.
+    sampler = state["sampler"] | rows | {"prioritization": {}}
+    new = {name: by_level({"level_id": values}, translation)["level_id"] for name, values in state["new"].items()}
+    best = by_level(scoring["best_returns"], translation)
+    if of_episodes is not None:
+        of_episodes = by_level(of_episodes, translation)
+    return state | {
+        "sampler": sampler,
+        "writer": state["writer"] | {"level_id": rows["level_id"]},
+        "new": new,
+        "scoring": {"best_returns": best, "of_episodes": of_episodes},
+    }
+
+
+def by_level(columns: Mapping[str, Tensor], translation: Mapping[int, int]) -> dict[str, Tensor]:
+    """Returns the rows ``[n]`` of columns whose ``level_id`` is still there, with its present id."""
+    saved = columns["level_id"].tolist()
+    if any(len(column) != len(saved) for column in columns.values()):
+        raise ValueError("the score keeps episodes of levels, and the set of levels is another; give the saved set")
+    kept = [place for place, one in enumerate(saved) if one in translation]
+    present = torch.tensor([translation[saved[place]] for place in kept], dtype=torch.int64, device="cpu")
+    return {name: column[kept] for name, column in columns.items()} | {"level_id": present}
 
 
 def _finite(name: str, given: object, level_ids: list[int], dims: Collection[int], is_rate: bool) -> np.ndarray:
@@ -556,26 +653,48 @@ def _numbers(name: str, given: object) -> np.ndarray:
 class UnseenLevels:
     """Draws a level without a score, if possible one that no actor plays; in constant time where none have weights."""
 
-    def __init__(self, ids: list[int] | None, levels: LevelSet | None, generate: LevelGenerator | None) -> None:
-        self._ids = ids
+    def __init__(self, known: KnownLevels | None, generate: LevelGenerator | None) -> None:
+        self._known = known
         self._generate = generate
-        self._fingerprint = None if ids is None else fingerprint(levels or ids)
-        self._weights = None if levels is None else levels.weights
         self.restart()
 
     def restart(self) -> None:
         """Makes all known levels new again."""
-        self.idle: _Bag = _Bag(self._ids or [])
+        self.first: list[int] = []  #: Idle levels that were added during the run, which come before others.
+        self.idle: _Bag = _Bag([] if self._known is None else self._known.ids)
         self._played = _Bag([])
+
+    @property
+    def _weights(self) -> np.ndarray | None:
+        levels = None if self._known is None else self._known.levels
+        return None if levels is None else levels.weights
+
+    def enter(self, level_ids: list[int]) -> None:
+        """Adds levels, which come before others."""
+        self.first += level_ids
+        for level_id in level_ids:
+            self.idle.add(level_id)
+
+    def remove(self, level_id: int) -> None:
+        """Removes a level that was retired, or has a score."""
+        self.idle.discard(level_id)
+        self._played.discard(level_id)
+        self._drop_first(level_id)
+
+    def _drop_first(self, level_id: int) -> None:
+        if level_id in self.first:
+            self.first.remove(level_id)
 
     @property
     def num_idle(self) -> int | None:
         """Number of new levels that nobody plays; ``None`` for an unbounded set."""
-        return None if self._ids is None else len(self.idle.items)
+        return None if self._known is None else len(self.idle.items)
 
     def choose(self, generator: torch.Generator, is_known: Callable[[int], bool]) -> int:
         """Draws a new level. If all are known, it draws a level that is being played."""
-        if self._ids is not None:
+        if self.first:
+            return self.first[0]
+        if self._known is not None:
             bag = self.idle.items or self._played.items  # two actors on one level, where each level is played
             if self._weights is not None:
                 return self._first(bag, 1, generator)[0]
@@ -591,8 +710,12 @@ class UnseenLevels:
 
     def choose_different(self, count: int, generator: torch.Generator, is_known: Callable[[int], bool]) -> list[int]:
         """Draws at most ``count`` different new levels."""
-        if self._ids is not None:
-            idle = self._first(self.idle.items, count, generator)
+        if self._known is not None:
+            first = self.first[:count]
+            others = self.idle.items
+            if first:
+                others = [one for one in others if one not in {*first}]
+            idle = first + self._first(others, count - len(first), generator)
             return idle + self._first(self._played.items, count - len(idle), generator)
         found: dict[int, None] = {}
         while len(found) < count:
@@ -614,35 +737,27 @@ class UnseenLevels:
         """Marks a new level as played."""
         if self.idle.discard(level_id):
             self._played.add(level_id)
+            self._drop_first(level_id)
 
     def end(self, level_id: int) -> None:
         """Marks a played level as idle, unless it got a score."""
         if self._played.discard(level_id):  # not if it got a score meanwhile
             self.idle.add(level_id)
 
-    def scored(self, level_id: int) -> None:
-        """Removes a level, which is no longer new."""
-        self.idle.discard(level_id)
-        self._played.discard(level_id)
-
     def state_dict(self) -> dict[str, Any]:
         """Returns the order of the levels, from which levels are drawn by position."""
-        if self._ids is None:
+        if self._known is None:
             return {}
         # In the order of the bags, from which levels are drawn by position.
-        idle, played = (torch.tensor(bag.items, dtype=torch.int64, device="cpu") for bag in (self.idle, self._played))
-        return {"fingerprint": self._fingerprint, "idle": idle, "played": played}
+        lists = {"idle": self.idle.items, "played": self._played.items, "first": self.first}
+        return {name: torch.tensor(items, dtype=torch.int64, device="cpu") for name, items in lists.items()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores :meth:`state_dict`; raises ``ValueError`` for other levels."""
-        if self._ids is None and state:
-            raise ValueError("the saved levels are a known set; build the buffer with levels=... as it was")
-        if state.get("fingerprint") != self._fingerprint:
-            raise ValueError(
-                f"the saved levels are not the {len(self._ids or ())} given; give the same in the same order"
-            )
-        if self._ids is not None:
-            self.idle, self._played = _Bag(state["idle"].tolist()), _Bag(state["played"].tolist())
+    def load_state_dict(self, state: dict[str, Any], fresh: list[int]) -> None:
+        """Restores :meth:`state_dict`; levels that it does not know, ``fresh``, are new."""
+        if self._known is not None:
+            self.idle = _Bag([*state["idle"].tolist(), *fresh])
+            self._played = _Bag(state["played"].tolist())
+            self.first = state["first"].tolist()
 
 
 class _Bag:

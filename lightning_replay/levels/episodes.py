@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import astuple, dataclass
 from typing import Any, Self
 
@@ -14,8 +14,6 @@ from tensordict import TensorDictBase
 
 from lightning_replay.levels.level_ids import Actor
 from lightning_replay.levels.scores import ValueColumns
-
-MOST_AWAITED = 1 << 18  # draws: a loop that never records does not collect them without end
 
 
 @dataclass(eq=False)  # two episodes on one level are two
@@ -41,13 +39,20 @@ class ActiveEpisodes:
         # Numbers of the active episodes by level: of an actor's by minus the number; of those drawn for no actor the
         # newest of each batch, by the first of the batch.
         self.played: dict[int, dict[int, int]] = {}
-        self.num_draws: int = 0  # draws that await a score; a level counts once a batch
+        # The levels of each batch that await a score, in the order in which the batches were drawn.
+        self._batches: dict[int, set[int]] = {}
+        self.expired: int = 0  #: Number of draws that ended because nobody recorded them.
 
     def __len__(self) -> int:
         return sum(map(len, self.played.values())) - sum(one.length is not None for one in self)
 
     def __iter__(self) -> Iterator[ActiveEpisode]:
         return itertools.chain.from_iterable(self._of.values())
+
+    @property
+    def num_draws(self) -> int:
+        """Number of draws that await a score; a level counts once a batch."""
+        return sum(map(len, self._batches.values()))
 
     def of(self, actor: Actor) -> list[ActiveEpisode]:
         """Returns the active episodes of an actor, oldest first."""
@@ -106,18 +111,30 @@ class ActiveEpisodes:
 
     def await_scores(self, level_ids: Iterable[int], batch: int, first: int) -> None:
         """Adds draws of a batch, which are numbered from ``first`` on."""
+        awaited = self._batches.setdefault(batch, set())
         for started, level_id in enumerate(level_ids, first):
-            own = self.played.setdefault(level_id, {})
-            self.num_draws += batch not in own
-            own[batch] = started
+            self.played.setdefault(level_id, {})[batch] = started
+            awaited.add(level_id)
 
     def receive_score(self, level_id: int, otherwise: int, batch: int | None = None) -> int:
         """Ends the level's draws in its oldest batch; returns the newest episode of these, or ``otherwise``."""
         for key in self.played.get(level_id, ()) if batch is None else (batch,):
             if key > 0:
-                self.num_draws -= 1
+                awaited = self._batches[key]
+                awaited.discard(level_id)
+                if not awaited:
+                    del self._batches[key]
                 return self._leave(level_id, key)
         return otherwise
+
+    def overdue(self, last: int) -> list[tuple[int, int]]:
+        """Returns level and batch of each draw that awaits a score, of the batches that began up to ``last``."""
+        batches = itertools.takewhile(lambda batch: batch <= last, self._batches)
+        return [(level_id, batch) for batch in batches for level_id in sorted(self._batches[batch])]
+
+    def draws_on(self, level_ids: Collection[int]) -> list[tuple[int, int]]:
+        """Returns level and batch of each draw on these levels that awaits a score."""
+        return [(one, batch) for one in sorted(level_ids) for batch in self.played.get(one, ()) if batch > 0]
 
     def draws(self) -> list[tuple[int, int, int]]:
         """Batch, newest episode and level of each draw that awaits a score, oldest first."""
@@ -128,16 +145,21 @@ class ActiveEpisodes:
         """Returns all active episodes and the draws that await a score."""
         episodes = [[list(astuple(episode)) for episode in episodes] for episodes in self._of.values()]
         awaited = torch.tensor(self.draws(), dtype=torch.int64, device="cpu").reshape(-1, 3)[:, [2, 0, 1]]
-        return {"actors": list(self._of), "episodes": episodes, "awaited": awaited}
+        return {"actors": list(self._of), "episodes": episodes, "awaited": awaited, "expired": self.expired}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores :meth:`state_dict`."""
-        self._of, self.played, self.num_draws = {}, {}, 0
-        for level_id, batch, started in state["awaited"].tolist():
-            self.await_scores([level_id], batch, started)
+    def load_state_dict(self, state: dict[str, Any], translation: Mapping[int, int] | None = None) -> None:
+        """Restores :meth:`state_dict`, with the present ids of the saved levels; draws on other levels end."""
+        self._of, self.played, self._batches = {}, {}, {}
+        self.expired = int(state["expired"])
+        for saved, batch, started in state["awaited"].tolist():
+            level_id = saved if translation is None else translation.get(saved)
+            if level_id is not None:
+                self.await_scores([level_id], batch, started)
         for actor, episodes in zip(state["actors"], state["episodes"], strict=True):
-            for episode in episodes:
-                self.begin(actor, ActiveEpisode(*episode))
+            for saved, *rest in episodes:
+                level_id = saved if translation is None else translation.get(saved)
+                if level_id is not None:
+                    self.begin(actor, ActiveEpisode(level_id, *rest))
 
 
 def checked_lists(steps: TensorDictBase) -> list[list[Any]] | None:

@@ -3,15 +3,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import operator
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from numbers import Integral
 from typing import Any
-
-import numpy as np
 
 from lightning_replay.levels.level_set import LevelSet
 from lightning_replay.options import LARGEST_COUNT, check_option, checked_count, plain_number
@@ -73,10 +70,3 @@ def checked_actor(actor: Any) -> Actor:
         return operator.index(actor)
     except TypeError:
         raise TypeError(f"an actor is a number or a name; got {actor!r}") from None
-
-
-def fingerprint(level_ids: Sequence[int] | LevelSet) -> str:
-    """Returns the SHA-256 of a level set's ids or objects."""
-    if isinstance(level_ids, LevelSet):
-        return level_ids.digest
-    return hashlib.sha256(np.array(level_ids, np.int64).tobytes()).hexdigest()

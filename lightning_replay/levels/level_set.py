@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import operator
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 
@@ -36,9 +38,11 @@ class LevelSet(Sequence[dict[str, Any]]):
             by score.
         key: from an object to plain values that identify it, for objects that are neither text, numbers, arrays, paths
             nor lists and dictionaries of them.
+        name: Column of the ids in a data set, or a function from an object to its id: text or a whole number. Saves
+            then refer to the objects by these names, so that the set may grow, shrink, and change its order.
 
     Raises:
-        ValueError: no objects; another number of groups or weights; a weight that is not above 0.
+        ValueError: no objects; another number of groups or weights; a weight that is not above 0; a name given twice.
 
     Example:
         >>> prompts = LevelSet([{"question": "1 + 1 ="}, {"question": "2 + 3 ="}], groups=["easy", "hard"])
@@ -53,28 +57,90 @@ class LevelSet(Sequence[dict[str, Any]]):
         groups: Sequence[str] | Callable[[Any], str] | None = None,
         weights: Sequence[float] | None = None,
         key: Callable[[Any], Any] | None = None,
+        name: str | Callable[[Any], str | int] | None = None,
     ) -> None:
-        check_kind("levels", levels, Iterable, "objects, one for each level")
-        self._objects = list(levels)
-        if not self._objects:
-            raise ValueError("levels has no object; give at least one")
         if key is not None and not callable(key):
             raise TypeError(f"key is {key!r}; it must be a function from a level to plain values that identify it")
+        if name is not None and not callable(name) and not isinstance(name, str):
+            raise TypeError(f"name is {name!r}; it must be a column, or a function from a level to its name")
         self._key = key
-        if any(isinstance(level, Mapping) and "level_id" in level for level in self._objects):
+        self._name = name
+        self._group = groups if callable(groups) else None
+        self._objects: list[Any] = []
+        self._digests: dict[int, str] = {}
+        #: Group of each level, if groups were given.
+        self.groups: list[str] | None = None if groups is None else []
+        #: Weight of each level, float64, if weights were given.
+        self.weights: np.ndarray | None = None if weights is None else np.zeros(0)
+        #: Name of each level by which saves refer to it, if ``name`` was given.
+        self.names: list[str] | None = None if name is None else []
+        self.add(levels, groups=None if callable(groups) else groups, weights=weights)
+
+    def add(
+        self, levels: Iterable[Any], *, groups: Sequence[str] | None = None, weights: Sequence[float] | None = None
+    ) -> list[int]:
+        """Appends objects and returns their ids, which are their places.
+
+        A :class:`~lightning_replay.levels.LevelBuffer` of this set has an ``add`` of its own, which calls this method.
+
+        Args:
+            levels: Objects, one for each new level.
+            groups: Name for each object, if the set has groups that no function makes.
+            weights: Weight of each object, if the set has weights; 1 if absent.
+
+        Raises:
+            ValueError: as the constructor. Nothing is added.
+        """
+        check_kind("levels", levels, Iterable, "objects, one for each level")
+        new = list(levels)
+        if not new:
+            raise ValueError("levels has no object; give at least one")
+        if any(isinstance(level, Mapping) and "level_id" in level for level in new):
             raise ValueError("a level has an entry 'level_id', which is the place of the level; give it another name")
         if isinstance(groups, str):
             raise TypeError(f"groups is {groups!r}; give one name for each level, or a function from a level to one")
-        named = map(groups, self._objects) if callable(groups) else groups
-        self.groups: list[str] | None = None if named is None else list(map(str, named))
-        self.weights: np.ndarray | None = None
+        if self._group is not None and groups is None:
+            groups = list(map(self._group, new))
+        if self.weights is not None and weights is None:
+            weights = [1.0] * len(new)
+        for option, given, has_any in (("groups", groups, self.groups), ("weights", weights, self.weights)):
+            if (given is None) != (has_any is None):
+                raise ValueError(
+                    f"{option} is {given}, and this set was built {'with' if given is None else 'without'}"
+                )
+            if given is not None and len(given) != len(new):
+                raise ValueError(f"{option} has {len(given)} entries for {len(new)} levels; give one for each")
+        numbers = None
         if weights is not None:
-            self.weights = np.array(checked_numbers("weights", np.asarray(weights).tolist()))
-            if self.weights.min() <= 0:
-                raise ValueError(f"weights has {self.weights.min()}; each must be above 0")
-        for name, given in (("groups", self.groups), ("weights", self.weights)):
-            if given is not None and len(given) != len(self):
-                raise ValueError(f"{name} has {len(given)} entries for {len(self)} levels; give one for each")
+            numbers = np.array(checked_numbers("weights", np.asarray(weights).tolist()))
+            if numbers.min() <= 0:
+                raise ValueError(f"weights has {numbers.min()}; each must be above 0")
+        if self.names is not None:
+            self.names += self._checked_names(new)
+        if self.groups is not None and groups is not None:
+            self.groups += map(str, groups)
+        if self.weights is not None and numbers is not None:
+            self.weights = np.append(self.weights, numbers)
+        self._objects += new
+        return list(range(len(self) - len(new), len(self)))
+
+    def _checked_names(self, levels: list[Any]) -> list[str]:
+        names = []
+        for number, level in enumerate(levels):
+            if isinstance(self._name, str):
+                if not isinstance(level, Mapping) or self._name not in level:
+                    raise ValueError(f"name is {self._name!r} and level {number} is {level!r}, which has no such entry")
+                name = level[self._name]
+            else:
+                assert self._name is not None
+                name = self._name(level)
+            if not isinstance(name, str | Integral):
+                raise TypeError(f"the name of level {number} is {name!r}; it must be text or a whole number")
+            names.append(str(name))
+        times = Counter([*(self.names or ()), *names])
+        if twice := [name for name in names if times[name] > 1]:
+            raise ValueError(f"the name {twice[0]!r} is given twice; each level has one name")
+        return names
 
     def __len__(self) -> int:
         return len(self._objects)
@@ -83,7 +149,10 @@ class LevelSet(Sequence[dict[str, Any]]):
         """Returns the object of an id as it was given."""
         place = operator.index(level_id)
         if not 0 <= place < len(self):
-            raise IndexError(f"level {place} is none of the levels 0 to {len(self) - 1}")
+            raise IndexError(
+                f"level {place} is none of the levels 0 to {len(self) - 1}. Workers of a DataLoader do not have levels "
+                "that are added during an iteration; use num_workers=0, or add levels between iterations"
+            )
         return self._objects[place]
 
     def __getitem__(self, level_id: Any) -> Any:
@@ -93,16 +162,34 @@ class LevelSet(Sequence[dict[str, Any]]):
     def __repr__(self) -> str:
         return f"LevelSet({len(self)} levels)"
 
-    @cached_property
+    @property
     def digest(self) -> str:
         """SHA-256 of the objects, or of what ``key`` returns for them, in hexadecimal."""
-        found = hashlib.sha256()
-        for plain in self._plain(self._key):
-            found.update(json.dumps(plain, sort_keys=True, default=_digest).encode() + b"\n")
-        return found.hexdigest()
+        return self.digest_of(len(self))
 
-    def _plain(self, key: Callable[[Any], Any] | None = None) -> Iterator[Any]:
-        for place, level in enumerate(self._objects):
+    def digest_of(self, count: int) -> str:
+        """Returns the digest of the first ``count`` levels.
+
+        :meta private:
+        """
+        if count not in self._digests:
+            found = hashlib.sha256()
+            for plain in itertools.islice(self._plain(self._key), count):
+                found.update(json.dumps(plain, sort_keys=True, default=_digest).encode() + b"\n")
+            self._digests[count] = found.hexdigest()
+        return self._digests[count]
+
+    def check_savable(self, levels: Iterable[Any]) -> None:
+        """Refuses, by a ``TypeError``, objects to be added that no save could tell apart.
+
+        :meta private:
+        """
+        if self.names is None:
+            for _ in self._plain(self._key, levels):
+                pass
+
+    def _plain(self, key: Callable[[Any], Any] | None = None, levels: Iterable[Any] | None = None) -> Iterator[Any]:
+        for place, level in enumerate(self._objects if levels is None else levels):
             try:
                 yield _plain(level if key is None else key(level))
             except TypeError as error:

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
 from lightning_replay import forking
-from lightning_replay.levels.episodes import MOST_AWAITED, ActiveEpisode, ActiveEpisodes, Segment, checked_lists
+from lightning_replay.levels.episodes import ActiveEpisode, ActiveEpisodes, Segment, checked_lists
+from lightning_replay.levels.known_levels import KnownLevels
 from lightning_replay.levels.level_ids import LEVEL_IDS, Actor, broken_off, checked_actor, checked_level_id
 from lightning_replay.levels.level_set import LevelSet
+from lightning_replay.levels.ranks import Ranks
 from lightning_replay.options import checked_count, checked_flag
 from lightning_replay.saving import load_state, write_state
 from lightning_replay.state import SeededStateful
@@ -23,6 +26,10 @@ from lightning_replay.state import SeededStateful
 __all__ = ["LevelSelector", "segments", "update_rollout"]
 
 _FORMAT = 1
+# A draw of a batch that nobody recorded ends after so many batches of its size, and not before so many draws. Trainers
+# that generate ahead have fewer in flight.
+_BATCHES_KEPT = 32
+_DRAWS_KEPT = 4096
 
 
 class LevelSelector(SeededStateful, ABC):
@@ -32,22 +39,25 @@ class LevelSelector(SeededStateful, ABC):
     actor's next episode has begun. Therefore an actor may have several active episodes, and an update names its level.
 
     Args:
-        level_ids: Ids of a known set; ``None`` if the level set is unbounded.
-        levels: Level set that has the objects of these ids, if there is one.
+        levels: Distinct ids, their number for 0, 1, 2, ..., or a :class:`LevelSet`; ``None`` if the set is unbounded.
     """
 
     # Whether some episodes may be scored and not learned from, see trains_on.
     plays_unlearned: bool = False
     levels: LevelSet | None = None  #: Objects of the levels, if they were given as a set.
     score: Any = None  #: Score of a segment of an episode; ``None`` if levels have no scores.
+    #: Number of later draws after which a draw by :meth:`next_levels` ends that nobody recorded; ``None``: 32 batches
+    #: of its size, and at least 4,096. A later :meth:`record` still counts.
+    expire_after: int | None = None
     reads_all_columns: bool = False  # whether the score is the user's, and may read any column of a rollout
 
-    def __init__(self, level_ids: Iterable[int] | None = None, levels: object = None) -> None:
+    def __init__(self, levels: int | Iterable[int] | LevelSet | None = None) -> None:
         self._process = forking.process
+        self.known: KnownLevels | None = None if levels is None else KnownLevels(levels)
         if isinstance(levels, LevelSet):
             self.levels = levels
         self.running: ActiveEpisodes = ActiveEpisodes()  #: Active episodes of all actors.
-        self._members = None if level_ids is None else frozenset(level_ids)
+        self.ranks: Ranks | None = None  #: Processes that share these levels, see :meth:`share`.
 
     @property
     @abstractmethod
@@ -57,7 +67,54 @@ class LevelSelector(SeededStateful, ABC):
     @property
     def count(self) -> int | None:
         """Number of all levels, with a score or without; ``None`` if the level set is unbounded."""
-        return None if self._members is None else len(self._members)
+        return None if self.known is None else len(self.known)
+
+    def add(
+        self, levels: Any, *, groups: Sequence[str] | None = None, weights: Sequence[float] | None = None
+    ) -> list[int]:
+        """Adds levels during a run, and returns their ids; they are drawn before any other level.
+
+        Processes that :meth:`share` the levels add the same ones, at the same time.
+
+        Args:
+            levels: Objects for the :class:`LevelSet`, which gets them, or ids that were never levels before.
+            groups: Group of each object, if the set has groups.
+            weights: Weight of each object, if the set has weights; 1 if absent.
+
+        Raises:
+            ValueError: the set is unbounded, or cannot take these levels. Nothing is added.
+        """
+        self.check_process()
+        if self.known is None:
+            raise ValueError("the set of levels is unbounded, so that any id may be drawn; give levels=... to add more")
+        new = self.known.add(levels, groups, weights)
+        self._enter(new)
+        return new
+
+    def retire(self, level_ids: object) -> None:
+        """Removes levels for good. Their draws end, and later outcomes or steps of them change nothing.
+
+        Processes that :meth:`share` the levels retire the same ones, at the same time.
+
+        Raises:
+            ValueError: unknown ids, or all levels, or an unbounded set.
+        """
+        self.check_process()
+        if self.known is None:
+            raise ValueError("the set of levels is unbounded, so that no level can be retired from it")
+        leaving = self.known.members.intersection(self.checked_ids(level_ids))
+        if len(leaving) == len(self.known):
+            raise ValueError(f"level_ids are all {len(leaving)} levels; add others before these are retired")
+        self.known.retire(leaving)
+        for level_id, batch in self.running.draws_on(leaving):
+            self.running.receive_score(level_id, 0, batch)
+        self._remove(leaving)
+
+    def _enter(self, level_ids: list[int]) -> None:
+        """Takes notice of new levels."""
+
+    def _remove(self, level_ids: set[int]) -> None:
+        """Takes notice of levels that were retired."""
 
     def __len__(self) -> int:
         return 0  # levels with a score
@@ -109,9 +166,92 @@ class LevelSelector(SeededStateful, ABC):
                 "run is in this process, build the levels here, or call levels.claim() first"
             )
 
-    @abstractmethod
+    def share(
+        self,
+        rank: int | None = None,
+        world_size: int | None = None,
+        *,
+        divides: bool = True,
+        process_group: Any = None,
+    ) -> Ranks:
+        """Makes these levels one set for all processes that train together; returns what it found.
+
+        Each process calls this method, with levels of its own built from the same set. All take over the state of
+        rank 0. From then on, :meth:`next_levels` draws one batch for all and returns the part of this process, and
+        :meth:`record` and :meth:`abandon_levels` gather what all processes give. Each process must make these calls
+        equally often. Without ``torch.distributed``, give all of them to each process yourself.
+
+        Args:
+            rank: Number of this process; that of ``torch.distributed`` if absent.
+            world_size: Number of processes. With ``rank=0, world_size=1`` the levels belong to this process alone.
+            divides: Whether a process gets its part of a batch, and not the whole batch, which the trainer divides.
+            process_group: Processes of ``torch.distributed`` that share the levels; ``None`` for all.
+
+        Raises:
+            ValueError: the levels of the processes are not the same set.
+            RuntimeError: several processes were started and are not connected, see :class:`Ranks`.
+        """
+        self.ranks = Ranks.find(rank, world_size, divides, process_group)
+        if self.ranks.is_connected:  # A launcher may have brought the levels here by a pickle.
+            self.claim()
+        self.synchronize()
+        return self.ranks
+
+    def synchronize(self) -> None:
+        """Takes over the state of rank 0 in all processes that share these levels; each must call it."""
+        ranks = self._own_ranks
+        if not ranks.is_connected:
+            return
+        state = ranks.from_first(self.state_dict() if ranks.rank == 0 else {})
+        ranks.gather(lambda: self.load_state_dict(state) if ranks.rank else None)
+
+    @property
+    def _own_ranks(self) -> Ranks:
+        if self.ranks is None:
+            found = Ranks.find()
+            if found.world_size > 1:
+                raise RuntimeError(
+                    f"torch.distributed connects {found.world_size} processes, and nothing tells whether they share "
+                    "these levels; call levels.share() in each process for one curriculum, or levels.share(rank=0, "
+                    "world_size=1) for levels of this process alone, with a seed of its own"
+                )
+            return found
+        return self.ranks
+
     def next_levels(self, count: int, *, replace: bool = False) -> Tensor:
-        """Draws the levels of a batch, int64 ``[count]``, without actors; different ones unless ``replace``."""
+        """Draws the levels of a batch, int64 ``[count]``, for no actor; they are in flight until :meth:`record`.
+
+        Every draw is one more episode. With ``replace`` levels are drawn one after the other as by :meth:`next_level`,
+        and may come twice. Without it each is drawn by the probabilities before the batch from those not drawn yet,
+        in time linear in the number of levels with a score; where too few are left, levels in flight too.
+
+        Of levels that processes :meth:`share`, ``count`` is the number for one process. A draw that nobody recorded
+        ends as ``expire_after`` says.
+
+        Raises:
+            ValueError: without ``replace``, more levels than there are; episodes that are not learned from (``editor``,
+                ``train_on_new_levels=False``), which only actors can tell apart.
+        """
+        ranks = self._own_ranks
+        checked_count("count", count, of="levels")
+        whole = count * ranks.world_size if ranks.divides else count
+        return torch.tensor(ranks.part(self.draw_batch(whole, replace)), dtype=torch.int64, device="cpu")
+
+    def draw_batch(self, whole: int, replace: bool = False) -> list[int]:
+        """Draws the levels of the batch of all processes, as :meth:`next_levels`.
+
+        :meta private:
+        """
+        self.check_draw(whole, replace)
+        kept = max(_DRAWS_KEPT, _BATCHES_KEPT * whole) if self.expire_after is None else self.expire_after
+        for level_id, batch in self.running.overdue(self.episodes - kept):
+            self.running.expired += 1
+            self.end_draw(level_id, batch)
+        return self._draw(whole, replace)
+
+    @abstractmethod
+    def _draw(self, count: int, replace: bool) -> list[int]:
+        """Draws the levels of a batch, and awaits their scores."""
 
     def check_draw(self, count: int, replace: bool) -> None:
         """Refuses, by a ``ValueError``, a batch of more different levels than there are.
@@ -132,8 +272,10 @@ class LevelSelector(SeededStateful, ABC):
 
     def abandon_levels(self, level_id: object) -> None:
         """Ends draws by :meth:`next_levels` that get no score, as those of a lost batch: of each level the oldest."""
-        for one in dict.fromkeys(self.checked_ids(level_id)):
-            self.end_draw(one)
+        parts = self._own_ranks.gather(lambda: self.checked_ids(level_id))
+        for one in dict.fromkeys(itertools.chain.from_iterable(parts)):
+            if self.is_level(one):
+                self.end_draw(one)
 
     def end_draw(self, level_id: int, batch: int | None = None) -> None:
         """Ends the draw of a level in the batch that began with this episode; ``None``: in its oldest one.
@@ -143,17 +285,18 @@ class LevelSelector(SeededStateful, ABC):
         self.running.receive_score(level_id, 0, batch)
         self._leave(level_id)
 
-    def _await(self, level_ids: Iterable[int], batch: int, first: int) -> None:
-        self.running.await_scores(level_ids, batch, first)
-        if self.running.num_draws > MOST_AWAITED:  # ends a quarter, because a search for the oldest takes time
-            for oldest, _, level_id in self.running.draws()[: -(3 * MOST_AWAITED // 4)]:
-                self.end_draw(level_id, oldest)
-
     def _leave(self, level_id: int) -> None:
         """Takes notice that an episode or draw on a level has ended."""
 
+    def is_level(self, level_id: int) -> bool:
+        """Whether a level may be drawn, and was not retired.
+
+        :meta private:
+        """
+        return self.known is None or level_id in self.known.members
+
     def checked_ids(self, level_id: object) -> list[int]:
-        """Returns ids ``[n]`` as a list; ``TypeError`` for others than integers, ``ValueError`` for unknown ones.
+        """Returns ids ``[n]``, retired ones included; ``TypeError`` for no integers, ``ValueError`` for unknown ones.
 
         :meta private:
         """
@@ -166,10 +309,10 @@ class LevelSelector(SeededStateful, ABC):
         known: list[int] = ids.reshape(-1).tolist()
         among: Collection[int] = range(LEVEL_IDS)
         accepted = "ids are from 0 to 2**31 - 1"
-        if self._members is not None:
-            among = self._members
+        if self.known is not None:
+            among = self.known.members
             accepted = f"none of the {self.count} levels"
-        if unknown := [one for one in known if one not in among]:
+        if unknown := [one for one in known if one not in among and not self._was_retired(one)]:
             raise ValueError(f"level_id has {unknown[:5]}; {accepted}. Nothing was changed")
         return known
 
@@ -190,16 +333,20 @@ class LevelSelector(SeededStateful, ABC):
         :meta private:
         """
         whole = checked_level_id(level_id)
-        if self._members is not None and whole not in self._members:
-            raise ValueError(f"level {whole} is none of the {len(self._members)} levels that were given")
+        if not self.is_level(whole):
+            was = "was retired from" if self._was_retired(whole) else "is none of"
+            raise ValueError(f"level {whole} {was} the {self.count} levels that were given")
         return whole
+
+    def _was_retired(self, level_id: int) -> bool:
+        return self.known is not None and level_id in self.known.retired
 
     def check_held_out(self, level_ids: Iterable[int]) -> None:
         """Refuses levels that are trained on; of an unbounded set none is known beforehand to be.
 
         :meta private:
         """
-        both = [level_id for level_id in level_ids if level_id in (self._members or ())]
+        both = [] if self.known is None else [one for one in level_ids if one in self.known.members]
         if both:
             raise ValueError(f"{len(both)} of held_out_levels are trained on, as {both[:3]}; give others, or how many")
 
@@ -297,7 +444,12 @@ class LevelSelector(SeededStateful, ABC):
 
     def stats(self) -> dict[str, float]:
         """Metrics to log."""
-        return {"levels": len(self), "episodes": self.episodes, "in_flight": len(self.running)}
+        return {
+            "levels": len(self),
+            "episodes": self.episodes,
+            "in_flight": len(self.running),
+            "expired": self.running.expired,
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """State as tensors and plain values; after :meth:`load_state_dict` the next choices are the same.
@@ -309,11 +461,14 @@ class LevelSelector(SeededStateful, ABC):
             "version": _FORMAT,
             "kind": type(self).__name__,
             "running": self.running.state_dict(),
+            "known": {} if self.known is None else self.known.state_dict(),
             **self._read_attributes(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores :meth:`state_dict` of a selector built with the same arguments.
+
+        The set may have grown since the save, or have lost levels: ids decide, or the names of a :class:`LevelSet`.
 
         Raises:
             ValueError: the state is of another format, another class or other levels; nothing is changed.
@@ -329,10 +484,13 @@ class LevelSelector(SeededStateful, ABC):
             raise ValueError(f"the state has version {state.get('version')}; {_FORMAT} can be read")
         if set(state) != set(before):
             raise ValueError(f"the state lacks or adds {sorted(set(state) ^ set(before))}; give what state_dict() gave")
+        sets = () if self.known is None else self.known.sets()
         try:
             self._load(state)
             self.checked_ids([*self.running.played])
         except BaseException as error:  # a state that fits in part changes nothing
+            if self.known is not None:
+                self.known.set_sets(*sets)
             self._load(before)
             if isinstance(error, KeyError):
                 raise ValueError(
@@ -341,7 +499,17 @@ class LevelSelector(SeededStateful, ABC):
             raise
 
     def _load(self, state: dict[str, Any]) -> None:
-        self.running.load_state_dict(state["running"])
+        translation = None
+        if (self.known is None) != (not state["known"]):
+            raise ValueError("the saved levels are a known set, and this set is unbounded, or the other way round")
+        if self.known is not None:
+            translation = self.known.translation(state["known"])
+            self.known.load_state_dict(state["known"], translation)
+        self._restore(state, translation)
+
+    def _restore(self, state: dict[str, Any], translation: Mapping[int, int] | None) -> None:
+        """Restores a state, of which ``translation`` has the present ids of the saved levels."""
+        self.running.load_state_dict(state["running"], translation)
         self._restore_attributes(state)
 
     def save(self, path: str | Path) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
 from collections.abc import Collection, Iterable, Sequence
@@ -77,6 +78,14 @@ class LevelTable:
     def staleness(self) -> np.ndarray:
         """Episodes since each level was last drawn, int64 ``[L]``."""
         return self.episodes - self.timestamps
+
+    def mark(self) -> str:
+        """Returns a short text that differs if other levels were drawn, or have a score.
+
+        :meta private:
+        """
+        drawn = hashlib.sha256(self.generator.get_state().numpy().tobytes()).hexdigest()
+        return f"{self.episodes} {self._count} {drawn}"
 
     def row_of(self, level_id: int) -> int:
         """Returns the row of a level, or -1.
@@ -190,6 +199,22 @@ class LevelTable:
         state = self.state_dict()
         self.load_state_dict(state | {key: state[key][:0] for key in ("score", "timestamp", "generation")})
         self.level_ids, self._rows = [], {}
+
+    def remove(self, level_ids: Collection[int]) -> None:
+        """Removes the rows of levels; the others keep their order."""
+        rows = self.rows_among(level_ids)
+        if not len(rows):
+            return
+        kept = np.delete(np.arange(self._count), rows)
+        self._scores = self._scores[kept]
+        self._timestamps = self._timestamps[kept]
+        self._generations = self._generations[kept]
+        self.level_ids = np.delete(self.level_ids, rows).tolist()
+        self._rows = {level_id: row for row, level_id in enumerate(self.level_ids)}
+        self._count = len(self.level_ids)
+        # Trees, and what was drawn, have rows of other levels.
+        self._is_behind = True
+        self._concentration = ReplayConcentration(self._order)
 
     def least_probable(self) -> int:
         """Returns the row of least replay probability; of equal rows, the lowest score.

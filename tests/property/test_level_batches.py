@@ -32,6 +32,8 @@ class Oracle:
     timestamps: dict[int, int] = field(default_factory=dict)
     outcomes: dict[int, list[float]] = field(default_factory=dict)
     awaited: dict[int, list[list[int]]] = field(default_factory=dict)  # the draws of each batch
+    members: list[int] = field(default_factory=list)
+    added: list[int] = field(default_factory=list)  # and not drawn yet
 
     def draw(self, drawn: list[int]) -> None:
         batch: dict[int, list[int]] = {}
@@ -40,6 +42,8 @@ class Oracle:
             batch.setdefault(level, []).append(self.clock)
             if level in self.scores:
                 self.timestamps[level] = self.clock
+            if level in self.added:
+                self.added.remove(level)
         for level, draws in batch.items():
             self.awaited.setdefault(level, []).append(draws)
 
@@ -52,6 +56,8 @@ class Oracle:
                 draws = self.awaited.get(level, [])
                 started[level] = draws.pop(0)[-1] if draws else self.clock
         for level, rows_of_level in given.items():
+            if level in self.added:
+                self.added.remove(level)
             if self.window is None:
                 score = sum(rows_of_level) / len(rows_of_level)
             else:
@@ -66,7 +72,15 @@ class Oracle:
             self.timestamps[level] = max(started[level], self.timestamps.get(level, 0))
         return [self.scores[level] for level in ids]
 
+    def retire(self, level: int) -> None:
+        self.members.remove(level)
+        for kept in (self.scores, self.timestamps, self.outcomes, self.awaited):
+            kept.pop(level, None)
+        if level in self.added:
+            self.added.remove(level)
+
     def forget(self) -> None:
+        self.added.clear()
         self.scores.clear()
         self.timestamps.clear()
         self.outcomes.clear()
@@ -76,11 +90,12 @@ eighths = st.integers(0, 8).map(lambda one: one / 8)
 call = st.one_of(
     st.tuples(st.just("draw"), st.integers(1, 6), st.booleans()),
     st.tuples(st.just("record"), st.lists(st.integers(0, 5), min_size=1, max_size=6), st.integers(1, 4), st.randoms()),
-    st.tuples(st.sampled_from(["forget", "save", "refused"])),
+    st.tuples(st.sampled_from(["forget", "save", "refused", "add"])),
+    st.tuples(st.just("retire"), st.integers(0, 7)),
 )
 
 
-@settings(max_examples=50)
+@settings(max_examples=60)
 @pytest.mark.filterwarnings("ignore:a level got:UserWarning")
 @given(
     size=st.integers(1, 6),
@@ -109,19 +124,26 @@ def test_contents_and_draws_are_those_of_the_rules(size, window, step, smooth, w
             seed=seed,
         )
 
-    levels, oracle = build(1), Oracle(window, step, smooth)
+    levels, oracle = build(1), Oracle(window, step, smooth, members=[*range(size)])
+    retired: list[int] = []
     for what, *rest in calls:
+        members = oracle.members
         if what == "draw":
             count, replace = rest
-            count = count if replace else min(count, size)
+            count = count if replace else min(count, len(members))
+            first = oracle.added[:count]
             drawn = levels.next_levels(count, replace=replace).tolist()
-            assert {*drawn} <= {*range(size)} and (replace or len({*drawn}) == count)
-            idle = {*range(size)} - {*oracle.scores} - {level for level, draws in oracle.awaited.items() if draws}
+            assert {*drawn} <= {*members} and (replace or len({*drawn}) == count)
+            assert {*first} <= {*drawn}, "added levels have their turn at once"
+            idle = {*members} - {*oracle.scores} - {level for level, draws in oracle.awaited.items() if draws}
             if not oracle.scores and not replace and count <= len(idle):
                 assert {*drawn} <= idle, "new levels that nobody plays come first"
             oracle.draw(drawn)
         elif what == "record":
-            ids, width, random = [one % size for one in rest[0]], *rest[1:]
+            ids, width, random = [members[one % len(members)] for one in rest[0]], *rest[1:]
+            if retired:  # a late outcome, which changes nothing
+                late = {"score": [0.5]} if window is None else {"outcomes": [1.0]}
+                assert levels.record(retired[:1], **late).isnan().all()
             if window is None:
                 given: Any = [random.randrange(9) / 8 for _ in ids]
                 returned = levels.record(torch.tensor(ids), torch.tensor(given, dtype=torch.float64))
@@ -133,14 +155,25 @@ def test_contents_and_draws_are_those_of_the_rules(size, window, step, smooth, w
             levels.forget()
             oracle.forget()
         elif what == "refused":
-            refused(levels, size, window)
+            refused(levels, len(members), window)
+        elif what == "add":
+            more = {"groups": None if groups is None else ["odd"], "weights": None if own is None else [2.5]}
+            new = levels.add([f"prompt {len(prompts)}"], **more)
+            members += new
+            oracle.added += new
+        elif what == "retire":
+            if len(members) > 1:
+                level = members[rest[0] % len(members)]
+                levels.retire([level])
+                oracle.retire(level)
+                retired.append(level)
         else:
             with tempfile.TemporaryDirectory() as directory:
                 levels.save(directory)
                 other = build(2)
                 other.load(directory)
             state = levels.state_dict()
-            for count, replace in ((size, False), (3, True), (1, False)):
+            for count, replace in ((len(members), False), (3, True), (1, False)):
                 assert torch.equal(
                     levels.next_levels(count, replace=replace), other.next_levels(count, replace=replace)
                 )
@@ -155,8 +188,11 @@ def refused(levels: LevelBuffer, size: int, window: int | None) -> None:
     wrong = [
         lambda: levels.next_levels(size + 1),
         lambda: levels.next_levels(0),
-        lambda: levels.record([0, size], [0.5, 0.5]),
+        lambda: levels.record([0, 99], [0.5, 0.5]),
         lambda: levels.record([-1], [0.5]),
+        lambda: levels.retire([99]),
+        lambda: levels.retire(levels.known.ids),
+        lambda: levels.add([]),
         lambda: levels.record([0.5], [0.5]),
         lambda: levels.record([0], [torch.nan]),
         lambda: levels.record([0, 0], [0.5]),
@@ -166,7 +202,7 @@ def refused(levels: LevelBuffer, size: int, window: int | None) -> None:
         lambda: levels.record([0, 0], outcomes=[[1.0, 0.0], [0.0, -0.1]]),
         lambda: levels.record([0], outcomes=[torch.nan]),
         lambda: levels.record([0], outcomes=[[[1.0]]]),
-        lambda: levels.load_state_dict(LevelBuffer(LevelSet([f"other {n}" for n in range(size)])).state_dict()),
+        lambda: levels.load_state_dict(LevelBuffer(LevelSet([f"other {n}" for n in range(9)])).state_dict()),
     ]
     for one in wrong:
         with pytest.raises((ValueError, TypeError)):
@@ -202,7 +238,8 @@ def compare(levels: LevelBuffer, oracle: Oracle, prompts: LevelSet, rho: float) 
     if prompts.groups is not None:
         for name, stats in levels.group_stats().items():
             mine = [row for row, level in enumerate(ids) if prompts.groups[level] == name]
-            assert stats["levels"] == Counter(prompts.groups)[name] and stats["scored"] == len(mine)
+            in_group = Counter(prompts.groups[level] for level in oracle.members)
+            assert stats["levels"] == in_group[name] and stats["scored"] == len(mine)
             assert stats["share"] == pytest.approx(expected[mine].sum())
 
 

@@ -53,7 +53,7 @@ def test_at_the_temperature_of_the_paper_many_levels_are_as_few_as_one():
     by_score = ranked(400, score_temperature=0.1, staleness_weight=0.0).stats()
     assert by_score["probability_max"] == pytest.approx(1.0 / zeta_of_10, rel=1e-12)
     assert by_score["effective_levels"] == pytest.approx(zeta_of_10**2 / zeta_of_20, rel=1e-11)
-    assert set(buffer(3).stats()) == {"levels", "episodes", "in_flight", "replayed", "refused", "replaced"}
+    assert set(buffer(3).stats()) == {"levels", "episodes", "in_flight", "expired", "replayed", "refused", "replaced"}
     assert LevelSampler().stats() == {}
 
 
