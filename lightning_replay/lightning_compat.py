@@ -19,6 +19,8 @@ name                                                     used in
 ``epoch_loop.manual_optimization.optim_step_progress``   :func:`optimizer_steps`
 ``epoch_loop.batch_progress.current``                    :func:`training_steps`
 ``epoch_loop.batch_progress.is_last_batch``              :func:`end_epoch`
+``epoch_loop._batches_that_stepped``                     :func:`logged_step`
+``fit_loop.total_batch_idx``                             :func:`batches_begun`
 ``checkpoint["loops"]["fit_loop"]``                      :func:`remove_open_step`
 ``Trainer.limit_val_batches`` and two intervals          :func:`replace_options`
 =======================================================  ==========================================
@@ -85,6 +87,16 @@ def training_steps(trainer: L.Trainer) -> _ProcessedTracker:
 def end_epoch(trainer: L.Trainer) -> None:
     """Lets the present training step be the last one of its epoch."""
     trainer.fit_loop.epoch_loop.batch_progress.is_last_batch = True
+
+
+def logged_step(trainer: L.Trainer) -> int:
+    """Returns the step at which Lightning's own ``log`` writes the values of the present training step."""
+    return trainer.fit_loop.epoch_loop._batches_that_stepped
+
+
+def batches_begun(trainer: L.Trainer) -> int:
+    """Returns the number of training steps that began, over all epochs."""
+    return trainer.fit_loop.total_batch_idx + 1
 
 
 def remove_open_step(checkpoint: Mapping[str, Any]) -> None:

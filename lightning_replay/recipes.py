@@ -476,6 +476,7 @@ def hindsight(
     share: float = 0.8,
     achieved_key: str | tuple[str, ...] = ACHIEVED_GOAL,
     desired_key: str | tuple[str, ...] = DESIRED_GOAL,
+    reward_keys: Sequence[str | tuple[str, ...]] = (),
     **options: Unpack[PriorityOptions],
 ) -> Replay:
     """Replaces goals of drawn rows by goals that their episodes achieved (HER, Andrychowicz et al. 2017).
@@ -486,18 +487,21 @@ def hindsight(
     Args:
         env: id of the goal environment, an environment, or a class or function that builds one; its ``compute_reward``
             and ``compute_terminated`` are used where ``reward`` and ``terminated`` are not given.
-        reward: ``(achieved, desired, info)`` of arrays ``[N, ...]`` to rewards ``[N]``.
+        reward: ``(achieved, desired, info)`` of arrays ``[N, ...]`` to rewards ``[N]``; ``info`` holds the columns of
+            ``reward_keys``.
         terminated: the same, to flags ``[N]``.
         strategy: ``"future"`` (a later step of the episode), ``"final"`` (the newest) or ``"episode"`` (any).
         share: probability that a row is relabelled; k / (k + 1) of the paper, 0.8 for k = 4.
         achieved_key: column of the achieved goal.
         desired_key: column of the desired goal.
+        reward_keys: stored columns that ``reward`` and ``terminated`` read besides the goals, such as
+            ``["action", ("next", "speed")]``: ``info["action"]`` and ``info["speed"]``.
 
     Raises:
         ValueError: neither ``reward`` nor an ``env`` that computes it.
     """
     sampler = prioritized_or_uniform(capacity, **priorities(options), device=draw_device(options))
-    relabel = RelabelGoals(strategy, share, reward, env, terminated, achieved_key, desired_key)
+    relabel = RelabelGoals(strategy, share, reward, env, terminated, achieved_key, desired_key, reward_keys)
     return assemble(Replay, capacity, batch_size, options, sampler, transform=relabel)
 
 

@@ -19,6 +19,11 @@ def reached(achieved: np.ndarray, desired: np.ndarray, info: dict[str, Any]) -> 
     return (achieved == desired).all(-1)
 
 
+def costly(achieved: np.ndarray, desired: np.ndarray, info: dict[str, Any]) -> np.ndarray:
+    """1 where the goals are equal, less the sums of all stored columns ``[N, ...]`` that the function gets."""
+    return 1.0 * reached(achieved, desired, info) - sum(column.sum(-1) for column in info.values())
+
+
 def distance(achieved: np.ndarray, desired: np.ndarray, info: dict[str, Any]) -> np.ndarray:
     return -np.abs(achieved - desired).sum(-1)
 
@@ -47,6 +52,7 @@ class GoalOracle:
     strategy: str
     n_steps: int
     discount: float
+    cost: float = 0.0  # of each step, times its number
     done: set[int] = field(default_factory=set)  # the last rows of episodes
     truncated: set[int] = field(default_factory=set)  # those of them that were broken off
 
@@ -72,7 +78,7 @@ class GoalOracle:
         is_own = goal == OWN_GOAL
         rewards = []
         for step in steps:
-            rewards.append(100.0 if is_own else float(step + 1 == goal))
+            rewards.append(100.0 if is_own else float(step + 1 == goal) - self.cost * step)
             if not is_own and step + 1 == goal:
                 break
         last = steps[len(rewards) - 1]

@@ -9,12 +9,15 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.utilities import CombinedLoader
 
 from lightning_replay.agents.interfaces import UpdatePriorities
+from lightning_replay.levels import LevelBatchSampler, LevelSelector
+from lightning_replay.lightning_compat import batches_begun, logged_step
 from lightning_replay.lit.checkpoints import ReplayCheckpoint
 from lightning_replay.lit.data import ActsAtUpdates, EnvStepDataModule, source_of
 from lightning_replay.lit.evaluation import Evaluate, GeneralizationGap, ReplayProgressBar
-from lightning_replay.lit.level_data import level_source_of
+from lightning_replay.lit.level_data import LevelDataModule
 from lightning_replay.lit.pictures import (
     InspectBuffer,
     LearningCurve,
@@ -25,7 +28,7 @@ from lightning_replay.lit.pictures import (
     draw_score_against_staleness,
 )
 from lightning_replay.lit.replay_data import ReplayDataModule
-from lightning_replay.options import checked_count, checked_share
+from lightning_replay.options import check_kind, checked_count, checked_share
 from lightning_replay.table_replay import CurriculumReplay
 
 __all__ = [
@@ -54,16 +57,16 @@ class _LogStats(L.Callback):
 
     def _write(self, trainer: L.Trainer, clock: int, rate: str, stats: dict[str, float], outputs: Any) -> None:
         # A tensor is read only at a record, because on a GPU the reading waits for the update.
-        collection = source_of(trainer, self).collection
+        source = trainer.datamodule  # type: ignore[attr-defined]
         now = time.perf_counter()
         for name, value in dict(outputs or {}).items():
             if isinstance(value, torch.Tensor) and value.numel() == 1:
                 stats[f"train/{name}"] = float(value)
-        if collection.episodes:
-            stats["train/return"] = collection.recent_return
+        if isinstance(source, EnvStepDataModule) and source.collection.episodes:
+            stats["train/return"] = source.collection.recent_return
         stats[rate] = (clock - self._last[0]) / (now - self._last[1])
         for logger in trainer.loggers:
-            logger.log_metrics(stats)
+            logger.log_metrics(stats, step=logged_step(trainer))  # The data module has its own axis.
         self._last = (clock, now)
 
 
@@ -168,19 +171,29 @@ class LogLevelStats(_LogStats):
     ``levels/*`` are those of ``levels.stats()``, ``train/*`` the outputs of the training step and the mean return of
     the last ten episodes. The data module adds both clocks.
 
+    Without a ``LevelDataModule``, the levels are those of the :class:`~lightning_replay.levels.LevelBatchSampler` that
+    is the ``batch_sampler`` of the trainer's ``DataLoader``. Records are then written at Lightning's own steps.
+
     Args:
-        every_n_rollouts: Number of rollouts between two records.
+        every_n_rollouts: Number of rollouts between two records; of batches if there is no ``LevelDataModule``.
+        levels: Levels to report in place of those that are found, such as a ``LevelBuffer``.
+
+    Raises:
+        TypeError: at ``fit``, neither data module nor ``DataLoader`` has levels.
     """
 
-    def __init__(self, every_n_rollouts: int = 10) -> None:
+    def __init__(self, every_n_rollouts: int = 10, levels: LevelSelector | None = None) -> None:
         self.every_n_rollouts: int = checked_count("every_n_rollouts", every_n_rollouts)
+        check_kind("levels", levels, LevelSelector | None, "a level selector such as LevelBuffer(...), or None")
+        self.levels: LevelSelector | None = levels
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Prepares for the run that begins.
 
         :meta private:
         """
-        self._last = (level_source_of(trainer, self).env_steps_done, time.perf_counter())
+        self._levels_of(trainer)  # Refuses a run without levels.
+        self._last = (self._clocks(trainer)[1], time.perf_counter())
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: object, batch: object, batch_idx: int
@@ -189,10 +202,33 @@ class LogLevelStats(_LogStats):
 
         :meta private:
         """
-        source = level_source_of(trainer, self)
-        if trainer.loggers and source.updates_done % self.every_n_rollouts == 0:
-            stats = {f"levels/{name}": float(value) for name, value in source.levels.stats().items()}
-            self._write(trainer, source.env_steps_done, "env_steps_per_second", stats, outputs)
+        rollouts, clock, rate = self._clocks(trainer)
+        if trainer.loggers and rollouts % self.every_n_rollouts == 0:
+            stats = {f"levels/{name}": float(value) for name, value in self._levels_of(trainer).stats().items()}
+            self._write(trainer, clock, rate, stats, outputs)
+
+    def _clocks(self, trainer: L.Trainer) -> tuple[int, int, str]:
+        """Returns the rollouts so far, and the clock of the speed with the speed's name."""
+        source = trainer.datamodule  # type: ignore[attr-defined]
+        if isinstance(source, LevelDataModule):
+            return source.updates_done, source.env_steps_done, "env_steps_per_second"
+        return batches_begun(trainer), batches_begun(trainer), "batches_per_second"
+
+    def _levels_of(self, trainer: L.Trainer) -> LevelSelector:
+        source = trainer.datamodule  # type: ignore[attr-defined]
+        if self.levels is not None:
+            return self.levels
+        if isinstance(source, LevelDataModule):
+            return source.levels
+        samplers = [getattr(one, "batch_sampler", None) for one in CombinedLoader(trainer.train_dataloader).flattened]
+        found = [sampler.levels for sampler in samplers if isinstance(sampler, LevelBatchSampler)]
+        if len(found) != 1:
+            raise TypeError(
+                "LogLevelStats is about levels, of which "
+                f"{type(source or trainer.train_dataloader).__name__} has {len(found) or 'none'}; fit with a "
+                "LevelDataModule, or a DataLoader whose batch_sampler is a LevelBatchSampler, or give levels=."
+            )
+        return found[0]
 
 
 def _numbers(values: Mapping[str, Any], prefix: str) -> dict[str, float]:

@@ -28,7 +28,7 @@ from lightning_replay.envs.building import MAX_EPISODE_STEPS, build, check_env
 from lightning_replay.lightning_compat import NO_VALIDATION, replace_options, requeue_signal
 from lightning_replay.lit.checkpoint_files import CheckedCheckpointIO, ReplayCheckpointIO
 from lightning_replay.lit.collection import Collector, OfflineSchedule, RolloutSchedule, UpdateSchedule, check_tasks
-from lightning_replay.lit.rollouts import episode_returns, make_environment, usable_environment
+from lightning_replay.lit.rollouts import Successes, episode_returns, make_environment, usable_environment
 from lightning_replay.lit.simulators import Simulator, is_simulator
 from lightning_replay.options import check_kind, checked_flag
 from lightning_replay.state import Stateful
@@ -91,14 +91,21 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
         return make_environment(self.required_environment("an evaluation"), self.evaluation_env_kwargs)
 
     def played_returns(
-        self, agent: L.LightningModule, episodes: int, seed: int, max_episode_steps: int = MAX_EPISODE_STEPS
+        self,
+        agent: L.LightningModule,
+        episodes: int,
+        seed: int,
+        max_episode_steps: int = MAX_EPISODE_STEPS,
+        successes: Successes | None = None,
     ) -> Generator[float, None, None]:
         """Plays whole episodes without exploration and yields their returns.
 
         :meta private:
         """
         with closing(self.make_environment()) as environment:
-            yield from episode_returns(agent, environment, episodes, seed, max_episode_steps, self.check_stopped)
+            yield from episode_returns(
+                agent, environment, episodes, seed, max_episode_steps, self.check_stopped, successes
+            )
 
     def required_environment(self, purpose: str) -> str | Callable[..., gymnasium.Env[Any, Any]]:
         """Returns ``env``; raises ``ValueError`` if the module has none.

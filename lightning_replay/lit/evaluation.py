@@ -21,6 +21,7 @@ from lightning_replay.envs.building import MAX_EPISODE_STEPS
 from lightning_replay.lightning_compat import end_epoch
 from lightning_replay.lit.data import ActsAtUpdates, EnvStepDataModule, source_of
 from lightning_replay.lit.level_data import level_source_of
+from lightning_replay.lit.rollouts import Successes, SuccessFunction
 from lightning_replay.options import checked_count, checked_number
 from lightning_replay.state import Stateful
 
@@ -139,14 +140,25 @@ class Evaluate(Stateful, L.Callback, ActsAtUpdates):
     the same seeds, and none changes the training's random numbers. With Lightning's ``WeightAveraging`` the averaged
     weights are evaluated, those that a checkpoint holds.
 
+    If the infos of the last steps have a flag ``is_success``, or ``success``, the share of the episodes that succeeded
+    is ``eval/success_rate`` in the same places, and ``ReplayCheckpoint(monitor="eval/success_rate")`` keeps the best.
+    An episode without the flag counts as a failure if another one of the run has it.
+
     Args:
         every_n_env_steps: training steps between evaluations; updates in a run that collects nothing.
         episodes: Number of episodes per evaluation.
         seed: Seed of the first episode. The next episodes have the next seeds.
         max_episode_steps: Number of steps after which an episode is cut and counted, with a warning.
+        success: Function ``(episode_return, infos)`` that returns whether an episode succeeded, in place of the flag.
+            ``infos`` are those of its last step. Of a simulator both hold tensors ``[N]`` of all environments at every
+            step, and the function returns a tensor ``[N]``.
+
+    Attributes:
+        history: Step and mean return of each evaluation.
+        success_history: Step and success rate of each evaluation, from the first one with a flag on.
     """
 
-    saved_attributes: tuple[str, ...] = ("history",)
+    saved_attributes: tuple[str, ...] = ("history", "success_history")
 
     def __init__(
         self,
@@ -154,12 +166,15 @@ class Evaluate(Stateful, L.Callback, ActsAtUpdates):
         episodes: int = 5,
         seed: int = 10_000,
         max_episode_steps: int = MAX_EPISODE_STEPS,
+        success: SuccessFunction | None = None,
     ) -> None:
         self.every_n_env_steps: int = checked_count("every_n_env_steps", every_n_env_steps)
         self.episodes: int = checked_count("episodes", episodes)
         self.seed: int = checked_count("seed", seed, 0)
         self.max_episode_steps: int = checked_count("max_episode_steps", max_episode_steps)
+        self.success: SuccessFunction = Successes(success).function
         self.history: list[tuple[int, float]] = []
+        self.success_history: list[tuple[int, float]] = []
         self._is_current = False  # whether the weights are those of the last evaluation
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -185,6 +200,7 @@ class Evaluate(Stateful, L.Callback, ActsAtUpdates):
                 self._evaluate(trainer, pl_module)
         else:
             self.history.clear()
+            self.success_history.clear()
             self._evaluate(trainer, pl_module)
 
     def on_train_batch_start(
@@ -255,16 +271,26 @@ class Evaluate(Stateful, L.Callback, ActsAtUpdates):
         source = source_of(trainer, self)
         bar = trainer.progress_bar_callback
         returns: list[float] = []
-        with closing(source.played_returns(agent, self.episodes, self.seed, self.max_episode_steps)) as played:
+        successes = Successes(self.success)
+        with closing(
+            source.played_returns(agent, self.episodes, self.seed, self.max_episode_steps, successes)
+        ) as played:
             for episode_return in played:
                 returns.append(episode_return)
                 if isinstance(bar, ReplayProgressBar):  # games may be long
                     is_last = len(returns) == self.episodes
                     bar.describe("" if is_last else f"evaluating, {len(returns)} of {self.episodes} played")
         self.history.append((source.steps_done, float(np.mean(returns))))
+        self._note_rate(successes)
+
+    def _note_rate(self, successes: Successes) -> None:
+        rate = successes.rate()
+        if rate is not None or self.success_history:  # Some environments give the flag only if it is true.
+            self.success_history.append((self.history[-1][0], rate or 0.0))
 
     def _metrics(self) -> dict[str, float]:
-        return {"eval/return": self.history[-1][1]}
+        named = (("eval/return", self.history), ("eval/success_rate", self.success_history))
+        return {name: history[-1][1] for name, history in named if history}
 
     def _publish(self, trainer: L.Trainer) -> None:
         self._is_current = True
@@ -286,17 +312,21 @@ class GeneralizationGap(Evaluate):
     This is the test protocol of Prioritized Level Replay: the policy acts as in training, exploration included, and
     rewards are those of the environment. ``trainer.callback_metrics`` has ``eval/return``, the mean on the data
     module's ``held_out_levels``, and once levels have been played ``eval/train_return``, the mean on levels drawn from
-    them, and ``eval/generalization_gap``, the second minus the first. When it plays, see :class:`Evaluate`.
+    them, and ``eval/generalization_gap``, the second minus the first. ``eval/success_rate`` is that of the held-out
+    levels. When it plays, see :class:`Evaluate`.
 
     Args:
         every_n_env_steps: training steps between evaluations.
         seed: Seed for the actions, the drawn levels, and the environments' own randomness.
+        success: Function as in :class:`Evaluate`.
     """
 
     saved_attributes: tuple[str, ...] = (*Evaluate.saved_attributes, "training_history")
 
-    def __init__(self, every_n_env_steps: int = 50_000, seed: int = 10_000) -> None:
-        super().__init__(every_n_env_steps, seed=seed)
+    def __init__(
+        self, every_n_env_steps: int = 50_000, seed: int = 10_000, success: SuccessFunction | None = None
+    ) -> None:
+        super().__init__(every_n_env_steps, seed=seed, success=success)
         self.training_history: list[tuple[int, float]] = []
 
     @property
@@ -322,9 +352,16 @@ class GeneralizationGap(Evaluate):
                 f"{len(both)} of held_out_levels have been trained on meanwhile; they are left out from now."
             )
         trained_on = np.random.default_rng(self.seed).permutation(played)[: len(source.held_out_levels)].tolist()
-        for history, level_ids in ((self.history, held_out), (self.training_history, trained_on)):
+        successes = Successes(self.success)
+        for history, level_ids, noted in (
+            (self.history, held_out, successes),
+            (self.training_history, trained_on, None),
+        ):
             if level_ids:
-                history.append((source.env_steps_done, float(source.returns_on(level_ids, agent, self.seed).mean())))
+                history.append(
+                    (source.env_steps_done, float(source.returns_on(level_ids, agent, self.seed, noted).mean()))
+                )
+        self._note_rate(successes)
 
     def _metrics(self) -> dict[str, float]:
         metrics = super()._metrics()

@@ -20,7 +20,7 @@ from lightning_replay.levels.scores import EpisodeScore
 from lightning_replay.lit.collection import RolloutSchedule
 from lightning_replay.lit.data import EnvStepDataModule, UpdateStream
 from lightning_replay.lit.level_collection import LevelCollection, ReturnNormalization
-from lightning_replay.lit.rollouts import level_returns, make_environment, stochastic_policy
+from lightning_replay.lit.rollouts import Successes, level_returns, make_environment, stochastic_policy
 from lightning_replay.options import check_kind, checked_flag, checked_optional_count, with_named_arguments
 
 
@@ -147,7 +147,9 @@ class LevelDataModule(EnvStepDataModule):
         """
         return self.returns_on(self.held_out_levels, self._agent, seed=10_000)
 
-    def returns_on(self, level_ids: Sequence[int], agent: L.LightningModule, seed: int) -> np.ndarray:
+    def returns_on(
+        self, level_ids: Sequence[int], agent: L.LightningModule, seed: int, successes: Successes | None = None
+    ) -> np.ndarray:
         """Plays an episode on each level, with exploration, and returns the returns, float64 ``[L]``.
 
         :meta private:
@@ -159,7 +161,7 @@ class LevelDataModule(EnvStepDataModule):
                 self.check_stopped()
                 return policy(observations)
 
-            return level_returns(checked_policy, env, level_ids, self.pace.num_envs, seed)
+            return level_returns(checked_policy, env, level_ids, self.pace.num_envs, seed, successes=successes)
 
     @property
     def remaining_updates(self) -> int:

@@ -35,7 +35,7 @@ from lightning_replay.lit.check_stored_rows import STATE, Columns, row_differenc
 from lightning_replay.lit.checkpoint_files import saved_replay
 from lightning_replay.lit.collection import Collection, OfflineSchedule, TaskAssignment, UpdateSchedule
 from lightning_replay.lit.data import ActsAtUpdates, EnvStepDataModule, UpdateStream
-from lightning_replay.lit.rollouts import States, make_environments
+from lightning_replay.lit.rollouts import States, Successes, make_environments
 from lightning_replay.lit.simulators import (
     Simulator,
     SimulatorCollection,
@@ -413,17 +413,24 @@ class ReplayDataModule(EnvStepDataModule):
         return self.played_returns(self._agent, self.evaluation_episodes, seed=10_000)
 
     def played_returns(
-        self, agent: L.LightningModule, episodes: int, seed: int, max_episode_steps: int = MAX_EPISODE_STEPS
+        self,
+        agent: L.LightningModule,
+        episodes: int,
+        seed: int,
+        max_episode_steps: int = MAX_EPISODE_STEPS,
+        successes: Successes | None = None,
     ) -> Generator[float, None, None]:
         """Plays whole episodes, in all environments of a simulator at once.
 
         :meta private:
         """
         if self._simulators is None:
-            return super().played_returns(agent, episodes, seed, max_episode_steps)
+            return super().played_returns(agent, episodes, seed, max_episode_steps, successes)
         if self._simulators.is_single:
             self.collection.close()  # The episodes of the training end, because their simulator is used.
-        return simulator_returns(agent, self._simulators, episodes, seed, max_episode_steps, self.check_stopped)
+        return simulator_returns(
+            agent, self._simulators, episodes, seed, max_episode_steps, self.check_stopped, successes
+        )
 
     @property
     def remaining_updates(self) -> int:

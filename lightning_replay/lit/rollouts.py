@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -40,7 +40,7 @@ from lightning_replay.envs.building import (
 )
 from lightning_replay.levels import SequentialLevels
 from lightning_replay.levels.environments import make_level_vector
-from lightning_replay.options import checked_count
+from lightning_replay.options import check_kind, checked_count
 from lightning_replay.storage.rows import each_part
 from lightning_replay.torchrl_compat import assemble_unchecked
 
@@ -280,6 +280,57 @@ def _shown(returned: Any) -> str:
 
 
 Policy = Callable[[Any], Any]
+#: ``(episode_return, infos) -> flag``, with the infos of the episode's last step; of a simulator tensors ``[N]``.
+SuccessFunction = Callable[[Any, Mapping[str, Any]], Any]
+
+
+def success_of(episode_return: Any, infos: Mapping[str, Any]) -> Any:
+    """Returns ``is_success``, or ``success``, of the infos of a step; ``None`` if they have neither."""
+    return infos.get("is_success", infos.get("success"))
+
+
+class Successes:
+    """Whether the episodes of an evaluation succeeded.
+
+    Args:
+        function: Flag of an episode, from its return and the infos of its last step; by default :func:`success_of`.
+
+    Attributes:
+        flags: 1 or 0 for each episode; NaN if its infos have no flag.
+    """
+
+    def __init__(self, function: SuccessFunction | None = None) -> None:
+        check_kind("success", function, Callable | None, "a function of an episode's return and last infos, or None")
+        self.function: SuccessFunction = success_of if function is None else function
+        self.flags: list[float] = []
+
+    def read(self, returns: Any, infos: Mapping[str, Any]) -> Tensor:
+        """Returns the flags for returns ``[N]`` of environments, float32 ``[N]``, for one return or no flag ``[1]``.
+
+        ``ValueError`` if the function of the user returned anything else.
+        """
+        episodes = torch.as_tensor(returns)
+        given = self.function(returns, infos)
+        with suppress(TypeError, ValueError, RuntimeError):
+            flags = torch.as_tensor(given, dtype=torch.float32, device=episodes.device).reshape(-1).clamp(0, 1)
+            if len(flags) == episodes.numel():
+                return flags
+        if self.function is not success_of:
+            raise ValueError(
+                f"success returned {_shown(given)} for returns of shape {list(episodes.shape)}; it must return one "
+                "flag for each return, such as lambda episode_return, infos: episode_return > 0."
+            )
+        return torch.full((1,), torch.nan, device=episodes.device)
+
+    def rate(self) -> float | None:
+        """Returns the share of the episodes that succeeded; ``None`` if no episode has a flag."""
+        return None if np.isnan(self.flags).all() else float(np.nansum(self.flags)) / len(self.flags)
+
+
+def infos_of(infos: Mapping[str, Any], row: int) -> dict[str, Any]:
+    """Returns the infos of one sub-environment of a vector, those that their masks ``_key`` give it."""
+    own = [key for key in infos if f"_{key}" in infos and infos[f"_{key}"][row]]
+    return {key: infos_of(infos[key], row) if isinstance(infos[key], dict) else infos[key][row] for key in own}
 
 
 def episode_returns(
@@ -289,11 +340,12 @@ def episode_returns(
     seed: int,
     max_episode_steps: int = MAX_EPISODE_STEPS,
     before_step: Callable[[], None] = lambda: None,
+    successes: Successes | None = None,
 ) -> Iterator[float]:
     """Plays whole episodes, the i-th from ``seed + i``, and yields the return of each.
 
     Actions that the agent draws also start from that seed. Torch's generators are restored after each episode.
-    ``before_step`` is called before every step, and may raise to end the episode.
+    ``before_step`` is called before every step, and may raise to end the episode. ``successes`` gets each flag.
     """
     environment = LimitedEpisodes(CheckedSteps(environment), max_episode_steps)
     policy: Any = agent
@@ -307,11 +359,13 @@ def episode_returns(
                 before_step()
                 given = act_on(policy, batch_of_one(observation), False, read, states)
                 action = given[0] if read.actions is None else read.actions.for_one(*given)
-                observation, reward, terminated, truncated, _ = environment.step(action)
+                observation, reward, terminated, truncated, infos = environment.step(action)
                 total += float(reward)
                 done = terminated or truncated
                 if states is not None:
                     states.advance(np.array([done]))
+        if successes is not None:
+            successes.flags += successes.read(total, infos).tolist()
         yield total
 
 
@@ -322,6 +376,7 @@ def level_returns(
     num_envs: int = 16,
     seed: int | None = None,
     max_episode_steps: int = MAX_EPISODE_STEPS,
+    successes: Successes | None = None,
 ) -> np.ndarray:
     """Plays one episode on each level and returns its returns, float64 ``[L]``.
 
@@ -333,6 +388,7 @@ def level_returns(
         num_envs: Number of episodes that are played at a time.
         seed: Seed for the environments' own randomness, if levels are set by ``set_level``.
         max_episode_steps: Number of steps after which an episode is cut and counted, with a warning.
+        successes: Object that gets the flag of each episode.
 
     Raises:
         TypeError, ValueError: the policy returned no actions of the environment's space.
@@ -360,11 +416,13 @@ def level_returns(
         observation, _ = environments.reset()
         while not is_played.all():
             action = read(policy(observation), count, "policy")
-            observation, reward, terminated, truncated, _ = environments.step(action)
+            observation, reward, terminated, truncated, infos = environments.step(action)
             total += reward
             for i in np.flatnonzero(terminated | truncated):
                 if place[i] < len(level_ids):
                     returns[place[i]], is_played[place[i]] = total[i], True
+                    if successes is not None:
+                        successes.flags += successes.read(total[i], infos_of(infos["final_info"], int(i))).tolist()
                 place[i], total[i] = following, 0.0
                 following += 1
         return returns

@@ -23,7 +23,7 @@ from lightning_replay.agents.spaces import spaces_of_sizes
 from lightning_replay.collecting import VectorSteps
 from lightning_replay.envs.building import bounds_of, build
 from lightning_replay.lit.collection import Collection, Episode, InformationColumns
-from lightning_replay.lit.rollouts import act_on, acting, drawing_from, refusal_of, states_of
+from lightning_replay.lit.rollouts import Successes, act_on, acting, drawing_from, refusal_of, states_of
 from lightning_replay.simulators import MEMBERS, SimulatorVector
 
 _STEPS_PER_READ = 64  # Episodes that ended are read from the device once in so many steps.
@@ -296,10 +296,12 @@ def simulator_returns(
     seed: int,
     max_episode_steps: int,
     before_step: Callable[[], None],
+    successes: Successes | None = None,
 ) -> Generator[float, None, None]:
     """Plays episodes in all environments at once, without exploration, and yields the returns of ``episodes`` of them.
 
     Of each environment, its share of the episodes counts, from the first one on. So short episodes are not preferred.
+    ``successes`` gets the flags of the same episodes.
     """
     policy: Any = agent
     simulator = simulators.get(for_evaluation=True)
@@ -312,13 +314,17 @@ def simulator_returns(
         place = torch.arange(count, device=device)  # number of each running episode, over all environments
         total = torch.zeros(count, device=device)
         returns = torch.full((episodes + 1,), math.nan, device=device)  # The last entry takes what does not count.
+        flags = returns.clone()
         for _ in range(max_episode_steps * math.ceil(episodes / count)):
             before_step()
             action = act_on(policy, simulators.seen(observation), False, read, states)
-            observation, reward, terminated, truncated, _ = simulator.step(action)
+            observation, reward, terminated, truncated, infos = simulator.step(action)
             done = torch.logical_or(terminated, truncated)
             total += reward.reshape(-1)
-            returns[torch.where(done, place, episodes).clamp_(max=episodes)] = total
+            ended = torch.where(done, place, episodes).clamp_(max=episodes)
+            returns[ended] = total
+            if successes is not None:
+                flags[ended] = successes.read(total, infos.get("final_info", infos))
             total.masked_fill_(done, 0.0)
             place += count * done
             if states is not None:
@@ -332,5 +338,7 @@ def simulator_returns(
                 stacklevel=2,
             )
             returns[place.clamp(max=episodes)] = total
-    played = returns[:episodes]
-    yield from played[~played.isnan()].tolist()
+    is_played = ~returns[:episodes].isnan()
+    if successes is not None:
+        successes.flags += flags[:episodes][is_played].tolist()
+    yield from returns[:episodes][is_played].tolist()

@@ -7,7 +7,7 @@ import contextlib
 import functools
 import importlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
 from lightning_replay.episodes.returns import FORMED_KEYS, EpisodeTracker, bootstrap_discounts, n_step_returns
-from lightning_replay.options import check_kind, checked_choice, checked_key, checked_share
+from lightning_replay.options import check_kind, checked_choice, checked_key, checked_keys, checked_share
 from lightning_replay.parts import ReplayTransform
 from lightning_replay.samplers.pairs import PairSampler
 from lightning_replay.saving.spec import rebuildable
@@ -29,8 +29,18 @@ ACHIEVED_GOAL = ("observation", "achieved_goal")
 DESIRED_GOAL = ("observation", "desired_goal")
 
 #: ``(achieved [N, ...], desired [N, ...], info) -> [N]``, of arrays, or of tensors if slots are drawn on a device;
-#: ``info`` is an empty dictionary.
+#: ``info`` holds the columns ``[N, ...]`` that ``reward_keys`` names.
 GoalFunction = Callable[[Any, Any, dict[str, Any]], Any]
+
+
+class _RewardColumns(dict[str, Any]):
+    """Stored columns by name, for functions of goals; a missing one is reported with what to do."""
+
+    def __missing__(self, name: str) -> Any:
+        raise KeyError(
+            f"info has no {name!r}; it holds the columns that reward_keys names, here {[*self]}. Name a stored column "
+            f"there, such as reward_keys=[('next', {name!r})]"
+        )
 
 
 @rebuildable
@@ -55,7 +65,8 @@ class RelabelGoals(ReplayTransform):
             likely.
         share: Probability that a row is relabeled; k / (k + 1) of the paper, 0.8 for k = 4.
         reward: Function from ``(achieved, desired, info)``, NumPy arrays ``[N, ...]`` to the rewards ``[N]``, as
-            ``compute_reward`` of Gymnasium-Robotics; ``info`` is an empty dictionary. Saves name it by its import path.
+            ``compute_reward`` of Gymnasium-Robotics; ``info`` holds the columns of ``reward_keys``. Saves name it by
+            its import path.
         env: Id of an environment, an environment, or a class or function that builds one, whose ``compute_reward`` is
             used where ``reward`` is ``None``; what is built is closed. Its ``compute_terminated``, if any, is called
             row by row.
@@ -65,11 +76,16 @@ class RelabelGoals(ReplayTransform):
         desired_key: Column of the goal, replaced there and, if there, under ``"next"``. Where rows have flattened
             observations of ``env``, as RLlib's and Gymnasium's ``FlattenObservation`` make them, in one column
             ``observation``, the goals are their parts of it.
+        reward_keys: Stored columns that the functions read besides the goals, such as
+            ``["action", ("next", "speed")]``. They are in ``info`` as they are stored, ``[N, ...]``, each by the last
+            part of its key: ``info["action"]``, ``info["speed"]``. They are those of the step that is rewarded, also of
+            each step of a return. ``compute_terminated`` of ``env`` gets one row of them.
         seed: Seed for the transform's own generator, whose state is part of :meth:`state_dict`.
 
     Raises:
-        ValueError: neither ``reward`` nor an ``env`` with ``compute_reward``; rows without the columns of goals or with
-            returns over several steps; a buffer that draws pairs or sequences; rewards or flags of another shape.
+        ValueError: neither ``reward`` nor an ``env`` with ``compute_reward``; two ``reward_keys`` with one name; rows
+            without the columns of goals or of ``reward_keys``, or with returns over several steps; a buffer that draws
+            pairs or sequences; rewards or flags of another shape.
 
     Example:
         >>> from tensordict import TensorDict
@@ -99,6 +115,7 @@ class RelabelGoals(ReplayTransform):
         terminated: GoalFunction | None = None,
         achieved_key: NestedKey = ACHIEVED_GOAL,
         desired_key: NestedKey = DESIRED_GOAL,
+        reward_keys: Sequence[NestedKey] = (),
         seed: int | None = None,
     ) -> None:
         super().__init__()
@@ -110,6 +127,12 @@ class RelabelGoals(ReplayTransform):
                 check_kind(name, function, Callable, "a function of achieved goals, desired goals and info")
         self.achieved_key: tuple[str, ...] = checked_key("achieved_key", achieved_key)
         self.desired_key: tuple[str, ...] = checked_key("desired_key", desired_key)
+        self.reward_keys: tuple[tuple[str, ...], ...] = tuple(checked_keys("reward_keys", reward_keys))
+        if len({key[-1] for key in self.reward_keys}) < len(self.reward_keys):
+            raise ValueError(
+                f"reward_keys is {reward_keys!r}; each column must have another last name, by which info holds it. "
+                "Store one of the columns under another name"
+            )
         self._given: tuple[Any, Any, Any] = reward, terminated, env
         # Whether rows have shown if goals end episodes.
         self._knows_ends = False
@@ -183,9 +206,23 @@ class RelabelGoals(ReplayTransform):
                 "nothing was stored. Store the observations of a goal environment, or name your columns with "
                 "achieved_key= and desired_key="
             )
+        if unknown := [key for key in self.reward_keys if self._part(rows, key) is None]:
+            raise ValueError(
+                f"reward_keys has {unknown}, and the transitions have no such columns; nothing was stored. They have "
+                f"{[*rows.keys(True, True)]}: name some of these, or store the missing ones, such as keys of the infos "
+                "with info_keys="
+            )
         if self.share > 0:
             self._compare_rewards(rows[:1000])
             self._compare_ends(rows[:1000])
+
+    def _info(self, rows: TensorDictBase, of_slots: tuple[Storage, Tensor] | None = None) -> dict[str, Tensor]:
+        """Returns the columns of ``reward_keys`` ``[N, ...]``, of the rows or of slots ``[N]`` of a storage."""
+        # check_rows found the columns.
+        parts = [self._part(rows, key) or (key, ...) for key in self.reward_keys]
+        names = [column for column, _ in parts]
+        columns = [*map(rows.get, names)] if of_slots is None else read_columns(*of_slots, names)
+        return {key[-1]: columns[i][..., parts[i][1]] for i, key in enumerate(self.reward_keys)}
 
     def _goals(self, rows: TensorDictBase) -> list[Tensor]:
         parts = (self._part(rows, key) or ((), ...) for key in (("next", *self.achieved_key), self.desired_key))
@@ -197,14 +234,17 @@ class RelabelGoals(ReplayTransform):
         if self._knows_ends or ends is None or ends.numel() != len(rows) or not bool(ends.any()):
             return
         achieved, desired = self._goals(rows)
-        at_goal, reward = (self._computed("reward", achieved, goal).cpu() for goal in (achieved, desired))
+        info = self._info(rows)
+        at_goal, reward = (self._computed("reward", info, achieved, goal).cpu() for goal in (achieved, desired))
         is_at_goal = reward == at_goal
         ended = ends.cpu().flatten()[is_at_goal]
         self._knows_ends = len(ended) > 0
         if not self._knows_ends or not bool(ended.all()):
             return
         terminated = self._functions[1]
-        if terminated is None or not bool(self._computed("terminated", achieved, desired).cpu()[is_at_goal].any()):
+        if terminated is None or not bool(
+            self._computed("terminated", info, achieved, desired).cpu()[is_at_goal].any()
+        ):
             warnings.warn(
                 f"all {len(ended)} transitions at their goals end their episodes, but RelabelGoals has no function "
                 "that returns True for them. Relabeled transitions at their goals go on, and their targets use a value "
@@ -216,7 +256,7 @@ class RelabelGoals(ReplayTransform):
 
     def _compare_rewards(self, rows: TensorDictBase) -> None:
         # A wrong environment or order of keys makes goals of other numbers without any error.
-        computed = self._computed("reward", *self._goals(rows)).cpu()
+        computed = self._computed("reward", self._info(rows), *self._goals(rows)).cpu()
         stored = rows.get(("next", "reward"), None)
         if not isinstance(stored, Tensor) or stored.numel() != len(computed):
             return  # Other checks refuse such rewards.
@@ -276,7 +316,8 @@ class RelabelGoals(ReplayTransform):
         key, part = self._part(batch, ("next", *self.achieved_key)) or ((), ...)
         achieved = read_columns(storage, torch.cat((of_goals, along.flatten())), [key])[0][..., part]
         goal = achieved[: len(slots)]
-        self._set_returns(batch, chosen, achieved.cpu(), used, along, storage, episodes.discount)
+        info = self._info(batch, (storage, along.flatten()))
+        self._set_returns(batch, chosen, achieved.cpu(), info, used, along, storage, episodes.discount)
         for key in (self.desired_key, ("next", *self.desired_key)):
             part = self._part(batch, key)
             if part is not None:
@@ -289,13 +330,14 @@ class RelabelGoals(ReplayTransform):
         batch: TensorDictBase,
         chosen: Tensor,
         achieved: Tensor,
+        info: dict[str, Tensor],
         used: Tensor,
         along: Tensor,
         storage: Storage,
         discount: float,
     ) -> None:
         # The functions accept arrays, so everything is computed on the CPU and copied to the batch.
-        goals = achieved[len(chosen) :], achieved[: len(chosen)].repeat_interleave(along.shape[1], 0)
+        given = info, achieved[len(chosen) :], achieved[: len(chosen)].repeat_interleave(along.shape[1], 0)
         ends = self._functions[1]
         following = batch.get("next")
         counts = batch.get("steps_to_next_obs", None)
@@ -303,7 +345,7 @@ class RelabelGoals(ReplayTransform):
         done = following.get("done")
         there = chosen.to(done.device, non_blocking=True)
         if ends is not None:
-            ended = self._computed("terminated", *goals).view(along.shape).bool()
+            ended = self._computed("terminated", *given).view(along.shape).bool()
             step = torch.arange(1, along.shape[1] + 1, device="cpu")
             before = used
             used = torch.where(ended, step, along.shape[1]).amin(1).minimum(used)
@@ -317,7 +359,7 @@ class RelabelGoals(ReplayTransform):
             if following.get("truncated", None) is not None:
                 following.get("truncated")[there] |= done[there] & ~terminated[there]
             done[there] |= terminated[there]
-        summed = n_step_returns(self._computed("reward", *goals).view(along.shape), used, discount)
+        summed = n_step_returns(self._computed("reward", *given).view(along.shape), used, discount)
         rewards = following.get("reward")
         # Rewards may be stored as whole numbers.
         rewards = rewards if rewards.is_floating_point() else rewards.float()
@@ -349,12 +391,13 @@ class RelabelGoals(ReplayTransform):
         key, part = self._part(batch, ("next", *self.achieved_key)) or ((), ...)
         achieved = read_columns(storage, torch.cat((of_goals, along.flatten())), [key])[0][..., part]
         goal = achieved[: len(index)]
-        goals = achieved[len(index) :], goal.unsqueeze(1).expand(-1, along.shape[1], *goal.shape[1:]).flatten(0, 1)
+        goals = goal.unsqueeze(1).expand(-1, along.shape[1], *goal.shape[1:]).flatten(0, 1)
+        given = self._info(batch, (storage, along.flatten())), achieved[len(index) :], goals
         following = batch.get("next")
         terminated = following.get("terminated")
         done = following.get("done")
         if self._functions[1] is not None:
-            ended = self._computed("terminated", *goals).view(along.shape).bool()
+            ended = self._computed("terminated", *given).view(along.shape).bool()
             step = torch.arange(1, along.shape[1] + 1, device=index.device)
             before = used
             used = torch.where(chosen, torch.where(ended, step, along.shape[1]).amin(1).minimum(used), used)
@@ -371,7 +414,7 @@ class RelabelGoals(ReplayTransform):
         rewards = following.get("reward")
         # Rewards may be stored as whole numbers.
         rewards = rewards if rewards.is_floating_point() else rewards.float()
-        reward = self._computed("reward", *goals).view(along.shape)
+        reward = self._computed("reward", *given).view(along.shape)
         _put(rewards, chosen, n_step_returns(reward, used, episodes.discount))
         following.set("reward", rewards)
         if counts is not None:
@@ -383,11 +426,11 @@ class RelabelGoals(ReplayTransform):
                 _put(batch.get(part[0])[..., part[1]], chosen, goal)
         return batch
 
-    def _computed(self, name: str, achieved: Tensor, desired: Tensor) -> Tensor:
+    def _computed(self, name: str, info: dict[str, Tensor], achieved: Tensor, desired: Tensor) -> Tensor:
         function = self._functions[name == "terminated"]
         if not self._gives_tensors:
-            return _computed(name, function, achieved, desired)
-        values = function(achieved, desired, {})
+            return _computed(name, function, achieved, desired, info)
+        values = function(achieved, desired, _RewardColumns(info))
         if not isinstance(values, Tensor) or values.device != achieved.device or values.shape != (len(achieved),):
             is_tensor = isinstance(values, Tensor)
             given = f"{list(values.shape)} on {values.device}" if is_tensor else f"a {type(values).__name__}"
@@ -405,8 +448,9 @@ def _put(column: Tensor, chosen: Tensor, values: Tensor) -> None:
     column.copy_(torch.where(chosen, values.view(column.shape).to(column.dtype), column))
 
 
-def _computed(name: str, function: GoalFunction, achieved: Tensor, desired: Tensor) -> Tensor:
-    values = torch.as_tensor(np.asarray(function(achieved.cpu().numpy(), desired.cpu().numpy(), {})), device="cpu")
+def _computed(name: str, function: GoalFunction, achieved: Tensor, desired: Tensor, info: dict[str, Tensor]) -> Tensor:
+    columns = _RewardColumns({key: column.cpu().numpy() for key, column in info.items()})
+    values = torch.as_tensor(np.asarray(function(achieved.cpu().numpy(), desired.cpu().numpy(), columns)), device="cpu")
     if values.shape != (len(achieved),) or not bool(torch.isfinite(values).all()):
         given = f"the shape {list(values.shape)}" if values.shape != (len(achieved),) else "NaN or infinity"
         raise ValueError(
@@ -419,7 +463,8 @@ def _computed(name: str, function: GoalFunction, achieved: Tensor, desired: Tens
 
 def _row_by_row(function: GoalFunction, achieved: Any, desired: Any, info: dict[str, Any]) -> Any:
     # Gymnasium-Robotics defines compute_terminated for one step.
-    return np.array([bool(function(one, other, info)) for one, other in zip(achieved, desired, strict=True)])
+    rows = (_RewardColumns({key: column[i] for key, column in info.items()}) for i in range(len(achieved)))
+    return np.array([bool(function(*given)) for given in zip(achieved, desired, rows, strict=True)])
 
 
 def _places(env: Any) -> dict[str, slice]:

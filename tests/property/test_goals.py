@@ -12,7 +12,7 @@ from lightning_replay import recipes
 from lightning_replay.events import EventTable
 from lightning_replay.replay import Replay
 from lightning_replay.transforms import RelabelGoals
-from tests.goal_steps import OWN_GOAL, GoalOracle, goal_rows, reached
+from tests.goal_steps import OWN_GOAL, GoalOracle, costly, goal_rows, reached
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*another reward than RelabelGoals computes")  # 100 is stored
 DISCOUNT = 0.5
@@ -23,7 +23,8 @@ def event(rows):
 
 
 def build(kind: str, strategy: str, n_steps: int) -> Replay:
-    relabel = RelabelGoals(strategy, share=0.7, reward=reached, terminated=reached)
+    columns = [("observation", "observation")]  # twice the number of the step, two times
+    relabel = RelabelGoals(strategy, share=0.7, reward=costly, terminated=reached, reward_keys=columns)
     options = {"batch_size": 12, "n_steps": n_steps, "discount": DISCOUNT, "transform": relabel, "seed": 3}
     if kind == "tables":
         tables = [EventTable("event", condition=event, history_length=3, capacity=6, min_size=1)]
@@ -46,7 +47,7 @@ steps = st.tuples(st.integers(0, 2), st.integers(1, 5), st.sampled_from(["go on"
 )
 def test_every_row_is_what_its_goal_makes_of_it(kind, strategy, n_steps, given_steps) -> None:
     replay, again = build(kind, strategy, n_steps), build(kind, strategy, n_steps)
-    oracle = GoalOracle(strategy, n_steps, DISCOUNT)
+    oracle = GoalOracle(strategy, n_steps, DISCOUNT, cost=4.0)
     names, newest = {0: 0, 1: 1, 2: 2}, {0: 0, 1: 1_000, 2: 2_000}  # of the running episode of each environment
     for environment, count, what in given_steps:
         numbers = range(newest[environment], newest[environment] + count)

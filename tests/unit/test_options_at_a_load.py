@@ -42,7 +42,7 @@ from lightning_replay.schedules import Constant, Linear
 from lightning_replay.storage import FrameStorage, ObservationStorage
 from lightning_replay.table_replay import CurriculumReplay, TableReplay
 from tests.frame_steps import frame_rows, stacks_of
-from tests.goal_steps import distance, goal_rows, reached
+from tests.goal_steps import costly, distance, goal_rows, reached
 from tests.transitions import numbered_steps
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*another reward than RelabelGoals computes")
@@ -367,7 +367,8 @@ def cases() -> Iterator[Case]:
     states = {"mixup_concentration": 3.0, "keys": ["other"], "seed": 5}
     yield from cases_of(tr.MixStates, {"mixup_concentration": 0.4, "keys": ["observation"]}, states, transformed)
     goals = {"strategy": "final", "share": 0.3, "reward": distance, "seed": 5, "terminated": reached}
-    yield from cases_of(tr.RelabelGoals, {"reward": reached, "share": 0.9}, goals, transformed)
+    goals |= {"reward_keys": [("observation", "observation")]}
+    yield from cases_of(tr.RelabelGoals, {"reward": costly, "share": 0.9}, goals, transformed)
     far = tr.ManhattanDistance(goal=[9.0], components=[0])
     shaping = {
         "potential": tr.ManhattanDistance(goal=[3.0], components=[0]),

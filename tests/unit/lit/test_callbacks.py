@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import lightning as L
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch.loggers import Logger
@@ -18,6 +19,7 @@ from lightning_replay.lit import (
     LearningCurve,
     LinearLearningRate,
     LogReplayStats,
+    ReplayCheckpoint,
     ReplayDataModule,
     ReplayProgressBar,
 )
@@ -62,6 +64,120 @@ def test_evaluation_is_due_by_environment_steps(tmp_path: Path) -> None:
     assert evaluate.history == [(0, 15.0), (22, 15.0), (30, 15.0), (46, 15.0), (60, 15.0)]
     assert trainer.callback_metrics["eval/return"] == 15.0
     assert [(step, m["eval/return"]) for step, m in logger.records if "eval/return" in m] == evaluate.history
+
+
+class Flagged(Counting):
+    """The last infos have a flag: episode 1 of an evaluation succeeds, and episode 0 if its action is below 0.49."""
+
+    key = "is_success"
+    number = -1
+
+    def reset(self, *, seed=None, options=None):
+        if seed is not None:
+            self.number = seed - 10_000
+        return super().reset(seed=seed)
+
+    def step(self, action):
+        *step, info = super().step(action)
+        succeeded = self.number == 1 or (self.number == 0 and float(action[0]) < 0.49)
+        return (*step, info | self.told(succeeded) if self.count == self.length else info)
+
+    def told(self, succeeded: bool):
+        return {self.key: succeeded}
+
+
+class FlaggedIfTrue(Flagged):
+    key = "success"
+
+    def told(self, succeeded: bool):
+        return {self.key: np.bool_(True)} if succeeded else {}
+
+
+class Learning(Tiny):
+    """Its weight, and so its action, falls from 0.5 to below 0.49 by update 10, and is 0.6 from update 20 on."""
+
+    def update(self, batch):
+        outputs = super().update(batch)
+        update = self.trainer.datamodule.updates_done
+        with torch.no_grad():
+            self.weight.fill_(0.5 if update < 10 else 0.4 if update < 20 else 0.6)
+        return outputs
+
+
+@pytest.mark.parametrize("env", [Flagged, FlaggedIfTrue])
+def test_the_success_rate_is_that_of_the_last_infos(tmp_path: Path, env) -> None:
+    evaluate, logger = Evaluate(every_n_env_steps=10, episodes=4), Memory()
+    keep = ReplayCheckpoint(tmp_path / "run", monitor="eval/success_rate")
+    trainer = make_trainer(tmp_path, [evaluate, keep], logger=logger)
+    trainer.fit(Learning(), datamodule=make_data(env=env))
+    # Of four episodes one succeeds, and a second one from update 10 to 19, which is step 30 to 39.
+    expected = [(0, 0.25), (21, 0.25), (30, 0.5), (40, 0.25), (50, 0.25), (60, 0.25)]
+    assert evaluate.success_history == expected and [steps for steps, _ in evaluate.history] == [0, 21, 30, 40, 50, 60]
+    assert trainer.callback_metrics["eval/success_rate"] == 0.25
+    assert [(step, m["eval/success_rate"]) for step, m in logger.records if "eval/success_rate" in m] == expected
+    assert keep.best_model_score == 0.5
+    best = torch.load(keep.best_model_path, weights_only=True)
+    assert best["callbacks"]["Evaluate"]["success_history"][-1] == (30, 0.5)
+    again, best_path = Evaluate(every_n_env_steps=10, episodes=4), keep.best_model_path
+    trainer = make_trainer(tmp_path, [again, ReplayCheckpoint(tmp_path / "run", monitor="eval/success_rate")])
+    trainer.fit(Learning(), datamodule=make_data(env=env), ckpt_path=best_path)
+    assert again.success_history == expected  # that of the save, and those that follow
+    trainer.fit(Learning(), datamodule=make_data(env=env, env_steps=21))
+    assert [steps for steps, _ in again.success_history] == [0, 21]  # another run begins anew
+
+
+def test_episodes_without_a_flag_are_failures_once_one_had_it(tmp_path: Path) -> None:
+    class Rare(FlaggedIfTrue):
+        def told(self, succeeded: bool):
+            return super().told(succeeded and self.number == 0)
+
+    evaluate = Evaluate(every_n_env_steps=10, episodes=4)
+    trainer = make_trainer(tmp_path, [evaluate])
+    trainer.fit(Learning(), datamodule=make_data(env=Rare))
+    assert evaluate.success_history == [(30, 0.25), (40, 0.0), (50, 0.0), (60, 0.0)]  # before, no episode had it
+    assert trainer.callback_metrics["eval/success_rate"] == 0.0
+
+
+@pytest.mark.parametrize("told", [None, "yes", [True, False], {"goal": True}], ids=str)
+def test_infos_that_are_no_flags_give_no_rate(tmp_path: Path, told) -> None:
+    class Told(Flagged):
+        def told(self, succeeded: bool):
+            return {"is_success": told}
+
+    for env in (Counting, Told):
+        evaluate = Evaluate(every_n_env_steps=100, episodes=2)
+        trainer = make_trainer(tmp_path, [evaluate])
+        trainer.fit(Tiny(), datamodule=make_data(env=env, env_steps=22))
+        assert evaluate.success_history == [] and "eval/success_rate" not in trainer.callback_metrics
+        assert len(evaluate.history) == 2
+
+
+def test_a_function_tells_whether_an_episode_succeeded(tmp_path: Path) -> None:
+    class Lengths(Counting):
+        def reset(self, *, seed=None, options=None):
+            self.length = 5 if seed is None else seed - 10_000 + 1  # 1, 2, 3 steps, so returns of 1, 3, 6
+            return super().reset(seed=seed)
+
+        def step(self, action):
+            *step, _ = super().step(action)
+            return (*step, {"left": self.length - self.count, "is_success": True})
+
+    seen = []
+
+    def success(episode_return, infos):
+        seen.append((episode_return, infos["left"]))
+        return episode_return > 2
+
+    evaluate = Evaluate(every_n_env_steps=100, episodes=3, success=success)
+    make_trainer(tmp_path, [evaluate]).fit(Tiny(), datamodule=make_data(env=Lengths, env_steps=22))
+    assert evaluate.success_history == [(0, pytest.approx(2 / 3)), (22, pytest.approx(2 / 3))]
+    assert seen == [(1.0, 0), (3.0, 0), (6.0, 0)] * 2
+    with pytest.raises(TypeError, match="success is 3; it must be a function of an episode's return and last infos"):
+        Evaluate(success=3)
+    for returned in (None, "yes", [True, False]):
+        wrong = Evaluate(episodes=1, success=lambda episode_return, infos, returned=returned: returned)
+        with pytest.raises(ValueError, match=r"success returned .* for returns of shape \[\]; it must return one flag"):
+            make_trainer(tmp_path, [wrong]).fit(Tiny(), datamodule=make_data())
 
 
 def test_learning_rates_fall_linearly_and_go_on_after_a_checkpoint(tmp_path: Path) -> None:

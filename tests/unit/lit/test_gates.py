@@ -145,6 +145,17 @@ def test_a_training_step_is_open_until_its_callbacks_were_called(tmp_path: Path)
     assert seen == [(1, 1, 0), (2, 2, 1), (3, 3, 2), (4, 4, 3)]
 
 
+def test_steps_and_batches_are_those_at_which_lightning_logs(tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+
+    def note(trainer: L.Trainer) -> None:
+        seen.append((lightning_compat.logged_step(trainer), lightning_compat.batches_begun(trainer)))
+
+    fit(tmp_path, Calls(note), model=BoringModel(), max_epochs=2, limit_train_batches=3, accumulate_grad_batches=2)
+    # The optimizer steps after two batches and at the end of an epoch.
+    assert seen == [(0, 1), (0, 2), (1, 3), (2, 4), (2, 5), (3, 6)]
+
+
 def test_an_epoch_ends_after_a_training_step(tmp_path: Path) -> None:
     def end(trainer: L.Trainer) -> None:
         if trainer.global_step % 3 == 0:

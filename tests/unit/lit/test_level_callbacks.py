@@ -6,14 +6,17 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import lightning as L
 import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from matplotlib import pyplot
 from matplotlib.colors import LogNorm
+from torch.utils.data import DataLoader
 
-from lightning_replay.levels import SequentialLevels, UniformLevels
+from lightning_replay.levels import LevelBatchSampler, LevelBuffer, LevelSet, SequentialLevels, UniformLevels
+from lightning_replay.levels.scores import Learnability
 from lightning_replay.lit import (
     Evaluate,
     GeneralizationGap,
@@ -118,6 +121,36 @@ def test_the_gap_between_held_out_levels_and_those_trained_on(tmp_path: Path) ->
     assert logged[0][1] == pytest.approx({"eval/return": HELD_OUT, "updates": 0})
     assert logged[1][1] == pytest.approx(expected | {"updates": 2})
     assert data.levels.episodes > 0 and sorted(data.collection.played_levels) == [5, 8, 9]
+
+
+def test_the_success_rate_on_held_out_levels(tmp_path: Path) -> None:
+    class Flagged(Stairs):
+        def step(self, action):
+            *step, info = super().step(action)
+            ends = step[2] or step[3]
+            # Level 100 succeeds. Of level 102 only the infos before the end say so, and level 101 has no flag.
+            told = (
+                {}
+                if self.level == 101
+                else {"is_success": (self.level == 100) == ends, "nested": {"level": self.level}}
+            )
+            return (*step, info | told)
+
+    gap = GeneralizationGap(every_n_env_steps=30)
+    trainer, _ = fit(tmp_path, [gap], make_data(SequentialLevels([5, 8, 9]), env=Flagged))
+    assert gap.success_history == [(steps, pytest.approx(1 / 3)) for steps in (0, 30, 60)]
+    assert trainer.callback_metrics["eval/success_rate"] == pytest.approx(1 / 3)
+    seen = set()
+
+    def success(episode_return, infos):
+        seen.add((round(episode_return, 1), infos.get("is_success"), infos.get("nested", {}).get("level")))
+        return episode_return > stairs_return(100)
+
+    own = GeneralizationGap(every_n_env_steps=100, success=success)
+    fit(tmp_path, [own], make_data(SequentialLevels([5, 8, 9]), env=Flagged))
+    returns = [round(stairs_return(level), 1) for level in (100, 101, 102)]
+    assert seen == {(returns[0], True, 100), (returns[1], None, None), (returns[2], False, 102)}
+    assert own.success_history[0] == (0, pytest.approx(2 / 3))
 
 
 def test_playing_levels_does_not_disturb_training(tmp_path: Path) -> None:
@@ -293,6 +326,92 @@ def test_figures_of_levels_are_logged(tmp_path: Path) -> None:
         assert last[f"levels/{name}"] == data.levels.stats()[name]
     assert last["train/return"] == pytest.approx(data.collection.recent_return)
     assert last["train/loss"] == pytest.approx(1.6) and last["updates"] == 4 and last["env_steps_per_second"] > 0
+
+
+PROMPTS = LevelSet([{"question": str(number)} for number in range(20)])
+
+
+class Asking(L.LightningModule):
+    """Records whether the prompts of a batch were answered: those with an even number are."""
+
+    def __init__(self, levels) -> None:
+        super().__init__()
+        self.levels = levels
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+
+    def training_step(self, batch, batch_idx):
+        (batch,) = batch if isinstance(batch, list | tuple) and isinstance(batch[0], list) else (batch,)
+        self.levels.record([prompt["level_id"] for prompt in batch], [prompt["level_id"] % 2 == 0 for prompt in batch])
+        self.log("loss", self.weight)
+        return {"loss": self.weight + 1.0}
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.5)
+
+
+def asking(directory, callback, wrap=lambda loader: loader, data=None, **options):
+    levels = LevelBuffer(PROMPTS, score=Learnability(window=4), seed=0)
+    sampler = LevelBatchSampler(levels, batch_size=4, num_batches=5)
+    logger = Memory()
+    trainer = make_trainer(
+        directory, [callback], logger=logger, **({"max_epochs": 2, "log_every_n_steps": 1} | options)
+    )
+    loader = wrap(DataLoader(PROMPTS, batch_sampler=sampler, collate_fn=list))
+    trainer.fit(Asking(levels), None if data else loader, datamodule=data and data(loader))
+    return [(step, values) for step, values in logger.records if "levels/levels" in values], levels, logger
+
+
+class Loaded(L.LightningDataModule):
+    def __init__(self, loader) -> None:
+        super().__init__()
+        self.loader = loader
+
+    def train_dataloader(self):
+        return self.loader
+
+
+@pytest.mark.parametrize("given", ["a loader", "a list", "a data module", "levels"])
+def test_figures_of_the_levels_of_a_dataloader_are_logged(tmp_path: Path, given: str) -> None:
+    ways = {"a list": {"wrap": lambda loader: [loader]}, "a data module": {"data": Loaded}}
+    others = LevelBuffer(PROMPTS, score=Learnability(window=4), seed=1)
+    callback = LogLevelStats(every_n_rollouts=4, levels=others if given == "levels" else None)
+    records, levels, logger = asking(tmp_path, callback, **ways.get(given, {}))
+    # After the batches 4 and 8, of two epochs of five: at the steps at which Lightning logs, which counts from 0.
+    assert [step for step, _ in records] == [3, 7]
+    logged = [step for step, values in logger.records if "loss" in values]
+    assert logged == list(range(10))
+    assert [values["levels/episodes"] for _, values in records] == ([0, 0] if given == "levels" else [16, 32])
+    last = records[-1][1]
+    # The weight falls by a half in each batch.
+    assert last["train/loss"] == pytest.approx(1.0 - 0.5 * 7) and last["batches_per_second"] > 0
+    assert levels.episodes == 40 and "env_steps_per_second" not in last and "train/return" not in last
+
+
+def test_records_of_a_dataloader_go_on_after_a_resume(tmp_path: Path) -> None:
+    levels = LevelBuffer(PROMPTS, score=Learnability(window=4), seed=0)
+    seen = []
+    for max_epochs, checkpoint in ((1, None), (3, tmp_path / "one.ckpt")):
+        logger = Memory()
+        loader = DataLoader(PROMPTS, batch_sampler=LevelBatchSampler(levels, 4, num_batches=5), collate_fn=list)
+        trainer = make_trainer(tmp_path, [LogLevelStats(4)], logger=logger, max_epochs=max_epochs)
+        trainer.fit(Asking(levels), loader, ckpt_path=checkpoint)
+        trainer.save_checkpoint(tmp_path / "one.ckpt")
+        seen += [step for step, values in logger.records if "levels/levels" in values]
+    assert seen == [3, 7, 11]  # after 4, 8, and 12 of 15 batches
+
+
+def test_a_dataloader_without_levels_is_refused(tmp_path: Path) -> None:
+    for wrap, message in (
+        (
+            lambda loader: DataLoader(PROMPTS, batch_size=4, collate_fn=list),
+            "DataLoader has none; fit with a LevelData",
+        ),
+        (lambda loader: [loader, loader], r"list has 2; .* LevelBatchSampler, or give levels="),
+    ):
+        with pytest.raises(TypeError, match=f"LogLevelStats is about levels, of which {message}"):
+            asking(tmp_path, LogLevelStats(), wrap)
+    with pytest.raises(TypeError, match="levels is 3; it must be a level selector such as"):
+        LogLevelStats(levels=3)
 
 
 def test_the_other_callbacks_know_levels_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

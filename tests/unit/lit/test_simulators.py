@@ -117,6 +117,43 @@ def test_evaluations_play_an_instance_of_their_own(tmp_path: Path) -> None:
     assert result == {"eval/return": pytest.approx((3 + 6 + 3 + 6 + 3) / 5)}
 
 
+class Successful(Counters):
+    """Environments 0 and 2 succeed, and infos before the end say the opposite; or its last infos are the final ones."""
+
+    is_final = False
+
+    def step(self, action):
+        *step, info = super().step(action)
+        flags = (torch.arange(self.num_envs) % 2 == 0)[:, None] == step[3][:, None]
+        if self.is_final:
+            return (*step, info | {"is_success": ~flags, "final_info": {"is_success": flags}})
+        return (*step, info | {"is_success": flags})
+
+
+@pytest.mark.parametrize("is_final", [False, True])
+def test_success_rates_of_simulators(tmp_path: Path, is_final: bool) -> None:
+    class Ours(Successful):
+        pass
+
+    Ours.is_final = is_final
+    evaluate = Evaluate(every_n_env_steps=100, episodes=5)
+    trainer = make_trainer(tmp_path, callbacks=[evaluate])
+    trainer.fit(Tiny(), datamodule=make_data(Ours))
+    # Of environments 0, 1, 2 there are 2, 2, 1 episodes, of which those of 0 and 2 succeed.
+    assert evaluate.success_history == [(0, pytest.approx(0.6)), (60, pytest.approx(0.6))]
+    assert trainer.callback_metrics["eval/success_rate"] == pytest.approx(0.6)
+    # Returns are 3, 6, 10 of environments 0, 1, 2.
+    own = Evaluate(every_n_env_steps=100, episodes=6, success=lambda returns, infos: returns == 6)
+    make_trainer(tmp_path, callbacks=[own]).fit(Tiny(), datamodule=make_data(Counters))
+    assert own.success_history == [(0, pytest.approx(2 / 6)), (60, pytest.approx(2 / 6))]
+
+
+def test_flags_of_simulators_are_one_for_each_environment(tmp_path: Path) -> None:
+    wrong = Evaluate(every_n_env_steps=100, success=lambda returns, infos: True)
+    with pytest.raises(ValueError, match=r"success returned bool True for returns of shape \[3\]; it must return one"):
+        make_trainer(tmp_path, callbacks=[wrong]).fit(Tiny(), datamodule=make_data(Counters))
+
+
 def test_an_instance_is_evaluated_in_place_and_stays_open(tmp_path: Path) -> None:
     simulator = Counters()
     data = make_data(simulator)

@@ -26,7 +26,7 @@ from lightning_replay.episodes.links import EpisodeLinks
 from lightning_replay.samplers import RandomPairSampler, SequenceSampler
 from lightning_replay.saving.spec import NotRebuildableError
 from lightning_replay.transforms import NStepTransitions, RelabelGoals
-from tests.goal_steps import OWN_GOAL, distance, goal_rows, reached
+from tests.goal_steps import OWN_GOAL, costly, distance, goal_rows, reached
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*another reward than RelabelGoals computes")  # 100 is stored
 
@@ -76,6 +76,112 @@ def test_returns_by_hand() -> None:
     row = drawn_once(ends, 3)
     assert row["next", "reward"].item() == -2 and row["steps_to_next_obs"].item() == 2
     assert row["discount"].item() == 0.0 and row["next", "terminated"].item()
+
+
+def costed_rows():
+    """Steps 0, 1, 2 with the actions 10, 20, 30 and, after them, the speeds 1, 2, 3."""
+    rows = goal_rows([0, 1, 2], done=True)
+    rows["action"] = torch.tensor([[10.0], [20.0], [30.0]])
+    rows["next", "speed"] = torch.tensor([[1.0], [2.0], [3.0]])
+    return rows
+
+
+def test_rewards_read_stored_columns_by_hand() -> None:
+    seen = []
+
+    def reward(achieved, desired, info):
+        seen.append({name: column.shape for name, column in info.items()})
+        return distance(achieved, desired, info) - info["action"][:, 0] + 100 * info["speed"][:, 0]
+
+    options = {"strategy": "final", "share": 1.0, "reward": reward, "reward_keys": ["action", ("next", "speed")]}
+    single, summed = hindsight(**options), hindsight(**options, n_steps=3, discount=0.5)
+    for replay in (single, summed):
+        replay.extend(costed_rows())
+    # The new goal is 3: distances 4, 2, 0, of two numbers each.
+    batch = single.sample()
+    expected = torch.tensor([-4.0 - 10 + 100, -2.0 - 20 + 200, 0.0 - 30 + 300])
+    assert torch.equal(batch["next", "reward"].flatten(), expected[batch["index"]])
+    assert seen[-1] == {"action": (20, 1), "speed": (20, 1)} and batch["next", "speed"].shape == (20, 1)
+    row = drawn_once(summed, 0)  # each step of the return with its own action and speed
+    assert row["next", "reward"].item() == 86 + 0.5 * 178 + 0.25 * 270
+    assert drawn_once(summed, 1)["next", "reward"].item() == 178 + 0.5 * 270
+
+
+@pytest.mark.parametrize("n_steps", [1, 2])
+def test_columns_are_read_there_as_on_the_cpu(n_steps: int) -> None:
+    def reward(achieved, desired, info):
+        return 1.0 * (achieved == desired).all(-1) - info["action"][:, 0]
+
+    found = []
+    for draws_on in ("device", "cpu"):
+        replay = hindsight(
+            strategy="final", reward=reward, share=1.0, reward_keys=["action"], n_steps=n_steps, draws_on=draws_on
+        )
+        replay.extend(costed_rows())
+        found.append([drawn_once(replay, slot)["next", "reward"].item() for slot in range(3)])
+    assert found[0] == found[1]
+    assert found[0] == pytest.approx([-10, -20, -29] if n_steps == 1 else [-10 - 0.99 * 20, -20 - 0.99 * 29, -29])
+
+
+def test_functions_of_an_environment_read_columns_as_infos_of_its_steps() -> None:
+    class Costly(BitFlipping):
+        def compute_reward(self, achieved_goal, desired_goal, info):
+            return (achieved_goal == desired_goal).all(-1) - 1.0 - np.ravel(info["speed"])
+
+        def compute_terminated(self, achieved_goal, desired_goal, info):
+            return super().compute_terminated(achieved_goal, desired_goal, info) | bool(info["speed"] == 2)
+
+    keys = {"reward": None, "env": Costly(bits=2), "reward_keys": [("next", "speed")]}
+    replay = hindsight(strategy="final", share=1.0, **keys)
+    replay.extend(costed_rows())
+    batch = replay.sample()
+    assert torch.equal(batch["next", "reward"].flatten(), torch.tensor([-2.0, -3.0, -3.0])[batch["index"]])
+    assert torch.equal(batch["next", "terminated"].flatten(), batch["index"] > 0)  # speed 2, and the goal
+    # Flattened observations are read by the names of their parts.
+    flat = hindsight(
+        strategy="final",
+        share=1.0,
+        env=BitFlipping(bits=2),
+        reward=costly,
+        reward_keys=[("observation", "observation")],
+    )
+    rows = goal_rows([1, 2])
+    for branch in (rows, rows["next"]):
+        parts = [branch["observation", name] for name in ("achieved_goal", "desired_goal", "observation")]
+        branch["observation"] = torch.cat(parts, 1)
+    flat.extend(rows)
+    batch = flat.sample()
+    assert torch.equal(batch["next", "reward"].flatten(), torch.tensor([-4.0, 1.0 - 8.0])[batch["index"]])
+
+
+def test_a_save_keeps_the_columns_of_rewards(tmp_path) -> None:
+    options = {"strategy": "final", "share": 1.0, "reward": costly, "reward_keys": ["action", ("next", "speed")]}
+    replay = hindsight(**options)
+    replay.extend(costed_rows())
+    replay.save(tmp_path)
+    loaded = load_replay(tmp_path, trust=["tests"])
+    assert (loaded.sample() == replay.sample()).all()
+    assert loaded.transform[0].reward_keys == (("action",), ("next", "speed"))
+
+
+def test_columns_of_rewards_that_cannot_be_read_are_refused_at_once() -> None:
+    for keys, kind, message in (
+        ("action", TypeError, r"reward_keys is 'action'; it must be a sequence of keys, as \['action'\]"),
+        ([3], TypeError, r"reward_keys\[0\] is 3; it must be the name of a column"),
+        (["speed", ("next", "speed")], ValueError, "each column must have another last name, by which info holds it"),
+    ):
+        with pytest.raises(kind, match=message):
+            RelabelGoals(reward=reached, reward_keys=keys)
+    replay = hindsight(reward=costly, reward_keys=["action", "speed"])
+    with pytest.raises(
+        ValueError, match=r"reward_keys has \[\('speed',\)\], and the transitions have no such columns;"
+    ):
+        replay.extend(costed_rows())  # it is under "next"
+    assert len(replay) == 0 and replay.storage.layout is None
+    replay = hindsight(reward=lambda achieved, desired, info: info["speed"][:, 0], reward_keys=["action"])
+    with pytest.raises(KeyError, match=r"info has no 'speed'; it holds the columns that reward_keys names, .*'action'"):
+        replay.extend(costed_rows())
+    assert len(replay) == 0
 
 
 @pytest.mark.parametrize("flat", [False, True])
