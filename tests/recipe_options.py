@@ -31,6 +31,8 @@ def required_options(name: str, capacity: int) -> dict[str, Any]:
         return {"capacity": capacity, "reward": Constant(0.0), "share": 0.0, **keys}
     if name == "sequences":
         return {"capacity": capacity, "length": 2, "overlap": 1}
+    if name == "groups":  # of single rows, so that any number of them can be stored
+        return {"capacity": capacity, "group_size": 1}
     return {"capacity": capacity}
 
 
