@@ -115,8 +115,12 @@ class GroupSampler(SamplerWrapper):
         self.fresh_share: float = checked_share("fresh_share", fresh_share)
         self.replace: bool = checked_flag("replace", replace)
         if base_sampler is not None:
-            accepted = "a UniformSampler, a PrioritizedSampler, a RecencySampler, or a ReshuffledSampler"
-            check_kind("base_sampler", base_sampler, UniformSampler | PrioritizedSampler, accepted)
+            check_kind(
+                "base_sampler",
+                base_sampler,
+                UniformSampler | PrioritizedSampler,
+                "a UniformSampler, a PrioritizedSampler, a RecencySampler, or a ReshuffledSampler",
+            )
             if base_sampler.draw_device is not None or (isinstance(base_sampler, ReshuffledSampler) and not replace):
                 raise ValueError(
                     f"base_sampler is {base_sampler!r}; groups are drawn on the CPU, and replace=False draws by "
@@ -128,12 +132,16 @@ class GroupSampler(SamplerWrapper):
 
     def check_storage(self, storage: Storage, writer: Any) -> None:
         """Refuses a storage whose capacity is not that of the groups, and writers that keep no ring of whole groups."""
-        num_groups = storage.max_size // self.group_size
-        if storage.max_size % self.group_size or self.base_sampler.num_slots not in (None, num_groups):
+        if storage.max_size % self.group_size:
             raise ValueError(
-                f"capacity is {storage.max_size} rows, group_size is {self.group_size}, and base_sampler has the "
-                f"capacity {self.base_sampler.num_slots}; give a multiple of {self.group_size} rows, and base_sampler "
-                "a capacity of as many groups"
+                f"capacity is {storage.max_size} and group_size is {self.group_size}; capacity counts rows, and groups "
+                f"are kept whole. Give a multiple of {self.group_size}"
+            )
+        num_groups = storage.max_size // self.group_size
+        if self.base_sampler.num_slots not in (None, num_groups):
+            raise ValueError(
+                f"base_sampler has the capacity {self.base_sampler.num_slots}, and the storage has {num_groups} groups "
+                f"of {self.group_size} rows; build base_sampler with capacity={num_groups}"
             )
         releases = isinstance(storage, PackedStorage) and storage.stores_frames
         if releases or not isinstance(writer, RoundRobinWriter):

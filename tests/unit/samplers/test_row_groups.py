@@ -283,7 +283,11 @@ def of_parts(sampler: GroupSampler, storage: Any = None, **options: Any) -> Repl
 @pytest.mark.parametrize(
     ("build", "error", "message"),
     [
-        (lambda: recipes.groups(10, 4, group_size=4), ValueError, "capacity is 10 rows, group_size is 4, and base_sam"),
+        (
+            lambda: recipes.groups(10, 4, group_size=4),
+            ValueError,
+            "capacity is 10 and group_size is 4; .* multiple of 4",
+        ),
         (lambda: recipes.groups(3, group_size=4), ValueError, "capacity 3 is below batch_size 4"),
         (
             lambda: recipes.groups(8, 6, group_size=4),
@@ -293,7 +297,11 @@ def of_parts(sampler: GroupSampler, storage: Any = None, **options: Any) -> Repl
         (lambda: recipes.groups(8, 4, group_size=4, fresh_share=1.5), ValueError, "fresh_share is 1.5"),
         (lambda: recipes.groups(8, 4, group_size=0), ValueError, "group_size is 0"),
         (lambda: recipes.groups(8, 4, group_size=4, draws_on="device"), ValueError, "draws slots on the CPU"),
-        (lambda: of_parts(GroupSampler(2, PrioritizedSampler(8))), ValueError, "base_sampler has the capacity 8; give"),
+        (
+            lambda: of_parts(GroupSampler(2, PrioritizedSampler(8))),
+            ValueError,
+            "capacity 8, and the storage has 4 groups of 2 rows",
+        ),
         (lambda: of_parts(GroupSampler(2), writer=RetentionWriter(SurpriseOnly())), TypeError, "evicts single rows"),
         (
             lambda: of_parts(GroupSampler(2), FrameStorage(8, 2, "pixels", frame_capacity=40)),
@@ -320,7 +328,7 @@ def test_what_does_not_fit_is_refused_in_a_sentence(build, error, message: str) 
 
 
 def test_pairs_of_rows_of_groups_are_checked_too() -> None:
-    with pytest.raises(ValueError, match="capacity is 9 rows, group_size is 2"):
+    with pytest.raises(ValueError, match="capacity is 9 and group_size is 2"):
         of_parts(RandomPairSampler(GroupSampler(2)), PackedStorage(9))
 
 
