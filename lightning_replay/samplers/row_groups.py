@@ -93,8 +93,8 @@ class GroupSampler(SamplerWrapper):
         >>> replay = Replay(storage=PackedStorage(6), sampler=sampler, batch_size=4, seed=0)
         >>> _ = replay.extend(TensorDict({"reward": torch.arange(6.0)}, [6]))
         >>> replay.sample()["reward"].view(-1, 2)
-        tensor([[0., 1.],
-                [2., 3.]])
+        tensor([[2., 3.],
+                [0., 1.]])
     """
 
     saved_attributes: tuple[str, ...] = ("_turns", "_newest")

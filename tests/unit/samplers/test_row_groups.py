@@ -80,6 +80,20 @@ def test_the_priority_of_a_group_is_the_mean_of_the_magnitudes_of_its_rows() -> 
     assert replay.sampler.priority_of(torch.arange(6)).tolist() == pytest.approx([5, 5, 4, 4, 1, 1])
 
 
+@pytest.mark.parametrize("replace", [True, False])
+def test_fresh_rows_have_the_weight_1_and_replayed_ones_that_of_their_group(replace: bool) -> None:
+    """Priorities 1, 2, and 4, and 4 of the new group: weights 1, 1/2, and 1/4 of the replayed ones."""
+    options = {"priority_exponent": 1.0, "importance_exponent": 1.0, "priority_offset": 0.0}
+    replay = replay_of(6, 2, fresh_share=0.5, replace=replace, **options)
+    slots = replay.extend(answers(0, 3))
+    replay.update_priority(slots, torch.tensor([1.0, 2.0, 4.0]).repeat_interleave(2))
+    replay.extend(answers(3, 1))
+    batches = torch.stack([replay.sample() for _ in range(60)])
+    assert (batches["priority_weight"][:, :2] == 1).all()
+    weights = torch.tensor([1.0, 1 / 2, 1 / 4, 1 / 4])[batches["group"][:, 2:]]
+    assert torch.allclose(batches["priority_weight"][:, 2:], weights) and len(weights.unique()) == 3
+
+
 def test_given_priorities_are_those_of_groups() -> None:
     replay = replay_of(2, 1, priority_exponent=1.0, priority_offset=0.0)
     slots = replay.extend(answers(0, 2).set("td_error", torch.tensor([1.0, 2.0, 0.0, 0.5])))
