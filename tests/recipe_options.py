@@ -15,6 +15,8 @@ from lightning_replay.schedules import Constant
 
 TASKS = ["target", "near"]
 ROW_RECIPES = sorted(set(recipes.known()) - {"sequences"})  # whose batches are rows or pairs, with returns over n steps
+#: Those whose draws can be divided over shards: a group is drawn whole.
+DIVIDED_RECIPES = sorted(set(ROW_RECIPES) - {"groups"})
 
 
 def required_options(name: str, capacity: int) -> dict[str, Any]:

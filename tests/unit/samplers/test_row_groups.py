@@ -251,8 +251,11 @@ def test_it_draws_in_a_buffer_of_torchrl(storage) -> None:
     assert {group for _ in range(20) for group in drawn(buffer.sample())[2:]} == {4, 5}
     batch = buffer.sample()
     buffer.update_tensordict_priority(batch.set("td_error", torch.ones(8)))
-    for slots, priority, error in (([0, 1], [1.0, -1.0], ValueError), ([0, 8], [1.0, 1.0], IndexError)):
-        with pytest.raises(error, match="position 1.* [Nn]?o?thing was changed"):
+    for slots, priority, error, told in (
+        ([0, 1], [1.0, -1.0], ValueError, "priority is -1.0 at position 1"),
+        ([0, 8], [1.0, 1.0], IndexError, "index is 8 at position 1, but 8 rows are stored"),
+    ):
+        with pytest.raises(error, match=f"{told}.* nothing was changed"):
             buffer.update_priority(torch.tensor(slots), torch.tensor(priority))
     with pytest.raises(ValueError, match="3 rows are stored at once, and group_size is 2"):
         buffer.extend(answers(0, 2)[:3])
