@@ -215,6 +215,9 @@ class ReplaySampler(PartHooks, Sampler):
     _draws_from_tables: bool = False  # whether rows are drawn from the tables that a writer keeps
     _reads_columns: bool = False  # whether it reads columns of stored rows, which a storage of tensors has
 
+    def check_storage(self, storage: Any, writer: Any) -> None:
+        """Refuses a storage or a writer that it does not work with by raising; called when a ``Replay`` is built."""
+
     def check_rows(self, rows: TensorDictBase) -> None:
         """Refuses new rows, TensorDict ``[N]``, by raising ``ValueError``; called before anything is stored."""
         if self._ages is not None:

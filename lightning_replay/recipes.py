@@ -32,6 +32,7 @@ from lightning_replay.options import (
 from lightning_replay.replay import Replay, given_batch_size
 from lightning_replay.samplers import (
     ContinuousTransitionSampler,
+    GroupSampler,
     NeighborhoodMixupSampler,
     PrioritizedSampler,
     RandomPairSampler,
@@ -60,6 +61,7 @@ from lightning_replay.writers.tables import DEFAULT_TABLE, EventTableWriter, Tas
 __all__ = [
     "continuous_transition",
     "event_tables",
+    "groups",
     "hindsight",
     "known",
     "mixed",
@@ -763,6 +765,62 @@ def sequences(
         device=draw_device(options),
     )
     return assemble(Replay, capacity, batch_size, options, sampler)
+
+
+@with_named_arguments
+def groups(
+    capacity: int,
+    batch_size: int | None = None,
+    *,
+    group_size: int,
+    fresh_share: float = 0.0,
+    replace: bool = True,
+    priority_exponent: float = 0.0,
+    importance_exponent: float | Schedule = 0.4,
+    priority_offset: float = 1e-6,
+    **options: Unpack[ReplayOptions],
+) -> Replay:
+    """Stores, draws, and evicts whole groups of rows, such as the eight answers of a language model to one prompt.
+
+    See :class:`~lightning_replay.samplers.GroupSampler`. Rows are stored in whole groups, the rows of a group side by
+    side, and lie so in the batch. Other columns travel with their rows. If the log-probability of an answer is one of
+    them, ``exp(new_log_prob - batch["log_prob"])`` is the importance ratio that corrects for the older policy.
+
+    Args:
+        capacity: most rows kept, a multiple of ``group_size``.
+        batch_size: rows of a batch, a multiple of ``group_size``; by default the largest one up to 256 and
+            ``capacity``, or one group.
+        group_size: G, rows of a group.
+        fresh_share: share of each batch from the newest groups, each once before again; 0.5 for half.
+        replace: whether a batch may contain a group several times.
+        priority_exponent: α of prioritized draws; the priority of a group is the mean of the magnitudes that its rows
+            get. 0 draws uniformly.
+        importance_exponent: β of their correction.
+        priority_offset: ε, added to every priority.
+
+    With an ``age``, ``clock="rows"`` counts groups, and ``version_key`` names a column with the version of the policy,
+    of which that of the first row of a group counts. ``Age(max_age=2, version_key="version")`` draws groups of the
+    newest three versions.
+
+    Sampled keys:
+        is_fresh: bool ``[B]``, with a ``fresh_share``; fresh rows are first.
+        priority_weight: float32 ``[B]``, with priorities; 1 in fresh rows.
+
+    Raises:
+        ValueError: ``capacity`` or ``batch_size`` is no multiple of ``group_size``.
+    """
+    checked_count("group_size", group_size, of="rows")
+    if batch_size is None:
+        batch_size = max(1, given_batch_size(None, capacity) // group_size) * group_size
+    if checked_count("batch_size", batch_size, of="transitions") % group_size:
+        raise ValueError(
+            f"batch_size is {batch_size} and group_size is {group_size}; batch_size counts rows, and groups are drawn "
+            f"whole. Give a multiple of {group_size}"
+        )
+    num_groups = max(1, checked_count("capacity", capacity, of="transitions") // group_size)
+    age = taken(options, "age")
+    base = prioritized_or_uniform(num_groups, priority_exponent, importance_exponent, priority_offset, **age)
+    return assemble(Replay, capacity, batch_size, options, GroupSampler(group_size, base, fresh_share, replace))
 
 
 @with_named_arguments

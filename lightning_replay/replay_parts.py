@@ -247,6 +247,7 @@ def check_parts(storage: Storage, sampler: Sampler, writer: Writer, n_steps: int
             f"capacity of {name} is {hooks.num_slots} and that of the storage {capacity}; "
             f"build the sampler with capacity={capacity}"
         )
+    hooks.check_storage(storage, writer)
     if hooks.draw_device is not None:
         _check_there(name, hooks.draw_device, storage, writer)
     if hooks._draws_from_tables and as_replay_writer(writer).tables is None:

@@ -15,6 +15,8 @@ from lightning_replay.schedules import Constant
 
 TASKS = ["target", "near"]
 ROW_RECIPES = sorted(set(recipes.known()) - {"sequences"})  # whose batches are rows or pairs, with returns over n steps
+#: Those whose draws can be divided over shards: a group is drawn whole.
+DIVIDED_RECIPES = sorted(set(ROW_RECIPES) - {"groups"})
 
 
 def required_options(name: str, capacity: int) -> dict[str, Any]:
@@ -31,6 +33,8 @@ def required_options(name: str, capacity: int) -> dict[str, Any]:
         return {"capacity": capacity, "reward": Constant(0.0), "share": 0.0, **keys}
     if name == "sequences":
         return {"capacity": capacity, "length": 2, "overlap": 1}
+    if name == "groups":  # of single rows, so that any number of them can be stored
+        return {"capacity": capacity, "group_size": 1}
     return {"capacity": capacity}
 
 

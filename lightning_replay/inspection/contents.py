@@ -349,7 +349,8 @@ def _draws_of(state: Mapping[str, Any], slots: np.ndarray, tables: list[Table]) 
     if tables:
         return _draws_from_tables(sampler, slots, tables)
     if "tree" in sampler and "priority_exponent" in sampler:
-        leaves = array_of(sampler["tree"]["leaves"])[slots].astype(np.float64)
+        group_size = int(state["built_from"].get("group_size of GroupSampler", 1))
+        leaves = array_of(sampler["tree"]["leaves"])[slots // group_size].astype(np.float64)
         total = leaves.sum()
         exponent = float(sampler["priority_exponent"])
         if not total > 0:

@@ -209,12 +209,19 @@ class PriorityTree:
         """Returns a copy of all values, float32 ``[capacity]``."""
         return self._backend.leaves()
 
+    def masses(self) -> Tensor:
+        """Returns the values in proportion to which slots are drawn, float64 ``[capacity]``.
+
+        :meta private:
+        """
+        return self._backend.drawn_by() if self.is_aged else self.leaves().double()
+
     def effective_slots(self) -> float:
         """Returns the slots of equal value of which two draws would be as often the same; O(capacity).
 
         :meta private:
         """
-        values = self._backend.drawn_by() if self.is_aged else self.leaves().double()
+        values = self.masses()
         square = float(values.square().sum())
         return float(values.sum()) ** 2 / square if square > 0 else 0.0
 

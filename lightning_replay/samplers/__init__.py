@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from lightning_replay.samplers.recency import RecencySampler
     from lightning_replay.samplers.reshuffled import ReshuffledSampler
     from lightning_replay.samplers.reverse_sweep import ReverseSweepSampler
+    from lightning_replay.samplers.row_groups import GroupSampler
     from lightning_replay.samplers.sequences import SequenceSampler, sequence_priorities
     from lightning_replay.samplers.tables import ScheduledSampler, TableShares
     from lightning_replay.samplers.uniform import UniformSampler
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ContinuousCorrectionSampler",
     "ContinuousTransitionSampler",
+    "GroupSampler",
     "NeighborhoodMixupSampler",
     "PairSampler",
     "PrioritizedSampler",
@@ -47,6 +49,7 @@ __getattr__: Getter = lazy_names(
         ".recency": ("RecencySampler",),
         ".reshuffled": ("ReshuffledSampler",),
         ".reverse_sweep": ("ReverseSweepSampler",),
+        ".row_groups": ("GroupSampler",),
         ".sequences": ("SequenceSampler", "sequence_priorities"),
         ".tables": ("ScheduledSampler", "TableShares", "lemma2", "lemma2_exact", "mixture"),
         ".uniform": ("UniformSampler",),

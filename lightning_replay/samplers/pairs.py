@@ -52,6 +52,7 @@ class SamplerWrapper(ReplaySampler, TorchRLPrioritizedSampler):
     # The base_sampler answers everything that depends only on its priorities and rows.
     num_slots: Any = Delegated()
     uses_priorities: Any = Delegated()
+    check_storage: Any = Delegated()
     check_rows: Any = Delegated()
     check_priority: Any = Delegated()
     end_episodes: Any = Delegated()

@@ -388,6 +388,15 @@ class PrioritizedSampler(PrioritizedBase):
             "so none can be drawn; give at least one a positive priority or use a positive priority_offset"
         )
 
+    def masses(self, storage: Any) -> Tensor:
+        """Returns the numbers in proportion to which rows are drawn, float64 ``[len(storage)]``; reads all of them.
+
+        :meta private:
+        """
+        self._attach_storage(storage)
+        self._follow_ages()
+        return self._tree.masses()[: len(storage)]
+
     def group_totals(self, storage: Storage) -> GroupTotals:
         """Returns the sum and the minimum of the priorities, after the exponent."""
         self._attach_storage(storage)
@@ -497,7 +506,7 @@ class PrioritizedSampler(PrioritizedBase):
             return
         # New rows are counted once, after the rows that were stored before this sampler came.
         self._has_rows = True
-        earlier = stored_before(storage, flat_index(() if new is None else new, storage))
+        earlier = stored_before(storage, flat_index([] if new is None else new, storage))
         if len(earlier):
             self._fill(earlier, storage)
 

@@ -139,6 +139,14 @@ class RecencySampler(PrioritizedSampler):
         oldest = self._weights(np.array([self._stored - 1]))
         return GroupTotals(["rows"], np.array([mass]), np.array([self._stored]), oldest)
 
+    def masses(self, storage: Any) -> Tensor:
+        """Returns the weights of the stored rows, float64 ``[len(storage)]``; from then on the tree is kept.
+
+        :meta private:
+        """
+        self._leave_ring()
+        return super().masses(storage)
+
     def _weights(self, ages: np.ndarray) -> np.ndarray:
         return self._row_ages.age.weight(ages, self._row_ages.half_life)
 

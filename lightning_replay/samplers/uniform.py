@@ -58,6 +58,13 @@ class UniformSampler(ReplaySampler, RandomSampler):
     def _draw_there(self, uniform: Tensor, count: Tensor, beta: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         return (uniform * count).long(), {}
 
+    def masses(self, storage: Any) -> Tensor:
+        """Returns 1 for each stored row, float64 ``[len(storage)]``; all slots below the length hold a row.
+
+        :meta private:
+        """
+        return torch.ones(len(storage), dtype=torch.float64, device="cpu")
+
     def group_totals(self, storage: Storage) -> GroupTotals:
         """Returns the number of stored rows, all of the same mass."""
         return GroupTotals.alike(occupancy_of(storage).count)

@@ -92,8 +92,8 @@ class Variant:
                 EventTable("goal", condition=reward_at_least(7.0), history_length=1, capacity=5, min_size=1),
             ]
             options = {"tables": tables, "min_size": 1, "max_trajectories": 3, "forget_stale": True} | options
-        if self.recipe == "hindsight":
-            options = required_options("hindsight", capacity) | options
+        if self.recipe in ("hindsight", "groups"):
+            options = required_options(self.recipe, capacity) | options
         if self.recipe == "reverse_sweep":
             options["goal"] = HighReward()
         if "rule" in options:

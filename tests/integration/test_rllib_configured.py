@@ -108,6 +108,7 @@ ALONE: dict[str, Any] = {  # algorithm -> its config, an environment, and a Lear
 }
 OPTIONS: dict[str, dict[str, Any]] = {  # of recipes that need some
     "event_tables": {"tables": [{"name": "end", "condition": END, "history_length": 2, "capacity": 100}]},
+    "groups": {"group_size": 1},  # RLlib stores rows as they come
     "hindsight": {"achieved_key": "observation", "desired_key": "observation", "reward": REWARD, "share": 0.0},
     "neighborhood_mixup": {"num_neighbors": 4},
     "noisy": {"keys": ["observation"]},  # actions of DQN are integers

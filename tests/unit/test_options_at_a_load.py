@@ -249,6 +249,9 @@ def cases() -> Iterator[Case]:
     )
     yield from cases_of(sa.UniformSampler, {}, {"seed": 5, "device": "cpu"}, over)
     yield from cases_of(sa.ReshuffledSampler, {}, {"seed": 5}, over)
+    by_group = {"group_size": 5, "fresh_share": 0.5, "replace": False, "seed": 5}
+    by_group |= {"base_sampler": sa.PrioritizedSampler(CAPACITY // 2)}
+    yield from cases_of(sa.GroupSampler, {"group_size": 2}, by_group, over)
     pairs = {"base_sampler": sa.PrioritizedSampler(CAPACITY), "update_partners": True}
     for owner in (sa.RandomPairSampler, sa.ContinuousTransitionSampler, sa.NeighborhoodMixupSampler):
         yield from cases_of(owner, {"base_sampler": None}, {"seed": 5, "base_sampler": pairs["base_sampler"]}, over)

@@ -82,6 +82,7 @@ SAMPLERS = {
     "neighborhood mixup": lambda: samplers.NeighborhoodMixupSampler(num_neighbors=2),
     "continuous transition": samplers.ContinuousTransitionSampler,
     "random pairs": samplers.RandomPairSampler,
+    "groups": lambda: samplers.GroupSampler(2, samplers.PrioritizedSampler(16)),
     "reshuffled": samplers.ReshuffledSampler,
     "reverse sweep": lambda: samplers.ReverseSweepSampler(reward_at_least(3.0)),
     "shares of event tables": lambda: samplers.TableShares({"default": 0.5, "high": 0.5}),
@@ -114,7 +115,8 @@ def test_parts_work_together_or_are_refused_when_the_buffer_is_built(sampler, wr
         )
     except (TypeError, ValueError) as refusal:
         assert any(
-            name in str(refusal) for name in ("PackedStorage", "LazyTensorStorage", "TableWriter", "TableShares")
+            name in str(refusal)
+            for name in ("PackedStorage", "LazyTensorStorage", "TableWriter", "TableShares", "FirstInFirstOutWriter")
         )
         return
     rows = numbered_steps(0, 10).set("task", torch.arange(10) % 2)

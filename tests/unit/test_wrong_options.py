@@ -62,6 +62,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "FrameStorage": {"capacity": 10, "frame_stack": 2, "frame_capacity": 30},
     "InfoKey": {"key": "solved"},
     "KeyInRegion": {"key": "observation", "low": 0.0},
+    "GroupSampler": {"group_size": 2},
     "Linear": {"start": 0.4, "end": 1.0, "duration": 10},
     "ManhattanDistance": {"goal": [1.0]},
     "MeanReturn": {"low": 0.0, "high": 1.0},

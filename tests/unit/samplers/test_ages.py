@@ -428,6 +428,15 @@ def test_if_all_rows_are_too_old_the_error_says_so() -> None:
         replay.sample()
 
 
+@pytest.mark.parametrize("sampler", [PrioritizedSampler, RecencySampler])
+def test_a_sampler_that_comes_to_a_filled_buffer_draws_before_the_next_rows(sampler) -> None:
+    """Rows 3 and 4 of five are one row old at most."""
+    replay = recipes.uniform(6, 5, seed=0)
+    replay.extend(numbered_steps(0, 5))
+    replay.set_sampler(sampler(6, age=Age(max_age=1), seed=0))
+    assert {*torch.cat([replay.sample()["index"] for _ in range(20)]).tolist()} == {3, 4}
+
+
 def test_the_formula_takes_arrays() -> None:
     ages = np.array([[0, 1], [2, 5]])
     assert Age(half_life=1, floor=0.3, max_age=4).weight(ages).tolist() == [[1.0, 0.5], [0.3, 0.0]]

@@ -10,7 +10,7 @@ import pytest
 
 from lightning_replay.schedules import Linear
 from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer
-from tests.recipe_options import ROW_RECIPES
+from tests.recipe_options import DIVIDED_RECIPES
 from tests.unit.rllib_ext.local_shards import awaited, first_numbers, read, replays
 
 from .test_sharded_replay import build, episodes
@@ -33,7 +33,7 @@ def clocks_of(replay: ShardedEpisodeReplayBuffer) -> list[int]:
     return seen
 
 
-OPTIONS = [(recipe, {}) for recipe in ROW_RECIPES]
+OPTIONS = [(recipe, {}) for recipe in DIVIDED_RECIPES]
 OPTIONS += [("event_tables", {"capacity": 120, "correction": one}) for one in ("mixture", "continuous")]
 
 

@@ -15,7 +15,7 @@ from lightning_replay.schedulers import EasyToHard, MeanReturn
 from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.sharded.buffer import ShardedEpisodeReplayBuffer, joined_stats
 from rllib_ext.sharded.shard import options_of_shard
-from tests.recipe_options import ROW_RECIPES, required_options
+from tests.recipe_options import DIVIDED_RECIPES, required_options
 from tests.stored import stored_rows
 from tests.unit.rllib_ext.episodes import numbered
 from tests.unit.rllib_ext.local_shards import awaited, first_numbers, read, replays
@@ -26,7 +26,7 @@ WHOLE_ACTIONS: dict[str, Any] = {
     **{recipe: {"keys": ["observation"]} for recipe in ("noisy", "mixup", "continuous_transition")},
     "neighborhood_mixup": {"discrete": "same_action"},
 }
-UNMIXED = sorted(set(ROW_RECIPES) - PAIRS - {"noisy", "s4rl", "reverse_sweep"})
+UNMIXED = sorted(set(DIVIDED_RECIPES) - PAIRS - {"noisy", "s4rl", "reverse_sweep"})
 
 
 pytestmark = pytest.mark.usefixtures("local_shards")
@@ -53,8 +53,13 @@ def build(recipe: str, num_shards: int = 3, capacity: int = 300, **options: Any)
     return replay
 
 
+def test_groups_are_refused() -> None:
+    with pytest.raises(TypeError, match="draws of GroupSampler cannot be divided over several replays"):
+        build("groups")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", ROW_RECIPES)
+@pytest.mark.parametrize("recipe", DIVIDED_RECIPES)
 def test_every_recipe_gives_batches_of_rows_from_all_shards_and_takes_td_errors(recipe: str) -> None:
     replay = build(recipe)
     replay.add(episodes())
