@@ -46,6 +46,8 @@ class ReplayParts:
         self.sampler: ReplaySampler = as_replay_sampler(sampler)
         self.writer: WriterHooks = as_replay_writer(writer)
         self.packed: PackedStorage | None = storage if isinstance(storage, PackedStorage) else None
+        #: The storage, if it keeps rows of different lengths.
+        self.ragged: Any = self.packed if self.packed is not None and self.packed.ragged_keys else None
         device = device_of(storage)
         #: Device on which batches are put together; ``None`` for the CPU.
         self.device: torch.device | None = None if device is None or device.type == "cpu" else device
@@ -251,6 +253,16 @@ def check_parts(storage: Storage, sampler: Sampler, writer: Writer, n_steps: int
         _check_there(name, hooks.draw_device, storage, writer)
     if hooks._draws_from_tables and as_replay_writer(writer).tables is None:
         raise without_tables(name)
+    if isinstance(storage, PackedStorage) and storage.ragged_keys:
+        if n_steps > 1:
+            raise ValueError(
+                f"n_steps is {n_steps}, and with the option ragged each row is a whole sequence; leave n_steps out"
+            )
+        if not isinstance(writer, RoundRobinWriter):
+            raise TypeError(
+                f"{type(writer).__name__} chooses which rows leave, and with ragged they leave first in, first "
+                "out; use a recipe without retention or tables, or leave ragged out"
+            )
     if not isinstance(storage, TensorStorage) and (hooks._reads_columns or n_steps > 1):
         reader = type(sampler).__name__ if hooks._reads_columns else f"a buffer with n_steps={n_steps}"
         raise without_columns(reader, storage)
