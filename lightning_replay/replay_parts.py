@@ -253,16 +253,12 @@ def check_parts(storage: Storage, sampler: Sampler, writer: Writer, n_steps: int
         _check_there(name, hooks.draw_device, storage, writer)
     if hooks._draws_from_tables and as_replay_writer(writer).tables is None:
         raise without_tables(name)
-    if isinstance(storage, PackedStorage) and storage.ragged_keys:
-        if n_steps > 1:
-            raise ValueError(
-                f"n_steps is {n_steps}, and with the option ragged each row is a whole sequence; leave n_steps out"
-            )
-        if not isinstance(writer, RoundRobinWriter):
-            raise TypeError(
-                f"{type(writer).__name__} chooses which rows leave, and with ragged they leave first in, first "
-                "out; use a recipe without retention or tables, or leave ragged out"
-            )
+    is_ragged = isinstance(storage, PackedStorage) and storage.ragged_keys
+    if is_ragged and (n_steps > 1 or not isinstance(writer, RoundRobinWriter)):
+        raise ValueError(
+            f"{f'n_steps={n_steps}' if n_steps > 1 else type(writer).__name__} does not fit the option ragged, with "
+            "which each row is a whole sequence and rows leave first in, first out; leave one of the two out"
+        )
     if not isinstance(storage, TensorStorage) and (hooks._reads_columns or n_steps > 1):
         reader = type(sampler).__name__ if hooks._reads_columns else f"a buffer with n_steps={n_steps}"
         raise without_columns(reader, storage)

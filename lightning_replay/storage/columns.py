@@ -87,7 +87,7 @@ def rows_of_columns(columns: Mapping[Any, Any]) -> TensorDict:
         branch = next((key[:end] for end in range(1, len(key)) if key[:end] in leaves), None)
         if branch is not None:
             raise ValueError(f"{_ACCEPTED}; {shown(branch)} is a column, and {shown(key)} is below it. Rename one")
-    lengths = {key: len(value) for key, value in leaves.items()}
+    lengths = {key: value.size(0) for key, value in leaves.items()}  # strided nested tensors have no len
     if len(set(lengths.values())) != 1:
         found = ", ".join(f"{shown(key)}: {length}" for key, length in lengths.items()) or "no columns"
         raise ValueError(f"{_ACCEPTED}, all with the same N >= 1; got {found}. Nothing was stored")

@@ -242,8 +242,6 @@ class FrameStorage(PackedStorage):
             self._looked_up = None
             frames = numbers[0] if len(numbers) == 1 else np.stack(numbers, 1)
             super().write(slots, [*values[: -2 * len(numbers)], frames], grow=grow)
-            if self._live is not None:
-                self._live.add(np.arange(slots.start, slots.stop) if isinstance(slots, slice) else slots.numpy())
 
     def _find(self, values: Sequence[Column]) -> list[_Stacks]:
         """Returns the stacks of new rows by column, and which of their frames are held."""

@@ -517,6 +517,8 @@ class PackedStorage(LazyTensorStorage):
             # Generations of slots up to here are saved, those of released rows too.
             if highest > self._reached:
                 self._reached = highest
+            if self._live is not None:
+                self._live.add(np.arange(slots.start, slots.stop) if isinstance(slots, slice) else slots.numpy())
             if grow:
                 self._last_cursor = slots.stop - 1 if isinstance(slots, slice) else int(slots[-1])
                 if highest > self._len:

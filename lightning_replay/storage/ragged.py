@@ -33,9 +33,9 @@ class RaggedStorage(PackedStorage):
     """Keeps columns whose rows have different lengths, such as tokens, packed end to end.
 
     Rows are written and drawn as with :class:`~lightning_replay.storage.PackedStorage`, except for the columns under
-    ``ragged``. A ragged column is a nested tensor (``torch.jagged`` or strided), or ``[N, L, ...]`` if all rows have the
-    length L. ``extend_columns`` also accepts a list of N tensors ``[L, ...]``. The ragged columns of a row share its length, which may be 0. They may differ in dtype
-    and in the shape of an element.
+    ``ragged``. A ragged column is a nested tensor (``torch.jagged`` or strided), or ``[N, L, ...]`` if all rows have
+    the length L. ``extend_columns`` also accepts a list of N tensors ``[L, ...]``. The ragged columns of a row share
+    its length, which may be 0. They may differ in dtype and in the shape of an element.
 
     A drawn batch is padded with zeros to its longest row, and has ``mask``. With ``jagged`` its ragged columns are
     jagged nested tensors, which share their offsets.
@@ -114,24 +114,27 @@ class RaggedStorage(PackedStorage):
 
         :meta private:
         """
-        try:  # Other rows are refused later.
-            is_new = not self._given and isinstance(rows, TensorDictBase) and rows.ndim == 1 and len(rows)
-            yield self._flat(rows) if is_new else rows
+        try:
+            if not self._given and isinstance(rows, TensorDictBase) and rows.ndim == 1 and len(rows):
+                rows = self._flat(rows)
+            yield rows  # Other rows are refused later.
         finally:
             self._given = []
 
     def _flat(self, rows: TensorDictBase) -> TensorDictBase:
-        if rows.get(SPAN, None) is not None:
-            raise ValueError(f"the column {SPAN[0]!r} is the storage's own; rename it. Nothing was stored")
+        if taken := [key for key in (SPAN, MASK) if rows.get(key, None) is not None]:
+            raise ValueError(
+                f"the column {shown(taken[0])} is a name that batches with ragged columns need; rename it, or leave it "
+                "out. Nothing was stored"
+            )
         parts = [_end_to_end(key, rows.get(key, None)) for key in self.ragged_keys]
         elements = [part for part, _ in parts]
         lengths = parts[0][1]
         for key, (_, others) in zip(self.ragged_keys, parts, strict=True):
             if not torch.equal(lengths, others):
-                row = int((lengths != others).nonzero()[0])
                 raise ValueError(
-                    f"row {row} has {int(lengths[row])} elements under {shown(self.ragged_keys[0])} and "
-                    f"{int(others[row])} under {shown(key)}; the columns of ragged share the length of each row. "
+                    f"the rows have {lengths.tolist()[:8]} elements under {shown(self.ragged_keys[0])} and "
+                    f"{others.tolist()[:8]} under {shown(key)}; the columns of ragged share the length of each row. "
                     "Nothing was stored; pad the shorter column, or join both and mark the part in another column"
                 )
         if len(elements[0]) > self.element_capacity:
@@ -163,7 +166,7 @@ class RaggedStorage(PackedStorage):
         super()._check(values)
 
     def write(self, slots: slice | Tensor, values: Sequence[Column], *, grow: bool = True) -> None:
-        """Writes :meth:`checked_values` into a slice or int64 ``[N]``; the oldest rows leave if elements do not fit."""
+        """Writes :meth:`checked_values` into a slice or int64 ``[N]``; the oldest rows leave until all elements fit."""
         first, lengths = as_tensor(values[-1]).cpu().unbind(1)
         total = int(lengths.sum())
         written = torch.arange(slots.start, slots.stop, device="cpu") if isinstance(slots, slice) else slots
@@ -179,8 +182,6 @@ class RaggedStorage(PackedStorage):
             spans = torch.stack([self._num_written + before, lengths], 1)
             super().write(slots, [*values[:-1], spans.numpy()], grow=grow)
             self._num_written += total
-            if self._live is not None:
-                self._live.add(written.numpy())
 
     def _release_below(self, least: int, written: Tensor) -> None:
         """Evicts rows whose elements begin below the number ``least``, except those in slots that are written now."""
@@ -232,8 +233,7 @@ class RaggedStorage(PackedStorage):
                     "columns are padded, or use a sampler of rows"
                 )
             offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
-            build = torch.nested.nested_tensor_from_jagged
-            return [build(values, offsets, min_seqlen=0, max_seqlen=longest) for values in drawn]
+            return [torch.nested.nested_tensor_from_jagged(values, offsets, max_seqlen=longest) for values in drawn]
         padded = [values.new_zeros(*mask.shape, *values.shape[1:]).index_put((mask,), values) for values in drawn]
         return [column.view(*shape, *column.shape[1:]) for column in (*padded, mask)]
 
@@ -243,13 +243,10 @@ class RaggedStorage(PackedStorage):
         return self.get(index).get(key) if name in self.ragged_keys else super().column(key, index)
 
     def _init(self, data: TensorDictBase) -> None:
-        leaves = [leaf for leaf in leaves_of(data[0]) if leaf[0] not in (*NOT_STORED, SPAN)]
-        if MASK in (key for key, _, _ in leaves):
-            raise ValueError(
-                "the column 'mask' is that of a padded batch; rename it, or leave it out. Nothing was stored"
-            )
-        kinds = [(key, given.dtype, given.shape[1:]) for key, given in zip(self.ragged_keys, self._given, strict=True)]
-        self._allocate_all(leaves, kinds)
+        self._allocate_all(
+            [leaf for leaf in leaves_of(data[0]) if leaf[0] not in (*NOT_STORED, SPAN)],
+            [(key, given.dtype, given.shape[1:]) for key, given in zip(self.ragged_keys, self._given, strict=True)],
+        )
 
     def _allocate_all(self, leaves: list[Leaf], kinds: list[Leaf]) -> None:
         # Elements and rows get memory, or neither does.
@@ -313,8 +310,9 @@ class RaggedStorage(PackedStorage):
         rows, live = state["rows"], state["live"]
         first, lengths = layout.leaves(rows, rows.shape[:1])[SPAN].unbind(1)
         is_saved = (first >= max(0, written - self.element_capacity)) & (lengths >= 0) & (first + lengths <= written)
-        is_live = live is None or are_within(live.cpu().numpy(), int(state["length"]))
-        if not is_live or not bool((is_saved | (first == _RELEASED)).all()):
+        if not bool((is_saved | (first == _RELEASED)).all()) or (
+            live is not None and not are_within(live.cpu().numpy(), int(state["length"]))
+        ):
             raise ValueError("the saved rows and elements do not fit; load another save")
 
     def _empty(self) -> None:
@@ -328,9 +326,9 @@ def _end_to_end(key: Key, value: Any) -> tuple[Tensor, Tensor]:
     """Returns the elements ``[E, ...]`` of a ragged column, and the length of each row, int64 ``[N]`` on the CPU."""
     rows = value.detach().unbind() if isinstance(value, Tensor) else []
     if len({row.shape[1:] for row in rows}) != 1 or not rows[0].ndim:
-        given = "missing" if value is None else f"{type(value).__name__} of {len(rows)} rows"
         raise TypeError(
-            f"the column {shown(key)}, which the option ragged names, is {given}; give a nested tensor whose rows "
-            "differ only in length, [N, L, ...], or in extend_columns a list of tensors. Nothing was stored"
+            f"the option ragged names the column {shown(key)}, and its rows are missing or differ in more than length "
+            f"(given: {type(value).__name__}); give a nested tensor, a tensor [N, L, ...], or in extend_columns a list "
+            "of tensors. Nothing was stored"
         )
     return torch.cat(rows), torch.tensor([len(row) for row in rows], device="cpu")
