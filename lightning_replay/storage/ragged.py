@@ -324,7 +324,7 @@ class RaggedStorage(PackedStorage):
 
 def _end_to_end(key: Key, value: Any) -> tuple[Tensor, Tensor]:
     """Returns the elements ``[E, ...]`` of a ragged column, and the length of each row, int64 ``[N]`` on the CPU."""
-    rows = value.detach().unbind() if isinstance(value, Tensor) else []
+    rows = [*value.detach().unbind()] if isinstance(value, Tensor) else []
     if len({row.shape[1:] for row in rows}) != 1 or not rows[0].ndim:
         raise TypeError(
             f"the option ragged names the column {shown(key)}, and its rows are missing or differ in more than length "
