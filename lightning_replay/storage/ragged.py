@@ -169,8 +169,7 @@ class RaggedStorage(PackedStorage):
         """Writes :meth:`checked_values` into a slice or int64 ``[N]``; the oldest rows leave until all elements fit."""
         first, lengths = as_tensor(values[-1]).cpu().unbind(1)
         total = int(lengths.sum())
-        written = torch.arange(slots.start, slots.stop, device="cpu") if isinstance(slots, slice) else slots
-        self._release_below(self._num_written + total - self.element_capacity, written)
+        self._release_below(self._num_written + total - self.element_capacity)
         with self.snapshots.lock:
             self.begin_write(slice(0, 0))  # the elements are changed first
             before = lengths.cumsum(0) - lengths
@@ -183,13 +182,12 @@ class RaggedStorage(PackedStorage):
             super().write(slots, [*values[:-1], spans.numpy()], grow=grow)
             self._num_written += total
 
-    def _release_below(self, least: int, written: Tensor) -> None:
-        """Evicts rows whose elements begin below the number ``least``, except those in slots that are written now."""
+    def _release_below(self, least: int) -> None:
+        """Evicts rows whose elements begin below the number ``least``."""
         if least <= 0 or self._spans is None:
             return
         first = self._spans[: self._len, 0]
         slots = ((first > _RELEASED) & (first < least)).nonzero().flatten().cpu()
-        slots = slots[~torch.isin(slots, written)]
         if not len(slots):
             return
         with self.snapshots.lock:
