@@ -314,6 +314,14 @@ def test_a_mixed_replay_refuses_a_side_with_the_option() -> None:
         MixedReplay(ragged(), recipes.uniform(10, 4))
 
 
+def test_a_sharded_replay_refuses_the_option() -> None:
+    sharded = pytest.importorskip("lightning_replay.sharded")
+    with pytest.raises(
+        ValueError, match="^ragged is given, and the parts of a batch from several shards would be padded"
+    ):
+        sharded.ShardedReplay("uniform", 2, capacity=10, batch_size=4, ragged=["tokens"], element_capacity=10)
+
+
 OTHERS = [
     lambda: recipes.uniform(10, 2),
     lambda: recipes.uniform(10, 2, observations="once"),
