@@ -250,7 +250,7 @@ class PackedStorage(LazyTensorStorage):
 
     @property
     def occupancy(self) -> Occupancy:
-        """The slots that hold a row: those below the length not released, or those that a writer's tables refer to."""
+        """The slots that hold a row, which are those not released, or those that a writer's tables refer to."""
         if self.occupancy_owner is not None:
             return self.occupancy_owner
         return FirstSlots(self._len) if self._live is None or self._live.count == self._len else self._live

@@ -89,7 +89,7 @@ class RaggedStorage(PackedStorage):
         memmap: str | None = None,
     ) -> None:
         super().__init__(capacity, device=device, memmap=memmap)
-        self.ragged_keys = checked_keys("ragged", ragged)
+        self.ragged_keys: Sequence[Key] = checked_keys("ragged", ragged)
         if len(set(self.ragged_keys)) < max(len(self.ragged_keys), 1):
             raise ValueError(f"ragged is {ragged!r}; it must have at least one key, and each once")
         self.element_capacity: int = checked_count("element_capacity", element_capacity, of="elements")
