@@ -112,6 +112,11 @@ class MixedReplay(SeededStateful, TrainingReplay):
             check_kind(name, side, Replay, "a Replay, such as lightning_replay.recipes.uniform(capacity=100_000)")
         if online is offline:
             raise ValueError("online and offline are the same buffer, whose rows would leave; give two")
+        if online.parts.ragged is not None or offline.parts.ragged is not None:
+            raise ValueError(
+                "a side has the option ragged, and batches of the two sides would be padded to different lengths; draw "
+                "from both buffers, and join what the loss makes of each batch"
+            )
         self.online: Replay = online
         self.offline: Replay = offline
         self.share: Schedule = checked_schedule("share", share, highest=1.0)

@@ -24,6 +24,7 @@ from lightning_replay.options import (
     check_kind,
     checked_choice,
     checked_count,
+    checked_flag,
     checked_number,
     checked_share,
     did_you_mean,
@@ -50,6 +51,7 @@ from lightning_replay.schedules import Schedule, checked_schedule
 from lightning_replay.storage.frames import FrameStorage
 from lightning_replay.storage.observations_once import ObservationStorage
 from lightning_replay.storage.packed import PackedStorage
+from lightning_replay.storage.ragged import RaggedStorage
 from lightning_replay.table_replay import CurriculumReplay, TableReplay
 from lightning_replay.transforms import GaussianNoise, MixPairs, MixStates, NStepTransitions, RelabelGoals
 from lightning_replay.transforms.goals import ACHIEVED_GOAL, DESIRED_GOAL, GoalFunction
@@ -94,6 +96,10 @@ class ReplayOptions(TypedDict, total=False):
         memmap: a directory for a scratch file that holds the transitions, for buffers larger than memory.
         observations: ``"once"`` stores an observation that is also the next observation of another row once, see
             :class:`~lightning_replay.storage.observations_once.ObservationStorage`; ``"twice"`` by default.
+        ragged: keys of columns whose rows have different lengths, such as tokens, packed end to end, see
+            :class:`~lightning_replay.storage.ragged.RaggedStorage`; none by default. Rows leave first in, first out.
+        element_capacity: most elements kept of each ragged column, over all rows; needed with ``ragged``.
+        jagged: draw ragged columns as jagged tensors; by default they are padded, with ``mask``.
         prefetch: batches drawn ahead in threads.
         check_finite: refuse rows with NaN or infinity in rewards or observations; on by default.
         check_every: calls between two reads of what was refused on the device, with ``draws_on="device"``, see
@@ -113,6 +119,9 @@ class ReplayOptions(TypedDict, total=False):
     draws_on: str
     memmap: str | None
     observations: str
+    ragged: Sequence[str | tuple[str, ...]] | None
+    element_capacity: int | None
+    jagged: bool
     prefetch: int | None
     check_finite: bool
     check_every: int | None
@@ -183,6 +192,9 @@ def storage_for(
     device: str = "cpu",
     memmap: str | None = None,
     observations: str = "twice",
+    ragged: Sequence[str | tuple[str, ...]] | None = None,
+    element_capacity: int | None = None,
+    jagged: bool = False,
     frame_stack: int | None = None,
     image_key: ImageKey = "pixels",
     frame_capacity: int | None = None,
@@ -191,6 +203,22 @@ def storage_for(
 ) -> PackedStorage:
     """Returns a storage by :class:`FrameOptions`; ``default_frame_capacity`` is a function of ``frame_stack``."""
     is_once = checked_choice("observations", observations, ("twice", "once")) == "once"
+    if element_capacity is not None:
+        checked_count("element_capacity", element_capacity, of="elements")
+    if (checked_flag("jagged", jagged) and ragged is None) or (ragged is None) != (element_capacity is None):
+        raise ValueError(
+            f"ragged is {ragged!r}, element_capacity is {element_capacity} and jagged is {jagged}; name the columns of "
+            "different lengths and give the most elements kept of each, as ragged=['tokens'], "
+            "element_capacity=1_000_000, or leave all three out"
+        )
+    if ragged is not None and element_capacity is not None:
+        if frame_stack is not None or is_once:
+            raise ValueError(
+                f"ragged is {ragged!r}, with frame_stack or observations='once'; leave ragged or the other out"
+            )
+        return RaggedStorage(
+            capacity, ragged, element_capacity=element_capacity, jagged=jagged, device=device, memmap=memmap
+        )
     if frame_stack is None:
         name, value = ("image_key", image_key) if frame_capacity is None else ("frame_capacity", frame_capacity)
         if value != "pixels":
@@ -249,7 +277,8 @@ def assemble(
         )
     storage = storage_for(
         slots,
-        **taken(options, "device", "memmap", "observations", "frame_stack", "image_key", "frame_capacity"),
+        **taken(options, "device", "memmap", "observations", "ragged", "element_capacity", "jagged"),
+        **taken(options, "frame_stack", "image_key", "frame_capacity"),
         n_steps=options.get("n_steps", 1),
         default_frame_capacity=default_frame_capacity,
     )

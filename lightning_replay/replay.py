@@ -299,6 +299,13 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         # thread that draws them needs.
         if self._prefetch_queue:
             self._ahead.wait()
+        ragged = self.parts.ragged
+        if ragged is None:
+            return self._enter_dense(rows, takes_priorities)
+        with self._replay_lock, self._write_lock, ragged.flattened(as_rows(rows)) as flat:
+            return self._enter_dense(flat, takes_priorities)
+
+    def _enter_dense(self, rows: Any, takes_priorities: bool) -> Tensor:
         try:
             with self._replay_lock, self._write_lock:
                 self.fork_guard.check()
@@ -327,7 +334,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             if ended is None:
                 raise
             self._ends.beginnings.is_silent = True  # the ends of batches are no ends of episodes
-        return self._enter(ended, takes_priorities)
+        return self._enter_dense(ended, takes_priorities)
 
     def _prepare_and_store(self, rows: TensorDictBase, takes_priorities: bool) -> Tensor:
         if 0 in rows.shape:  # before a transform refuses it in its own words, or keeps it

@@ -46,6 +46,8 @@ class ReplayParts:
         self.sampler: ReplaySampler = as_replay_sampler(sampler)
         self.writer: WriterHooks = as_replay_writer(writer)
         self.packed: PackedStorage | None = storage if isinstance(storage, PackedStorage) else None
+        #: The storage, if it keeps rows of different lengths.
+        self.ragged: Any = self.packed if self.packed is not None and self.packed.ragged_keys else None
         device = device_of(storage)
         #: Device on which batches are put together; ``None`` for the CPU.
         self.device: torch.device | None = None if device is None or device.type == "cpu" else device
@@ -252,6 +254,12 @@ def check_parts(storage: Storage, sampler: Sampler, writer: Writer, n_steps: int
         _check_there(name, hooks.draw_device, storage, writer)
     if hooks._draws_from_tables and as_replay_writer(writer).tables is None:
         raise without_tables(name)
+    is_ragged = isinstance(storage, PackedStorage) and storage.ragged_keys
+    if is_ragged and (n_steps > 1 or not isinstance(writer, RoundRobinWriter)):
+        raise ValueError(
+            f"{f'n_steps={n_steps}' if n_steps > 1 else type(writer).__name__} does not fit the option ragged, with "
+            "which each row is a whole sequence and rows leave first in, first out; leave one of the two out"
+        )
     if not isinstance(storage, TensorStorage) and (hooks._reads_columns or n_steps > 1):
         reader = type(sampler).__name__ if hooks._reads_columns else f"a buffer with n_steps={n_steps}"
         raise without_columns(reader, storage)

@@ -40,6 +40,7 @@ def buffers() -> dict[str, Callable[[], Any]]:
     options |= {f"{name}, prioritized": {"priority_exponent": 0.6} for name in ("event_tables", "sequences")}
     options |= {"event_tables, sequences": {"sequence_length": 3, "burn_in": 1}}
     options |= {"uniform, once": {"observations": "once"}}
+    options |= {"prioritized, ragged": {"ragged": ["tokens"], "element_capacity": 90}}
     options |= {f"{name}, aged": {"age": Age(half_life=9.0)} for name in ("uniform", "prioritized")}
     options |= {"uniform, frames": {"frame_stack": 2}, "prioritized, prefetch": {"prefetch": 2}}
     return {name: lambda name=name, given=given: _built(name, given) for name, given in options.items()} | {
@@ -82,7 +83,11 @@ def steps_for(name: str, replay: Replay, first: int, count: int) -> TensorDict:
     if "frames" in name:
         return frame_rows(stacks_of(range(first, first + count + 1), 2))
     trajectory = first if "conditions" in name else None
-    return fitting(replay, numbered_steps(first, count, done_every=10, trajectory=trajectory))
+    steps = numbered_steps(first, count, done_every=10, trajectory=trajectory)
+    if "ragged" in name:
+        tokens = [torch.arange(number % 4) for number in range(first, first + count)]
+        steps["tokens"] = torch.nested.as_nested_tensor(tokens, layout=torch.jagged)
+    return fitting(replay, steps)
 
 
 @cache

@@ -130,6 +130,11 @@ class ShardedReplay(TrainingReplay):
         limits: dict[str, Any] = {"samples_per_insert": samples_per_insert, "error_buffer": error_buffer}
         self._options = ReplayOptions.checked(recipe, {**options, "num_shards": num_shards}, limits)
         # Bad options are refused here, and not in an actor.
+        if self._template.parts.ragged is not None:
+            raise ValueError(
+                "ragged is given, and the parts of a batch from several shards would be padded to different lengths; "
+                "pad these columns before they are stored, and leave ragged out"
+            )
         Divider(self._template.sampler)
         self.batch_size: int = self._template.batch_size
         RateLimiter(**limits, batch_size=self.batch_size)

@@ -18,6 +18,7 @@ __getattr__: Getter = lazy_names(
     {
         ".frames": ("FrameStorage",),
         ".observations_once": ("ObservationStorage",),
+        ".ragged": ("RaggedStorage",),
         ".packed": ("PackedStorage", "occupancy_of", "read_columns"),
     },
 )

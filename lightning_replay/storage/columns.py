@@ -87,7 +87,7 @@ def rows_of_columns(columns: Mapping[Any, Any]) -> TensorDict:
         branch = next((key[:end] for end in range(1, len(key)) if key[:end] in leaves), None)
         if branch is not None:
             raise ValueError(f"{_ACCEPTED}; {shown(branch)} is a column, and {shown(key)} is below it. Rename one")
-    lengths = {key: len(value) for key, value in leaves.items()}
+    lengths = {key: value.size(0) for key, value in leaves.items()}  # strided nested tensors have no len
     if len(set(lengths.values())) != 1:
         found = ", ".join(f"{shown(key)}: {length}" for key, length in lengths.items()) or "no columns"
         raise ValueError(f"{_ACCEPTED}, all with the same N >= 1; got {found}. Nothing was stored")
@@ -97,7 +97,32 @@ def rows_of_columns(columns: Mapping[Any, Any]) -> TensorDict:
     return gather_branch(nest(leaves), leaves, torch.Size([next(iter(lengths.values()))]), devices.pop())
 
 
+def refuse_ragged(rows: TensorDictBase) -> None:
+    """Raises ``TypeError`` for a nested tensor among the columns of rows."""
+    for name, value in rows.items(True, True):
+        if isinstance(value, Tensor) and value.is_nested:
+            raise TypeError(
+                f"the column {name!r} has rows of different lengths, which only a buffer built with the option ragged "
+                f"stores, as recipes.uniform(..., ragged=[{name!r}], element_capacity=...); nothing was stored"
+            )
+
+
+def _jagged(key: Key, rows: Sequence[Any]) -> Any:
+    """Returns a list of tensors ``[L, ...]``, one for each row, as a jagged tensor; anything else as it is."""
+    if not rows or not all(isinstance(row, Tensor) and row.ndim for row in rows):
+        return rows
+    kinds = {f"{row.dtype} {list(row.shape[1:])} on {row.device}" for row in rows}
+    if len(kinds) > 1:
+        raise ValueError(
+            f"the tensors of the column {shown(key)} may differ only in length; their elements are "
+            f"{', '.join(sorted(kinds))}. Nothing was stored"
+        )
+    return torch.nested.as_nested_tensor([*rows], layout=torch.jagged)
+
+
 def _tensor(key: Key, value: Any) -> Tensor:
+    if isinstance(value, list | tuple):
+        value = _jagged(key, value)
     try:
         # A copy where torch takes no view: read-only, or with negative strides.
         copied = isinstance(value, np.ndarray) and not value.flags.carray
@@ -145,8 +170,9 @@ def normalized(rows: TensorDictBase) -> TensorDictBase:
     Those for which a mask, see :data:`MASKS`, is false are padding and left out; trajectories ``[N, T]`` with a mask
     are flattened, the steps of each in order. Rewards and flags ``[N]`` become ``[N, 1]``, as those of TorchRL: a
     mixture would broadcast. ``("next", "done")`` is derived from ``terminated`` and ``truncated`` where it is absent,
-    unless these are not bool or of two shapes.
+    unless these are not bool or of two shapes. ``TypeError`` for nested tensors.
     """
+    refuse_ragged(rows)
     names = rows.keys()
     for key in (key for key in MASKS if key[0] in names):  # few rows have one
         mask = rows.get(key, None)
@@ -416,6 +442,8 @@ class RowReader:
         on_cpu = device.type == "cpu"
         for place, (dtype, shape, array_dtype) in enumerate(self._kinds):
             value = values[place]
+            if type(value) is not np.ndarray and value.is_nested:
+                return None
             if on_cpu and array_dtype is not None:  # the attributes of an array are cheaper to read than a tensor's
                 if type(value) is not np.ndarray:
                     if not value.is_cpu:

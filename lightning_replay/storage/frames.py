@@ -16,13 +16,12 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 
 from lightning_replay.options import checked_count, checked_key, checked_keys
-from lightning_replay.parts import BufferHooks
 from lightning_replay.saving.snapshot import Snapshots
 from lightning_replay.saving.spec import DTYPES, rebuildable
 from lightning_replay.storage.columns import GENERATION, NOT_STORED, Column
 from lightning_replay.storage.frame_pool import Found, FramePool
-from lightning_replay.storage.occupancy import FirstSlots, Occupancy, SlotSet, are_within
-from lightning_replay.storage.packed import PackedStorage, is_key
+from lightning_replay.storage.occupancy import SlotSet, are_within
+from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.storage.rows import FRAMES, Key, Leaf, RowLayout, frames_by_column, leaves_of, shown
 
 __all__ = ["FrameStorage"]
@@ -90,10 +89,9 @@ class FrameStorage(PackedStorage):
     draws_there: bool = False  # A row that leaves is found on the CPU.
     _of_columns = (
         *PackedStorage._of_columns,
-        *("_images", "_live", "_frames_of", "_outer_layout", "_looked_up"),
+        *("_images", "_frames_of", "_outer_layout", "_looked_up"),
     )
     _images: list[_Images] | None  # in the order of image_keys
-    _live: SlotSet | None  # from the first release on, unless tables hold the rows
     _frames_of: Tensor | None  # int32 [capacity, 2 k], or [capacity, columns, 2 k] of several; a column of the rows
     _outer_layout: RowLayout | None  # of rows with stacks in place of the numbers of their frames
     _looked_up: tuple[Tensor, list[_Stacks]] | None
@@ -140,13 +138,6 @@ class FrameStorage(PackedStorage):
     def frame_bytes(self) -> int:
         """Bytes of one frame, with several columns of one of each, 0 before the first rows."""
         return sum(images.pool.frame_bytes for images in self._images or ())
-
-    @property
-    def occupancy(self) -> Occupancy:
-        """The slots that hold a row, which are those not released, or those that a writer's tables refer to."""
-        if self.occupancy_owner is not None:
-            return self.occupancy_owner
-        return FirstSlots(self._len) if self._live is None or self._live.count == self._len else self._live
 
     def build_options(self) -> dict[str, Any]:
         """Returns the options that saved rows presume: frames in a stack, their key, and ``frame_capacity``.
@@ -231,10 +222,7 @@ class FrameStorage(PackedStorage):
                 images.pool.release(self._numbers_at(images, index))
             self._looked_up = None
             self._frames_of[index] = 0
-        self._bump_mutation_revision()
-        for buffer in self._attached_entities:
-            if isinstance(buffer, BufferHooks):
-                buffer.on_evict(index)
+        self._tell_released(index)
 
     def write(self, slots: slice | Tensor, values: Sequence[Column], *, grow: bool = True) -> None:
         """Writes :meth:`checked_values` into a slice or int64 ``[N]``; lacking frames are a ``RuntimeError``."""
@@ -254,8 +242,6 @@ class FrameStorage(PackedStorage):
             self._looked_up = None
             frames = numbers[0] if len(numbers) == 1 else np.stack(numbers, 1)
             super().write(slots, [*values[: -2 * len(numbers)], frames], grow=grow)
-            if self._live is not None:
-                self._live.add(np.arange(slots.start, slots.stop) if isinstance(slots, slice) else slots.numpy())
 
     def _find(self, values: Sequence[Column]) -> list[_Stacks]:
         """Returns the stacks of new rows by column, and which of their frames are held."""
@@ -295,10 +281,7 @@ class FrameStorage(PackedStorage):
         if self._outer_layout is None or self._images is None:
             raise RuntimeError("the storage is empty; call extend first")
         if not isinstance(index, Tensor) or index.dtype != torch.int64 or index.ndim == 0:
-            if is_key(index):
-                return self.get(slice(None))[index]
-            slots = torch.arange(self._len, device="cpu")[index]
-            return self.get(slots) if slots.ndim else self.get(slots.view(1))[0]
+            return self._get_by(index)
         slots = index if index.ndim == 1 else index.flatten()
         rows = self.packed_rows(slots)
         # Not on a GPU, for which every draw would wait; nothing but a release leaves rows without frames.

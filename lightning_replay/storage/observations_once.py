@@ -17,7 +17,7 @@ from lightning_replay.saving.spec import rebuildable
 from lightning_replay.storage.columns import GENERATION, NOT_STORED, WITHOUT_NUMPY, Column, as_tensor
 from lightning_replay.storage.device_next_observations import DeviceNextObservations
 from lightning_replay.storage.next_observations import NextObservations, check_places
-from lightning_replay.storage.packed import PackedStorage, is_key
+from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.storage.rows import (
     OBSERVATION,
     WORD_BYTES,
@@ -161,10 +161,7 @@ class ObservationStorage(PackedStorage):
         if self._outer_layout is None:
             raise RuntimeError("the storage is empty; call extend first")
         if not isinstance(index, Tensor) or index.dtype != torch.int64 or index.ndim == 0:
-            if is_key(index):
-                return self.get(slice(None))[index]
-            slots = torch.arange(self._len, device="cpu")[index]
-            return self.get(slots) if slots.ndim else self.get(slots.view(1))[0]
+            return self._get_by(index)
         rows = self.packed_rows(index if index.ndim == 1 else index.flatten())
         read = self._outer_layout.unpack(rows, index.shape, extra)
         return self._indexed(read, index) if self._is_torchrls else read
@@ -286,9 +283,6 @@ class ObservationStorage(PackedStorage):
         super()._empty()
         if self._next is not None:
             self._next.clear()
-
-    def __repr__(self) -> str:
-        return f"ObservationStorage(capacity={self.capacity}, length={len(self)}, row_bytes={self.row_bytes})"
 
 
 def _layouts(kinds: Mapping[Key, tuple[torch.dtype, torch.Size]]) -> tuple[RowLayout, RowLayout]:

@@ -40,8 +40,9 @@ from lightning_replay.storage.columns import (
     StoredColumn,
     TransitionCheck,
     checked_device,
+    refuse_ragged,
 )
-from lightning_replay.storage.occupancy import FirstSlots, Occupancy
+from lightning_replay.storage.occupancy import FirstSlots, Occupancy, SlotSet
 from lightning_replay.storage.rows import WORD_BYTES, Key, RowLayout, leaves_of, observation_pairs
 
 
@@ -83,6 +84,10 @@ class PackedStorage(LazyTensorStorage):
     #:
     #: :meta private:
     stores_frames: bool = False
+    #: Keys of columns whose rows have different lengths.
+    #:
+    #: :meta private:
+    ragged_keys: Sequence[Key] = ()
     #: Whether next observations are found on the device of the rows, in memory that moves when it grows.
     #:
     #: :meta private:
@@ -100,7 +105,7 @@ class PackedStorage(LazyTensorStorage):
     # Set with the columns by the first rows or a load; views, which do not survive a copy as views.
     _of_columns: tuple[str, ...] = (
         *("layout", "generations", "_rows", "_storage", "_generation", "_columns", "_single", "_reader"),
-        "_columns_check",
+        *("_columns_check", "_live"),
     )
     layout: RowLayout | None  # Places of the columns in a row; ``None`` before the first rows.
     # Generations of all slots, int64 ``[capacity]``, on the CPU a view of the rows; ``None`` before the first rows.
@@ -114,6 +119,7 @@ class PackedStorage(LazyTensorStorage):
     _single: SingleRow | None
     _reader: RowReader | None
     _columns_check: Callable[[Sequence[Column]], None] | None
+    _live: SlotSet | None  # from the first release on, unless tables hold the rows
     _masks: list[int]  # places of the columns that mark padding
     _len: int
 
@@ -244,8 +250,10 @@ class PackedStorage(LazyTensorStorage):
 
     @property
     def occupancy(self) -> Occupancy:
-        """The slots that hold a row, which are those below the length, or those that a writer's tables refer to."""
-        return FirstSlots(self._len) if self.occupancy_owner is None else self.occupancy_owner
+        """The slots that hold a row, which are those not released, or those that a writer's tables refer to."""
+        if self.occupancy_owner is not None:
+            return self.occupancy_owner
+        return FirstSlots(self._len) if self._live is None or self._live.count == self._len else self._live
 
     @property
     def num_stored(self) -> int:
@@ -317,6 +325,13 @@ class PackedStorage(LazyTensorStorage):
         rows = self.packed_rows(index if index.ndim == 1 else index.flatten())
         read = self.layout.unpack(rows, index.shape, extra)
         return self._indexed(read, index) if self._is_torchrls else read
+
+    def _get_by(self, index: Any) -> Any:
+        # Copies of rows by a key, or by anything else than int64 slots.
+        if is_key(index):
+            return self.get(slice(None))[index]
+        slots = torch.arange(self._len, device="cpu")[index]
+        return self.get(slots) if slots.ndim else self.get(slots.view(1))[0]
 
     @staticmethod
     def _indexed(rows: TensorDictBase, index: Tensor) -> TensorDictBase:
@@ -398,6 +413,7 @@ class PackedStorage(LazyTensorStorage):
         has_columns = self.has_columns
         try:
             if self._columns is None:
+                refuse_ragged(data)
                 self._init(data)
             # Rows must all come from one device: a row from another would be copied without notice at every write.
             if self._given_device is None:
@@ -405,6 +421,7 @@ class PackedStorage(LazyTensorStorage):
             assert self._reader is not None
             values = self._reader.read(data, self._given_device)
             if values is None:
+                refuse_ragged(data)
                 raise self._mismatch(data)
             self._check(values)
             return values
@@ -500,6 +517,8 @@ class PackedStorage(LazyTensorStorage):
             # Generations of slots up to here are saved, those of released rows too.
             if highest > self._reached:
                 self._reached = highest
+            if self._live is not None:
+                self._live.add(np.arange(slots.start, slots.stop) if isinstance(slots, slice) else slots.numpy())
             if grow:
                 self._last_cursor = slots.stop - 1 if isinstance(slots, slice) else int(slots[-1])
                 if highest > self._len:
@@ -525,6 +544,12 @@ class PackedStorage(LazyTensorStorage):
 
     def _bump_mutation_revision(self) -> None:
         self._mutation_revision += 1
+
+    def _tell_released(self, slots: Tensor) -> None:
+        self._bump_mutation_revision()
+        for buffer in self._attached_entities:
+            if isinstance(buffer, BufferHooks):
+                buffer.on_evict(slots)
 
     @property
     def _last_cursor_index(self) -> int | None:
@@ -778,7 +803,7 @@ class PackedStorage(LazyTensorStorage):
         self._bump_mutation_revision()
 
     def __repr__(self) -> str:
-        return f"PackedStorage(capacity={self.capacity}, length={len(self)}, row_bytes={self.row_bytes})"
+        return f"{type(self).__name__}(capacity={self.capacity}, length={len(self)}, row_bytes={self.row_bytes})"
 
 
 def is_key(index: Any) -> bool:

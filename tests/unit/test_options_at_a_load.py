@@ -39,7 +39,7 @@ from lightning_replay.events.conditions import (
 )
 from lightning_replay.samplers.tables import mixture
 from lightning_replay.schedules import Constant, Linear
-from lightning_replay.storage import FrameStorage, ObservationStorage
+from lightning_replay.storage import FrameStorage, ObservationStorage, RaggedStorage
 from lightning_replay.table_replay import CurriculumReplay, TableReplay
 from tests.frame_steps import frame_rows, stacks_of
 from tests.goal_steps import costly, distance, goal_rows, reached
@@ -121,6 +121,8 @@ def steps_for(replay: Replay, first: int, count: int) -> TensorDict:
     rows = numbered_steps(first, count, done_every=10)
     if first == 0:
         rows["observation"][20] += 0.5  # which does not continue the row before
+    if isinstance(replay.storage, RaggedStorage):
+        rows["tokens"] = torch.arange(count * 3).view(count, 3)
     rows["other"] = rows["observation"] * 2
     rows["next", "other"] = rows["next", "observation"] * 2
     rows["next", "flag"] = rows["next", "reward"] >= 12
@@ -155,7 +157,8 @@ def draws(replay: Any) -> list[Tensor]:
     for part in range(2):
         for _ in range(2):
             batch = replay.sample()
-            found += [column for _, column in sorted(batch.items(True, True), key=lambda item: str(item[0]))]
+            columns = [column for _, column in sorted(batch.items(True, True), key=lambda item: str(item[0]))]
+            found += [column.to_padded_tensor(0) if column.is_nested else column for column in columns]
             if replay.takes_feedback:
                 give(replay, batch, torch.linspace(0.5, 2.0, batch.numel()).view(batch.shape))
         replay.extend(steps_for(replay.entered, 34 + 10 * part, 10))
@@ -197,6 +200,9 @@ def cases() -> Iterator[Case]:
     of_frames = {"capacity": CAPACITY, "frame_stack": 2, "image_key": "pixels", "frame_capacity": 90}
     others = {"capacity": 50, "frame_stack": 3, "image_key": "other", "frame_capacity": 100}
     yield from cases_of(FrameStorage, of_frames, others, lambda one: over(storage=one))
+    of_ragged = {"capacity": CAPACITY, "ragged": ["tokens"], "element_capacity": 200}
+    others = {"capacity": 50, "ragged": ["other"], "element_capacity": 110, "jagged": True}
+    yield from cases_of(RaggedStorage, of_ragged, others, lambda one: over(storage=one))
     # Of buffers.
     for owner, use in ((Replay, over), (TableReplay, with_events), (CurriculumReplay, with_tasks)):
         options = {
@@ -418,6 +424,7 @@ OF_UPDATES = {"rows_per_update"}  # bounds the work of updates, which were made 
 # Where rows lie, the library that searches, keys and an environment for goals of another form, and counts of states.
 LEFT_OUT = {("PackedStorage", "device"), ("PackedStorage", "memmap"), ("FrameStorage", "device")}
 LEFT_OUT |= {("ObservationStorage", "device"), ("ObservationStorage", "memmap")}
+LEFT_OUT |= {("RaggedStorage", "device"), ("RaggedStorage", "memmap")}
 LEFT_OUT |= {("FrameStorage", "memmap"), ("RelabelGoals", "env"), ("EventTableWriter", "count_state_actions")}
 LEFT_OUT |= {("RelabelGoals", "achieved_key"), ("RelabelGoals", "desired_key"), ("NeighborhoodMixupSampler", "backend")}
 # How late rows on a device are refused.

@@ -59,6 +59,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "EventTable": {"name": "goal", "condition": HIGH, "history_length": 5, "capacity": 10},
     "EveryOf": {"conditions": [HIGH]},
     "FirstInEpisode": {"condition": HIGH},
+    "RaggedStorage": {"capacity": 10, "ragged": ["tokens"], "element_capacity": 30},
     "FrameStorage": {"capacity": 10, "frame_stack": 2, "frame_capacity": 30},
     "InfoKey": {"key": "solved"},
     "KeyInRegion": {"key": "observation", "low": 0.0},
