@@ -189,7 +189,7 @@ class LevelSelector(SeededStateful, ABC):
 
         Raises:
             ValueError: the levels of the processes are not the same set.
-            RuntimeError: several processes were started and are not connected, see :class:`Ranks`.
+            RuntimeError: several processes were started and are not connected.
         """
         self.ranks = Ranks.find(rank, world_size, divides, process_group)
         if self.ranks.is_connected:  # A launcher may have brought the levels here by a pickle.
@@ -204,6 +204,9 @@ class LevelSelector(SeededStateful, ABC):
             return
         state = ranks.from_first(self.state_dict() if ranks.rank == 0 else {})
         ranks.gather(lambda: self.load_state_dict(state) if ranks.rank else None)
+        counts = ranks.gather(lambda: self.count)
+        if len(set(counts)) > 1:
+            raise ValueError(f"the processes have {counts} levels, by rank; build the same set in each")
 
     @property
     def _own_ranks(self) -> Ranks:

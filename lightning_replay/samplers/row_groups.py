@@ -198,7 +198,7 @@ class GroupSampler(SamplerWrapper):
             drawn, info = self.base_sampler.sample(groups, count - len(fresh))
         else:
             drawn, info = self._draw_distinct(groups, fresh, count)
-        columns = {name: torch.cat((torch.ones(len(fresh)), column)) for name, column in info.items()}
+        columns = {name: torch.cat((column.new_ones(len(fresh)), column)) for name, column in info.items()}
         if self.fresh_share:
             columns["is_fresh"] = torch.arange(count, device="cpu") < len(fresh)
         first = torch.cat((fresh, drawn)) * size
@@ -240,7 +240,7 @@ class GroupSampler(SamplerWrapper):
         if not ((magnitudes >= 0) & (magnitudes < torch.inf) & (slots >= -1) & (slots < limit)).all():
             raise refusal(slots, magnitudes, limit, limit)
         groups, place = (slots[slots >= 0] // self.group_size).unique(return_inverse=True)
-        total = torch.zeros(len(groups), device="cpu").index_add_(0, place, magnitudes[slots >= 0])
+        total = magnitudes.new_zeros(len(groups)).index_add_(0, place, magnitudes[slots >= 0])
         stored = None if storage is None else self._groups(storage)
         self.base_sampler.set_priorities(groups, total / place.bincount(), stored)
 

@@ -26,7 +26,7 @@ from lightning_replay.schedules import Linear
 from lightning_replay.storage.occupancy import SlotSet
 from tests.divided import Shards, episode
 from tests.event_steps import IsTrue
-from tests.recipe_options import ROW_RECIPES, TASKS, built, fitting
+from tests.recipe_options import DIVIDED_RECIPES, TASKS, built, fitting
 from tests.transitions import numbered_steps
 
 
@@ -181,7 +181,7 @@ def test_new_rows_get_the_largest_priority_of_all_replays() -> None:
     assert tables.default_priority == 5.0
 
 
-@pytest.mark.parametrize("name", ROW_RECIPES)
+@pytest.mark.parametrize("name", DIVIDED_RECIPES)
 def test_every_recipe_draws_parts_of_the_columns_of_a_batch(name: str) -> None:
     replays = [built(name, capacity=40, batch_size=16, seed=seed) for seed in range(3)]
     for number, replay in enumerate(replays):

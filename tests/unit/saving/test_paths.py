@@ -42,6 +42,7 @@ from lightning_replay.saving import DamagedFileError, load_state, read_state, wr
 from lightning_replay.saving.folders import Folder
 from lightning_replay.storage import ObservationStorage, PackedStorage
 from lightning_replay.storage.frames import FrameStorage
+from lightning_replay.storage.ragged import RaggedStorage
 from lightning_replay.writers import FirstInFirstOutWriter
 from rllib_ext.levels.server import RemoteLevels
 from tests.transitions import numbered_steps
@@ -129,6 +130,7 @@ REFUSED: dict[str, Use] = {
     "storage.packed.PackedStorage.__init__": lambda path: PackedStorage(4, memmap=path),
     "storage.observations_once.ObservationStorage.__init__": lambda path: ObservationStorage(4, memmap=path),
     "storage.frames.FrameStorage.__init__": lambda path: FrameStorage(8, 2, frame_capacity=8, memmap=path),
+    "storage.ragged.RaggedStorage.__init__": lambda path: RaggedStorage(8, ["x"], element_capacity=8, memmap=path),
     "recipes": lambda path: recipes.uniform(4, 2, memmap=path),
     "loading.load_replay": lambda path: load_replay(saved(), memmap=path),
     "saves.save_replay": lambda path: save_replay(buffer(), saved(), previous=path),
