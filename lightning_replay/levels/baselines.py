@@ -56,9 +56,7 @@ class _Unscored(LevelSelector):
         if replace:
             level_ids += [self._choose() for _ in range(rest)]
         elif rest:
-            # As many as if none were drawn yet, so that enough others are among them.
-            others = self._choose_different(count)
-            level_ids += [one for one in others if one not in {*level_ids}][:rest]
+            level_ids += self._choose_others(rest, {*level_ids})
         self.running.await_scores(level_ids, self.episodes + 1, self.episodes + 1)
         self.episodes += count
         return level_ids
@@ -66,8 +64,9 @@ class _Unscored(LevelSelector):
     @abstractmethod
     def _choose(self) -> int: ...
 
-    def _choose_different(self, count: int) -> list[int]:
-        return [self._choose() for _ in range(count)]
+    @abstractmethod
+    def _choose_others(self, count: int, taken: set[int]) -> list[int]:
+        """Chooses ``count`` different levels that are not ``taken``."""
 
     def _restore(self, state: dict[str, Any], translation: Mapping[int, int] | None) -> None:
         super()._restore(state, translation)
@@ -93,8 +92,10 @@ class UniformLevels(_Unscored):
     def _choose(self) -> int:
         return self._ids[int(torch.randint(len(self._ids), (), generator=self._generator, device="cpu"))]
 
-    def _choose_different(self, count: int) -> list[int]:
-        return [self._ids[place] for place in different_places(len(self._ids), count, self._generator)]
+    def _choose_others(self, count: int, taken: set[int]) -> list[int]:
+        # So many levels are drawn that enough are left without those that are taken.
+        places = different_places(len(self._ids), count + len(taken), self._generator)
+        return [self._ids[place] for place in places if self._ids[place] not in taken][:count]
 
 
 class SequentialLevels(_Unscored):
@@ -119,3 +120,11 @@ class SequentialLevels(_Unscored):
         place = self.place % len(self._ids)  # Levels may have been retired.
         self.place = (place + 1) % len(self._ids)
         return self._ids[place]
+
+    def _choose_others(self, count: int, taken: set[int]) -> list[int]:
+        others: list[int] = []
+        while len(others) < count:
+            level_id = self._choose()
+            if level_id not in taken:
+                others.append(level_id)
+        return others

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws the pictures of docs/levels-when.md; keeps the figures of it and of docs/levels-outcomes.md in results/.
+"""Draws the pictures of docs/levels-when.md; keeps the figures of it and of docs/prompts.md in results/.
 
 python -m tests.benchmarks.level_pictures
 """

@@ -62,7 +62,7 @@ def test_the_page_quotes_what_staleness_weights_do() -> None:
 
 
 def test_the_table_of_prompts_is_the_kept_one() -> None:
-    page, kept = (DOCS / "levels-outcomes.md").read_text(), list(KEPT.values())[1]
+    page, kept = (DOCS / "prompts.md").read_text(), list(KEPT.values())[1]
     for name, (effective, twice, different) in kept.items():
         levels = f"{effective:.1f}" if effective < 10 else f"{effective:,.0f}"
         of_draws = "2,269 of 2,560" if twice == 2_269 else f"{twice:,}"

@@ -252,3 +252,25 @@ def test_a_loader_serves_added_levels_and_workers_are_told() -> None:
     assert {*seen[2]} == {"new", "newer"} and len(seen) == 4
     with pytest.raises(IndexError, match="Workers of a DataLoader do not have levels that are added"):
         prompts.level(99)
+
+
+def test_a_sequential_batch_that_begins_with_added_levels_skips_no_other() -> None:
+    levels = SequentialLevels(6)
+    assert levels.next_levels(2).tolist() == [0, 1]
+    levels.add([6, 7])
+    # The added levels come first, and the order goes on behind the last level that it reached.
+    assert levels.next_levels(4).tolist() == [6, 7, 2, 3]
+    assert levels.next_levels(4).tolist() == [4, 5, 6, 7]
+    assert levels.next_levels(8).tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
+
+
+def test_uniform_batches_with_added_levels_have_all_others_equally_often() -> None:
+    counts = np.zeros(8)
+    for seed in range(400):
+        levels = UniformLevels(6, seed=seed)
+        levels.add([6, 7])
+        drawn = levels.next_levels(5).tolist()
+        assert drawn[:2] == [6, 7] and len({*drawn}) == 5
+        counts[drawn[2:]] += 1
+    # Each of the six others is drawn with probability 1/2; six standard deviations are 60.
+    assert np.abs(counts[:6] - 200).max() < 60
