@@ -322,6 +322,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
                 if self._packed is not None and not (parts.has_transforms and parts.changes_rows):
                     columns = self._packed.read(rows)
                     if columns is not None:  # rows like those stored, which need no preparation
+                        rows = self._packed.whole_rows(rows, columns)
                         beginnings = self._ends.beginnings.after(columns, self._packed.row_columns)
                         slots = self._store(rows, columns, takes_priorities)
                         self._ends.keep(beginnings)

@@ -409,12 +409,25 @@ class RowReader:
             for key, (dtype, shape) in columns.items()
         ]
         place_of = {key: place for place, key in enumerate(columns)}
-        self._tree = _places(nest(columns), place_of)
+        self._trees = [_places(nest(columns), place_of)]
+        # Rows may lack ``done`` if it follows from the other flags.
+        ends = [key for key in (_TERMINATED, _TRUNCATED) if key in columns]
+        flags = {columns[key] for key in (_DONE, *ends) if key in columns}
+        self._done_at: int | None = None
+        if ends and _DONE in columns and len(flags) == 1 and flags.pop()[0] == torch.bool:
+            self._done_at = place_of[_DONE]
+            self._ends_at = (place_of[ends[0]], place_of[ends[-1]])
+            self._trees.append(_places(nest(key for key in columns if key != _DONE), place_of))
+        self.derived_done: bool = False  #: Whether the rows read last lacked ``("next", "done")``.
         # Columns of a dictionary that are all arrays are read by these names: one row in a quarter of the time.
-        self._names = [key[0] if len(key) == 1 else key for key in columns]
+        names: list[Any] = [key[0] if len(key) == 1 else key for key in columns]
+        self._names = {len(names): names}
+        if self._done_at is not None:
+            self._names[len(names) - 1] = [name for name in names if name != _DONE]
         self._read_kinds = operator.attrgetter("dtype", "shape")
-        self._expected: list[tuple[Any, Any]] = []
-        self._length: tuple[int, ...] = ()
+        # Dtypes and shapes of the arrays that were read last, and the places of arrays [N] among all columns.
+        self._read_last: list[tuple[Any, Any]] = []
+        self._flat_last: list[int] = []
         # A single name may be given as a tuple too, as in a TensorDict.
         self._place_of: dict[Any, int] = place_of | {key[0]: place for key, place in place_of.items() if len(key) == 1}
 
@@ -424,51 +437,62 @@ class RowReader:
         Rows are a TensorDict ``[N]``, of which ``generation``, ``index`` and empty branches are ignored, or arrays and
         tensors by key, a name or a tuple of names. Rewards and flags may be ``[N]`` where ``[N, 1]`` is stored.
         """
-        if type(rows) is dict and len(rows) == len(self._names) and device.type == "cpu":
-            values: list[Any] = [*map(rows.get, self._names)]
+        names = self._names.get(len(rows)) if type(rows) is dict and device.type == "cpu" else None
+        kinds: list[tuple[Any, Any]] | None = None
+        if names is not None:
+            values: list[Any] = [*map(rows.get, names)]
             if set(map(type, values)) == {np.ndarray}:
-                length = values[0].shape[:1]
-                if length != self._length:
-                    self._length = length
-                    self._expected = [(array or dtype, (*length, *shape)) for dtype, shape, array in self._kinds]
-                if length and [*map(self._read_kinds, values)] == self._expected:
-                    return values
+                kinds = [*map(self._read_kinds, values)]
+                if kinds == self._read_last:
+                    return self._completed(values, self._flat_last)
         values = [None] * len(self._kinds)
         if type(rows) is dict or not isinstance(rows, TensorDictBase):
             if not self._collect_named(rows, values):
                 return None
-        elif rows.ndim != 1 or not _collect(rows, self._tree, values):
+        elif rows.ndim != 1 or not any(_collect(rows, tree, values) for tree in self._trees):
             return None
-        on_cpu = device.type == "cpu"
-        for place, (dtype, shape, array_dtype) in enumerate(self._kinds):
+        given = [place for place, value in enumerate(values) if value is not None]
+        flat = [place for place in given if place in self._may_be_flat and values[place].ndim == 1]
+        for place in given:
             value = values[place]
+            dtype, shape, array_dtype = self._kinds[place]
             if type(value) is not np.ndarray and value.is_nested:
                 return None
-            if on_cpu and array_dtype is not None:  # the attributes of an array are cheaper to read than a tensor's
+            on_cpu = device.type == "cpu" and array_dtype is not None
+            if on_cpu:  # the attributes of an array are cheaper to read than a tensor's
                 if type(value) is not np.ndarray:
                     if not value.is_cpu:
                         return None
                     value = value.detach().numpy() if value.requires_grad else value.numpy()
-                if value.shape[1:] != shape:
-                    if value.ndim != 1 or place not in self._may_be_flat:
-                        return None
-                    value = value[:, None]
                 if value.dtype is not array_dtype and value.dtype != array_dtype:  # equal where it was unpickled
                     return None
-            else:
-                if type(value) is np.ndarray:
-                    return None
-                if value.shape[1:] != shape and value.ndim == 1 and place in self._may_be_flat:
-                    value = value[:, None]
-                if value.dtype != dtype or value.shape[1:] != shape or value.device != device:
-                    return None
-                if value.requires_grad:
-                    value = value.detach()
+            elif type(value) is np.ndarray or value.dtype != dtype or value.device != device:
+                return None
+            elif value.requires_grad:
+                value = value.detach()
+            if value.shape[1:] != shape and place not in flat:
+                return None
             values[place] = value
+        if kinds is not None:
+            self._read_last = kinds
+            self._flat_last = flat
+        return self._completed([value for value in values if value is not None], flat)
+
+    def _completed(self, values: list[Any], flat: Sequence[int]) -> list[Any]:
+        """Returns given columns with ``done``, and as ``[N, 1]`` at the places ``flat`` among all columns."""
+        self.derived_done = len(values) < len(self._kinds)
+        if self.derived_done:
+            assert self._done_at is not None
+            values.insert(self._done_at, None)
+        for place in flat:
+            values[place] = values[place][:, None]
+        if self.derived_done:
+            terminated, truncated = self._ends_at
+            values[self._done_at] = values[terminated] | values[truncated]
         return values
 
     def _collect_named(self, columns: Mapping[Any, Any], values: list[Any]) -> bool:
-        if len(columns) != len(values):
+        if len(columns) not in self._names:
             return False
         count = None
         for key, value in columns.items():
@@ -483,7 +507,7 @@ class RowReader:
                     return False
                 count = length
             values[place] = value
-        return True
+        return len(columns) == len(values) or values[self._done_at] is None  # Only ``done`` may be missing.
 
 
 def _places(tree: dict[str, Any], place_of: Mapping[Key, int]) -> list[tuple[str, Any]]:

@@ -446,6 +446,14 @@ class PackedStorage(LazyTensorStorage):
         self._check(values)
         return values
 
+    def whole_rows(self, rows: Any, columns: Sequence[Column]) -> Any:
+        """Returns rows that :meth:`read` has read as ``columns``, with ``("next", "done")`` if they lack it.
+
+        :meta private:
+        """
+        is_whole = self._reader is None or not self._reader.derived_done
+        return rows if is_whole else dict(zip(self.row_columns, columns, strict=True))
+
     def _check(self, values: Sequence[Column]) -> None:
         self._guard.check()
         if self.row_check is not None:
