@@ -397,6 +397,9 @@ def as_array(value: Tensor | np.ndarray) -> np.ndarray:
     return value if type(value) is np.ndarray else torch.as_tensor(value, device="cpu").detach().numpy()
 
 
+_read_kind = operator.attrgetter("dtype", "shape")
+
+
 class RowReader:
     """Reads the columns of new rows, which must be those of the storage; on a CPU ``arrays`` as arrays."""
 
@@ -424,7 +427,6 @@ class RowReader:
         self._names = {len(names): names}
         if self._done_at is not None:
             self._names[len(names) - 1] = [name for name in names if name != _DONE]
-        self._read_kinds = operator.attrgetter("dtype", "shape")
         # Dtypes and shapes of the arrays that were read last, and the places of arrays [N] among all columns.
         self._read_last: list[tuple[Any, Any]] = []
         self._flat_last: list[int] = []
@@ -437,29 +439,30 @@ class RowReader:
         Rows are a TensorDict ``[N]``, of which ``generation``, ``index`` and empty branches are ignored, or arrays and
         tensors by key, a name or a tuple of names. Rewards and flags may be ``[N]`` where ``[N, 1]`` is stored.
         """
-        names = self._names.get(len(rows)) if type(rows) is dict and device.type == "cpu" else None
-        kinds: list[tuple[Any, Any]] | None = None
-        if names is not None:
-            values: list[Any] = [*map(rows.get, names)]
-            if set(map(type, values)) == {np.ndarray}:
-                kinds = [*map(self._read_kinds, values)]
-                if kinds == self._read_last:
-                    return self._completed(values, self._flat_last)
-        values = [None] * len(self._kinds)
+        on_cpu = device.type == "cpu"
+        if on_cpu and type(rows) is dict:
+            # Usually, the rows have the form of the rows before, which was checked.
+            known = self._read_as_before([*map(rows.get, self._names.get(len(rows), ()))])
+            if known is not None:
+                return known
+        values: list[Any] = [None] * len(self._kinds)
         if type(rows) is dict or not isinstance(rows, TensorDictBase):
             if not self._collect_named(rows, values):
                 return None
         elif rows.ndim != 1 or not any(_collect(rows, tree, values) for tree in self._trees):
             return None
         given = [place for place, value in enumerate(values) if value is not None]
+        if on_cpu and isinstance(rows, TensorDictBase):
+            known = self._read_as_before([values[place] for place in given])
+            if known is not None:
+                return known
         flat = [place for place in given if place in self._may_be_flat and values[place].ndim == 1]
         for place in given:
             value = values[place]
             dtype, shape, array_dtype = self._kinds[place]
             if type(value) is not np.ndarray and value.is_nested:
                 return None
-            on_cpu = device.type == "cpu" and array_dtype is not None
-            if on_cpu:  # the attributes of an array are cheaper to read than a tensor's
+            if on_cpu and array_dtype is not None:  # the attributes of an array are cheaper to read than a tensor's
                 if type(value) is not np.ndarray:
                     if not value.is_cpu:
                         return None
@@ -473,10 +476,23 @@ class RowReader:
             if value.shape[1:] != shape and place not in flat:
                 return None
             values[place] = value
-        if kinds is not None:
-            self._read_last = kinds
+        read = [values[place] for place in given]
+        if all(type(value) is np.ndarray for value in read):
+            self._read_last = [*map(_read_kind, read)]
             self._flat_last = flat
-        return self._completed([value for value in values if value is not None], flat)
+        return self._completed(read, flat)
+
+    def _read_as_before(self, values: list[Any]) -> list[Any] | None:
+        """Returns given columns in their order as arrays; ``None`` if dtypes or shapes differ from the last ones."""
+        kinds = set(map(type, values))
+        if kinds == {Tensor}:
+            try:
+                values = [*map(Tensor.numpy, values)]
+            except (RuntimeError, TypeError):  # with a gradient, on a device, or of a dtype that NumPy lacks
+                return None
+        elif kinds != {np.ndarray}:
+            return None
+        return self._completed(values, self._flat_last) if [*map(_read_kind, values)] == self._read_last else None
 
     def _completed(self, values: list[Any], flat: Sequence[int]) -> list[Any]:
         """Returns given columns with ``done``, and as ``[N, 1]`` at the places ``flat`` among all columns."""

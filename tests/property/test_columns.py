@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
+from lightning_replay.storage.columns import ONE_EACH
 from tests.attack.refusals import REASONS, STATES, refusals
 from tests.attack.states import difference, fingerprint
 from tests.attack.variants import VARIANTS, Variant
@@ -27,8 +28,11 @@ HISTORY = st.lists(
 
 
 def columns_of(rows: TensorDict, kind: int = 0) -> dict[Any, Any]:
-    """Tensors, arrays, names as tuples, or arrays of a column order and strides of their own."""
+    """Tensors, arrays, names as tuples, arrays of another order and other strides, or columns that buffers complete."""
     columns: dict[Any, Any] = dict(rows.items(True, True))
+    if kind >= 4:
+        completed = shortened(columns)
+        return {key: value.numpy() for key, value in completed.items()} if kind == 4 else completed
     if kind == 1:
         return {key: value.numpy() for key, value in columns.items()}
     if kind == 2:
@@ -39,13 +43,22 @@ def columns_of(rows: TensorDict, kind: int = 0) -> dict[Any, Any]:
     return columns
 
 
+def shortened(columns: dict[Any, Any]) -> dict[Any, Any]:
+    """Leaves ``done`` out, which follows from the other flags, and gives rewards and flags as ``[N]``."""
+    flat = {key: value.squeeze(-1) if key in ONE_EACH and value.ndim == 2 else value for key, value in columns.items()}
+    ends = [flat[key] for key in (("next", "terminated"), ("next", "truncated")) if key in flat]
+    if ends and torch.equal(flat["next", "done"], ends[0] | ends[-1]):
+        del flat["next", "done"]
+    return flat
+
+
 class Pairs(Twins):
     """They get columns and TensorDicts."""
 
     def extend(self, count: int) -> None:
         rows = self.world.take(count + 1)
         by_columns, other = self.replays
-        kind = count % 4 if by_columns.storage.layout else 0  # the first columns set their order
+        kind = count % 6 if by_columns.storage.layout else 0  # the first columns set their order
         slots = [by_columns.extend_columns(columns_of(rows, kind)), other.extend(rows)]
         assert slots[0].dtype == slots[1].dtype and slots[0].tolist() == slots[1].tolist()
         assert len({str(replay.last_insertion) for replay in self.replays}) == 1
@@ -103,7 +116,7 @@ def test_columns_are_stored_as_the_rows_they_make(variant: Variant, history: lis
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_every_recipe_stores_columns(variant: Variant, tmp_path: Path) -> None:
     pairs = Pairs(variant, tmp_path)
-    for count in (0, 2, 11, 0, 1, 29, 0):
+    for count in (0, 2, 10, 11, 0, 4, 1, 5, 29, 0):
         pairs.extend(count)
         pairs.feed_back(0)
         pairs.refuse(count)

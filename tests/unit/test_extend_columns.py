@@ -39,6 +39,42 @@ def test_no_tensordict_is_built_for_rows_that_follow_others(recipe, n_steps: int
     assert difference(replay.state_dict(), expected.state_dict()) is None
 
 
+@pytest.mark.parametrize("ends", [("terminated", "truncated"), ("terminated",), ("truncated",)])
+def test_rows_without_done_get_it_from_the_other_flags_by_either_way(ends: tuple[str, ...], monkeypatch) -> None:
+    whole, columns_only, rows_only = (recipes.uniform(20, 4, seed=0) for _ in range(3))
+    flags = {"terminated": [False, True, False], "truncated": [False, False, True]}
+    left_out = [("next", name) for name in flags if name not in ends]
+    for first in (0, 3, 6):
+        rows = numbered_steps(first, 3)
+        for name, values in flags.items():
+            rows["next", name] = torch.tensor(values).unsqueeze(1)
+        rows["next", "done"] = torch.tensor([any(flags[name][n] for name in ends) for n in range(3)]).unsqueeze(1)
+        rows = rows.exclude(*left_out)
+        whole.extend(rows)
+        short = rows.exclude(("next", "done"))
+        if first == 3:
+            monkeypatch.setattr(rows_of_columns, "rows_of_columns", None)
+            monkeypatch.setattr(rows_of_columns, "normalized", None)
+        given = {key: value.numpy() for key, value in short.items(True, True)}
+        if first == 6:  # The reader knows the other form from the rows before.
+            given = {key: value[:, 0] if key in rows_of_columns.ONE_EACH else value for key, value in given.items()}
+        columns_only.extend_columns(given)
+        rows_only.extend(short)
+    for other in (columns_only, rows_only):
+        assert torch.equal(other[:]["next", "done"], whole[:]["next", "done"])
+        assert difference(other.state_dict(), whole.state_dict()) is None
+
+
+def test_rows_that_lack_another_column_than_done_are_refused() -> None:
+    replay = recipes.uniform(10, 4, seed=0)
+    replay.extend_columns(columns(0, 2))
+    short = columns(2, 2)
+    del short["next", "terminated"]
+    with pytest.raises(ValueError, match="terminated"):
+        replay.extend_columns(short)
+    assert len(replay) == 2
+
+
 @pytest.mark.parametrize("prepare", [
     lambda replay: replay.append_transform(Compose(RenameTransform(["action"], ["move"]))),
     lambda replay: replay.load_state_dict(copy.deepcopy(replay.state_dict())),
