@@ -76,18 +76,19 @@ class Step:
 
     def __init__(self, name: str, stored: list[SingleAgentEpisode], batch: int = BATCH) -> None:
         self.algorithm = build(name, batch)
+        self.batch = batch
         self.buffer = self.algorithm.local_replay_buffer
         for start in range(0, len(stored), 500):
             self.buffer.add(stored[start : start + 500])
         for _ in range(3):
             self.algorithm.training_step()
         self.drawn: list[SingleAgentEpisode] = []
-        self.td_errors = np.abs(np.random.default_rng(0).normal(size=BATCH)).astype(np.float32)
+        self.td_errors = np.abs(np.random.default_rng(0).normal(size=batch)).astype(np.float32)
 
     def sample(self) -> list[SingleAgentEpisode]:
         """What ``DQN.training_step`` calls to get a batch, metrics included."""
         drawn = self.buffer.sample(
-            num_items=BATCH, n_step=1, gamma=0.99, beta=0.4, batch_length_T=0, sample_episodes=True
+            num_items=self.batch, n_step=1, gamma=0.99, beta=0.4, batch_length_T=0, sample_episodes=True
         )
         self.buffer.get_metrics()
         return drawn
@@ -151,6 +152,15 @@ def measure_pieces(table: Table, rows: int, rounds: int) -> None:
     small = {name: Step(name, stored, DEFAULT_BATCH) for name in BUFFERS}
     whole = {name: cpu_of(step.algorithm.training_step) for name, step in small.items()}
     table.measure(f"training step, batch {DEFAULT_BATCH}", whole, rounds=rounds)
+    for step in small.values():
+        step.drawn = step.sample()
+    parts = {name: cpu_of(step.connect) for name, step in small.items()}
+    table.measure(f"connectors, batch {DEFAULT_BATCH}", parts, rounds=rounds)
+    parts = {name: burst_of_tens(step.sample_and_update) for name, step in small.items()}
+    table.measure(f"sample and update, batch {DEFAULT_BATCH}", parts, rounds=rounds)
+    share = table.times[f"sample and update, batch {DEFAULT_BATCH}"]["configured"]
+    share /= table.times[f"training step, batch {DEFAULT_BATCH}"]["configured"]
+    table.at_most(f"sample and update over the training step, batch {DEFAULT_BATCH}", share, 0.05)
     for step in (*steps.values(), *small.values()):
         step.algorithm.stop()
 
