@@ -416,7 +416,7 @@ class RowReader:
         # Rows may lack ``done`` if it follows from the other flags.
         ends = [key for key in (_TERMINATED, _TRUNCATED) if key in columns]
         flags = {columns[key] for key in (_DONE, *ends) if key in columns}
-        self._done_at: int | None = None
+        self._done_at: Any = None
         if ends and _DONE in columns and len(flags) == 1 and flags.pop()[0] == torch.bool:
             self._done_at = place_of[_DONE]
             self._ends_at = (place_of[ends[0]], place_of[ends[-1]])
@@ -498,7 +498,6 @@ class RowReader:
         """Returns given columns with ``done``, and as ``[N, 1]`` at the places ``flat`` among all columns."""
         self.derived_done = len(values) < len(self._kinds)
         if self.derived_done:
-            assert self._done_at is not None
             values.insert(self._done_at, None)
         for place in flat:
             values[place] = values[place][:, None]
