@@ -390,6 +390,6 @@ class ReplayConcentration:
             f"{type(self._prioritization).__name__}() at score_temperature="
             f"{self._prioritization.score_temperature:g} gives nearly all replays for the score to one level until "
             "its score changes. With many episodes per update that level takes most of a batch. Give a higher "
-            "score_temperature, such as 1, or replay_in_flight=False; see docs/levels-temperature.md",
+            "score_temperature, such as 1, or replay_in_flight=False; see docs/levels-when.md",
             stacklevel=2,
         )

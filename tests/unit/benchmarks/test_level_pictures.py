@@ -21,44 +21,39 @@ def test_a_run_repeats_the_kept_one() -> None:
 
 
 def test_the_page_quotes_the_spread_of_draws() -> None:
-    by_rank, in_proportion = (KEPT["spread"][f"{kind}, staleness weight 0.1"] for kind in ("by rank", "in proportion"))
-    (low, _, one, three), (first, _, second, last) = by_rank["effective levels"], by_rank["drawn twice"]
-    assert f"there are {low:.1f} effective levels and {first:.0%}".replace("%", " %") in PAGE
-    assert f"at 1 there are {one:.0f} and {100 * second:.0f} %, at 3 there are {three:,.0f} and {last:.0%}"[:-1] in PAGE
-    levels, twice = in_proportion["effective levels"], [100 * share for share in in_proportion["drawn twice"]]
-    assert (
-        f"there are {levels[0]:.0f} at 0.1 and {levels[2]:,.0f} at 1, and {min(twice):.0f} to {max(twice):.0f} %"
-        in PAGE
-    )
+    for kind, temperatures in (("by rank", (0.1, 1, 3)), ("in proportion", (0.1, 1))):
+        kept = KEPT["spread"][f"{kind}, staleness weight 0.1"]
+        for temperature in temperatures:
+            number = kept["temperatures"].index(temperature)
+            levels, twice = kept["effective levels"][number], kept["drawn twice"][number]
+            effective = f"{levels:.1f}" if levels < 10 else f"{levels:,.0f}"
+            assert f"| {kind}, {temperature} | {effective} | {twice:.0%} |" in PAGE
 
 
 def test_the_page_quotes_the_skills_and_the_batches() -> None:
     kept = KEPT["wrong scores"]
-    (none, few, many), (uniform_none, uniform_few, uniform_many) = (
-        kept[f"{arm}: skill by share of coins"].values() for arm in ("learnability", "uniform")
-    )
-    assert (
-        f"is {none:.1f} with learnability and {uniform_none:.1f} with uniform levels; with one coin in ten {few:.1f} "
-        f"and {uniform_few:.1f}; with four in ten {many:.1f} and {uniform_many:.1f}." in PAGE
-    )
-    drawn, uniform = (
-        {kind: f"{100 * share:.0f} %" for kind, share in kept[f"{arm}: shares of the last 100 batches"].items()}
+    skills, of_uniform = (
+        [f"{skill:.1f}" for skill in kept[f"{arm}: skill by share of coins"].values()]
         for arm in ("learnability", "uniform")
     )
-    assert (
-        f"unsolvable levels are {drawn['unsolvable']} of a batch of learnability ({uniform['unsolvable']} of a uniform "
-        f"one), solved ones {drawn['ladder, solved']} ({uniform['ladder, solved']}), and coins {drawn['coins']} "
-        f"({uniform['coins']})." in PAGE
-    )
+    for coins, *pair in zip(
+        ("without coins", "with one coin in ten", "with four in ten"), skills, of_uniform, strict=True
+    ):
+        assert f"| skill {coins} | {pair[0]} | {pair[1]} |" in PAGE
+    drawn, uniform = (kept[f"{arm}: shares of the last 100 batches"] for arm in ("learnability", "uniform"))
+    for name, kind in (
+        ("unsolvable levels", "unsolvable"),
+        ("solved levels", "ladder, solved"),
+        ("coins", "coins"),
+    ):
+        assert f"| {name} in the last 100 batches | {drawn[kind]:.0%} | {uniform[kind]:.0%} |" in PAGE
 
 
 def test_the_page_quotes_what_staleness_weights_do() -> None:
     stale, skill = KEPT["staleness weight"].values()
     assert [round(stale[weight], 1) for weight in ("0", "0.1", "0.3")] == [0.9] * 3
-    assert "nine in ten of the levels" in PAGE
-    low, middle, high, highest, uniform = (f"{value:.1f}" for value in skill.values())
-    assert f"the skill is {low}, {middle} and {high}; with 0.6 it is {highest}," in PAGE
-    assert f"which use none, {uniform}." in PAGE
+    assert "nine in ten of the learnable levels" in PAGE
+    assert f"| skill after 100 updates | {' | '.join(f'{value:.1f}' for value in skill.values())} |" in PAGE
 
 
 def test_the_table_of_prompts_is_the_kept_one() -> None:
