@@ -41,7 +41,7 @@ def test_the_page_quotes_the_kept_measurement() -> None:
         of_contacts, of_all = (" or ".join(str(number) for number in numbers) for numbers in zip(*columns, strict=True))
         assert f"{of_contacts} of the {of_all} columns" in page
         parts = dict.fromkeys(f"{100 * contacts / every:.0f}" for contacts, every in columns)
-        assert f"{' to '.join(parts)} % of the mean squared distance" in page
+        assert f"{' to '.join(parts)}% of the mean squared distance" in page
         shares = [run["share of neighbours that differ"] for run in runs]
-        assert f"{100 * min(shares):.0f} to {100 * max(shares):.0f} %" in page
+        assert f"{100 * min(shares):.0f} to {100 * max(shares):.0f}%" in page
     assert f"{content['rows']:,} rows" in page and f"{content['compared rows']:,} of them" in page
