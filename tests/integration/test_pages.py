@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from lightning_replay import hooks
-from tests import simulator_stubs
+from tests import prompt_stubs, simulator_stubs
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+# Libraries of these pages are not installed here.
+STUBS = {"prompts-trainers.md": prompt_stubs, "simulators.md": simulator_stubs}
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SHORTER = {  # the same code, fewer environment steps, EnvRunners and Learners, smaller networks
     "env_steps=6_000": "env_steps=1_050",
@@ -69,8 +71,8 @@ def _run(name: str, code: str) -> None:
 )
 def test_the_code_of_a_page_runs(name: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    if name == "simulators.md":  # None of them is installed here.
-        simulator_stubs.install(monkeypatch)
+    if name in STUBS:
+        STUBS[name].install(monkeypatch)
     _run(name, code)
 
 
