@@ -5,7 +5,9 @@ python examples/trl_prompts.py [--fast] [--updates 300]
 torchrun --nproc-per-node 2 examples/trl_prompts.py          # both processes share the prompts
 python examples/trl_prompts.py --resume                      # goes on from the last checkpoint of such a run
 
-It needs TRL, which no extra of this package installs: pip install trl==1.16.0 transformers==5.24.0 accelerate datasets
+It needs TRL, which no extra of this package installs. These versions fit beside those in constraints.txt:
+pip install trl==1.16.0 transformers==5.24.0 accelerate==1.15.0 datasets==5.2.0
+``make matrix ONLY=trl`` installs them into an environment, and tests this file in one process and in two.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ try:
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 except ImportError as error:
-    sys.exit(f"this example needs TRL ({error}): pip install trl==1.16.0 transformers==5.24.0 accelerate datasets")
+    packages = "trl==1.16.0 transformers==5.24.0 accelerate==1.15.0 datasets==5.2.0"
+    sys.exit(f"this example needs TRL ({error}): pip install {packages}")
 
 GROUP_SIZE, PROMPTS_PER_BATCH = 8, 8
 
@@ -55,6 +58,7 @@ class LevelGRPOTrainer(GRPOTrainer):
 
     def __init__(self, levels, **options) -> None:
         self.levels = levels
+        self.resumed_from: str | None = None
         super().__init__(**options)
         # As TRL's RepeatSampler: groups side by side, and a batch for each of its steps, which reuse its answers.
         self.repeats = self.num_iterations * self.args.steps_per_generation
@@ -77,14 +81,21 @@ class LevelGRPOTrainer(GRPOTrainer):
         self.levels.load_state_dict(of_levels)
         self.batches.load_state_dict(of_batches)
         self.args.ignore_data_skip = True
+        self.resumed_from = checkpoint
         self.train(resume_from_checkpoint=checkpoint)
 
 
 class LevelCheckpoints(TrainerCallback):
-    """Saves the levels beside each checkpoint; one process has the state of all."""
+    """Saves the levels beside each checkpoint, and restores random numbers; one process has the state of all levels."""
 
     def __init__(self, trainer: LevelGRPOTrainer) -> None:
         self.trainer = trainer
+
+    def on_step_begin(self, args, state, control, **_) -> None:
+        if self.trainer.resumed_from is not None:
+            # The data loader took a random number after the Trainer had restored them.
+            self.trainer._load_rng_state(self.trainer.resumed_from)
+            self.trainer.resumed_from = None
 
     def on_save(self, args, state, control, **_) -> None:
         if state.is_world_process_zero:
@@ -132,8 +143,9 @@ def main() -> None:
             successes.append(sum(right) / len(right))
             return right
 
+        folder = Path(options.folder, name)
         args = GRPOConfig(
-            output_dir=f"{options.folder}/{name}", max_steps=updates, learning_rate=3e-3, num_generations=GROUP_SIZE,
+            output_dir=str(folder), max_steps=updates, learning_rate=3e-3, num_generations=GROUP_SIZE,
             per_device_train_batch_size=GROUP_SIZE * PROMPTS_PER_BATCH // num_processes, max_completion_length=1,
             use_cpu=True, bf16=False, report_to="none", save_steps=max(updates // 2, 1), save_total_limit=1,
             save_only_model=False, logging_strategy="no", disable_tqdm=True, seed=0,
@@ -147,7 +159,10 @@ def main() -> None:
             train_dataset=Dataset.from_list(list(sums)),
         )
         if options.resume:
-            trainer.resume(max(map(str, Path(args.output_dir).glob("checkpoint-*"))))
+            saved = {int(path.parent.name.split("-")[1]): path.parent for path in folder.glob("checkpoint-*/levels.pt")}
+            if not saved:
+                sys.exit(f"{folder} has no checkpoint with levels; run the same command without --resume first")
+            trainer.resume(str(saved[max(saved)]))
         else:
             trainer.train()
         last = successes[-20:]

@@ -72,6 +72,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+        if item.get_closest_marker("trl") and "trl" not in item.config.option.markexpr:
+            item.add_marker(pytest.mark.skip(reason="builds an environment with TRL; run it with -m trl"))
 
 
 def pytest_collection_finish() -> None:

@@ -6,6 +6,7 @@
     python -m tests.matrix                        # all of them: about an hour on two cores, 15 GB of disk
     python -m tests.matrix lowest python3.13      # some
     python -m tests.matrix distributions          # the wheel and the sdist, with each extra alone
+    python -m tests.matrix trl                    # the example with TRL: five minutes
     python -m tests.matrix lowest -- tests/unit   # with other arguments for pytest
 
 Each environment is built with uv in ``.bench-matrix/`` and removed after its tests. The last lines are a table in
@@ -15,6 +16,7 @@ Markdown: environment, versions, result.
 from __future__ import annotations
 
 import argparse
+import ast
 import os
 import re
 import shutil
@@ -26,7 +28,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / ".bench-matrix"
-HOSTS = ("torch", "torchrl", "tensordict", "lightning", "gymnasium", "ray", "numpy")
+HOSTS = ("torch", "torchrl", "tensordict", "lightning", "gymnasium", "ray", "numpy", "trl", "transformers")
+CONSTRAINTS = ["-c", str(ROOT / "constraints.txt")]
 # What an extra is for, tried in an environment that has no other.
 TRIED = {
     "": "from lightning_replay import recipes; recipes.prioritized(10, 2)",
@@ -54,6 +57,7 @@ class Environment:
     resolution: str = "highest"  # of uv, or lowest-direct, the lowest that pyproject.toml allows
     extra: str | None = None  # the only one, of a distribution with the pinned versions; None: the checkout with all
     distribution: str = "wheel"
+    example: str | None = None  # file whose first lines say which packages it needs besides
 
 
 ENVIRONMENTS = {
@@ -61,6 +65,7 @@ ENVIRONMENTS = {
     "highest": Environment(),
     "python3.12": Environment("3.12"),
     "python3.13": Environment("3.13"),
+    "trl": Environment(example="trl_prompts.py"),
     "sdist": Environment(extra="", distribution="sdist"),
     **{f"only-{extra or 'core'}": Environment(extra=extra) for extra in TRIED},
 }
@@ -72,14 +77,25 @@ def distributions() -> Path:
     return folder
 
 
+def packages_of(example: str) -> list[str]:
+    """Returns the packages that an example tells its user to install, with their pins."""
+    lines = ast.get_docstring(ast.parse((ROOT / "examples" / example).read_text()))
+    (packages,) = re.findall(r"pip install (.+)$", lines, re.MULTILINE)
+    return packages.split()
+
+
 def install(environment: Environment, folder: Path) -> Path:
+    """Builds an environment; returns its interpreter."""
     python = folder / "bin" / "python"
     subprocess.run(["uv", "venv", "--quiet", "--seed", "--python", environment.python, str(folder)], check=True)
-    if environment.extra is None:
+    if environment.example is not None:
+        wanted = ["--editable", str(ROOT), *packages_of(environment.example), "hypothesis", "pytest", "pytest-xdist"]
+        wanted += CONSTRAINTS
+    elif environment.extra is None:
         wanted = ["--editable", f"{ROOT}[all,docs,dev]"]
     else:
         (file,) = distributions().glob("*.whl" if environment.distribution == "wheel" else "*.tar.gz")
-        wanted = [f"lightning-replay[{environment.extra}] @ {file.as_uri()}", "-c", str(ROOT / "constraints.txt")]
+        wanted = [f"lightning-replay[{environment.extra}] @ {file.as_uri()}", *CONSTRAINTS]
     command = ["uv", "pip", "install", "--quiet", "--python", str(python), "--resolution", environment.resolution]
     subprocess.run([*command, *wanted], check=True)
     return python
@@ -98,6 +114,8 @@ def tested(environment: Environment, python: Path, arguments: list[str]) -> str:
     if environment.extra is not None:
         result = subprocess.run([python, "-c", TRIED[environment.extra]], cwd=FOLDER, check=False)
         return "works" if result.returncode == 0 else "fails"
+    if environment.example is not None and not arguments:
+        arguments = ["-m", "trl", "tests/integration/test_trl.py"]
     command = [str(python), "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", *arguments]
     threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "RL_LOGGING_LEVEL": "WARNING"}
     # Other versions warn of other things; the pinned ones are those whose warnings are errors.
