@@ -201,6 +201,7 @@ class ReplaySampler(PartHooks, Sampler):
     burn_in: int = 0  #: Steps at the start of each sequence that only warm up a recurrent state.
     num_slots: int | None = None  #: Most slots of the storage; ``None`` where it fits every storage.
     base_sampler: Sampler | None = None  #: The wrapped sampler; ``None`` for a sampler that draws rows itself.
+    replace: bool = True  #: Whether a batch may contain a row several times.
     #: Name of the class whose states it loads and returns, if this is not its own class.
     #:
     #: :meta private:

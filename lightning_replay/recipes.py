@@ -38,11 +38,13 @@ from lightning_replay.samplers import (
     PrioritizedSampler,
     RandomPairSampler,
     RecencySampler,
+    ReshuffledSampler,
     ReverseSweepSampler,
     SequenceSampler,
     UniformSampler,
 )
 from lightning_replay.samplers.continuous_correction import ContinuousCorrectionSampler
+from lightning_replay.samplers.distinct import checked_replace
 from lightning_replay.samplers.neighborhood_mixup import FEATURE_KEYS
 from lightning_replay.samplers.sequences import MAX_SHARE
 from lightning_replay.samplers.tables import CORRECTIONS, NEEDS_COUNTS, ScheduledSampler, TableShares
@@ -108,6 +110,11 @@ class ReplayOptions(TypedDict, total=False):
             for bit; on by default, see :class:`~lightning_replay.episodes.links.Continuity`.
         age: :class:`~lightning_replay.Age`, or a mapping of its options such as ``{"half_life": 10_000}``, by
             which rows become less likely as they age; ``None`` by default. Not for :func:`reverse_sweep`.
+        replace: whether a batch may have a row, a sequence, or a group several times; yes by default. ``False`` draws
+            one after the other, each in proportion to its weight among those that are left; importance weights stay
+            those of draws with replacement. ``"pass"`` draws each once before any again, see
+            :class:`~lightning_replay.samplers.ReshuffledSampler`: rows or groups, uniformly, without an age. Of pairs,
+            it is the first row. Draws are made on the CPU. Not for :func:`reverse_sweep`.
         transform: applied to drawn batches after the recipe's own, such as
             :class:`~lightning_replay.transforms.RelabelGoals`; none by default.
         seed: seed of every draw; ``None`` seeds from torch's global generator.
@@ -127,6 +134,7 @@ class ReplayOptions(TypedDict, total=False):
     check_every: int | None
     check_continuity: bool
     age: Age | Mapping[str, Any] | None
+    replace: bool | str
     transform: Transform | None
     seed: int | None
 
@@ -275,6 +283,11 @@ def assemble(
             f"age is {age!r}, and {type(sampler).__name__} draws by a rule in which the age of a row has no "
             "meaning. Leave age out, or use the recipes uniform, prioritized, or event_tables"
         )
+    if not checked_replace(options.pop("replace", True)):
+        raise ValueError(
+            f"replace is False, and {type(sampler).__name__} draws by a rule in which rows come again; give "
+            "replace=True, or use another recipe"
+        )
     storage = storage_for(
         slots,
         **taken(options, "device", "memmap", "observations", "ragged", "element_capacity", "jagged"),
@@ -308,8 +321,8 @@ def mixing(options: Any) -> MixPairs:
 
 
 def priorities(options: Any) -> dict[str, Any]:
-    """Takes the options of priorities and ages out of the options of a recipe."""
-    return taken(options, "priority_exponent", "importance_exponent", "priority_offset", "age")
+    """Takes the options of priorities, ages, and replacement out of the options of a recipe."""
+    return taken(options, "priority_exponent", "importance_exponent", "priority_offset", "age", "replace")
 
 
 def prioritized_or_uniform(
@@ -319,24 +332,28 @@ def prioritized_or_uniform(
     priority_offset: float = 1e-6,
     device: str | None = None,
     age: Age | Mapping[str, Any] | None = None,
+    replace: Any = True,
 ) -> Sampler:
     """Returns a prioritized sampler, or without priorities one that draws by age or uniformly."""
     if priority_exponent != 0:
         exponents = (priority_exponent, importance_exponent, priority_offset)
-        return PrioritizedSampler(capacity, *exponents, device=device, age=age)
+        return PrioritizedSampler(capacity, *exponents, device=device, age=age, replace=replace)
     # Both options have no effect here, and are checked all the same.
     checked_schedule("importance_exponent", importance_exponent, highest=1.0)
     checked_number("priority_offset", priority_offset, 0.0)
+    if age is None and device is None and isinstance(replace, str) and replace == "pass":
+        return ReshuffledSampler()
     if age is None:
-        return UniformSampler(device=device)
+        return UniformSampler(device=device, replace=replace)
     if device is not None:
         raise ValueError(f"age is {age!r} and draws_on is 'device'; draws by age are made on the CPU. Leave one out")
-    return RecencySampler(capacity, age)
+    return RecencySampler(capacity, age, replace=replace)
 
 
-def by_age(capacity: int, age: Age | Mapping[str, Any] | None = None) -> Sampler | None:
-    """Returns the sampler of the first rows of pairs; ``None`` without an age, for the uniform one of the pairs."""
-    return None if age is None else RecencySampler(capacity, age)
+def first_of_pairs(capacity: int, age: Age | Mapping[str, Any] | None = None, replace: Any = True) -> Sampler | None:
+    """Returns the sampler of the first rows of pairs; ``None`` for the uniform one of the pairs."""
+    is_default = age is None and replace is True
+    return None if is_default else prioritized_or_uniform(capacity, age=age, replace=replace)
 
 
 @with_named_arguments
@@ -374,7 +391,9 @@ def neighborhood_mixup(
     """
     sampler = NeighborhoodMixupSampler(
         num_neighbors=num_neighbors,
-        base_sampler=prioritized_or_uniform(capacity, priority_exponent, importance_exponent, **taken(options, "age")),
+        base_sampler=prioritized_or_uniform(
+            capacity, priority_exponent, importance_exponent, **taken(options, "age", "replace")
+        ),
         refresh_interval=refresh_interval,
         backend=backend,
         discrete=discrete,
@@ -392,7 +411,7 @@ def continuous_transition(capacity: int, batch_size: int | None = None, **option
 
     As in NMER's baseline, the mixing temperature is not tuned.
     """
-    base = by_age(capacity, **taken(options, "age"))
+    base = first_of_pairs(capacity, **taken(options, "age", "replace"))
     sampler = ContinuousTransitionSampler(base, check_continuity=options.get("check_continuity", True))
     return assemble(Replay, capacity, batch_size, options, sampler, transform=mixing(options))
 
@@ -400,7 +419,7 @@ def continuous_transition(capacity: int, batch_size: int | None = None, **option
 @with_named_arguments
 def mixup(capacity: int, batch_size: int | None = None, **options: Unpack[MixingOptions]) -> Replay:
     """Mixes each drawn transition with any other, a baseline of NMER (Zhang et al. 2018, arXiv:1710.09412)."""
-    sampler = RandomPairSampler(by_age(capacity, **taken(options, "age")))
+    sampler = RandomPairSampler(first_of_pairs(capacity, **taken(options, "age", "replace")))
     return assemble(Replay, capacity, batch_size, options, sampler, transform=mixing(options))
 
 
@@ -421,7 +440,7 @@ def s4rl(
             nested under it.
     """
     transform = MixStates(mixup_concentration=mixup_concentration, keys=keys)
-    sampler = prioritized_or_uniform(capacity, **taken(options, "age"))
+    sampler = prioritized_or_uniform(capacity, **taken(options, "age", "replace"))
     return assemble(Replay, capacity, batch_size, options, sampler, transform=transform)
 
 
@@ -446,14 +465,14 @@ def noisy(
         kind: ``"additive"`` as in the paper, or ``"multiplicative"`` as in the authors' code, ``value * (1 + noise)``.
     """
     transform = GaussianNoise(sigma=sigma, keys=keys, kind=kind)
-    sampler = prioritized_or_uniform(capacity, **taken(options, "age"))
+    sampler = prioritized_or_uniform(capacity, **taken(options, "age", "replace"))
     return assemble(Replay, capacity, batch_size, options, sampler, transform=transform)
 
 
 @with_named_arguments
 def uniform(capacity: int, batch_size: int | None = None, **options: Unpack[FrameOptions]) -> Replay:
     """Draws uniformly and evicts the oldest: experience replay as introduced by Lin (1992)."""
-    sampler = prioritized_or_uniform(capacity, device=draw_device(options), **taken(options, "age"))
+    sampler = prioritized_or_uniform(capacity, device=draw_device(options), **taken(options, "age", "replace"))
     return assemble(Replay, capacity, batch_size, options, sampler)
 
 
@@ -490,7 +509,7 @@ def prioritized(
         normalize_over_batch,
         min_priority=min_priority,
         device=draw_device(options),
-        **taken(options, "age"),
+        **taken(options, "age", "replace"),
     )
     return assemble(Replay, capacity, batch_size, options, sampler)
 
@@ -709,6 +728,7 @@ def event_tables(
             "at_least_one": at_least_one,
             "priority_exponent": options.get("priority_exponent", 0.0) != 0,
             "age": options.get("age") is not None,
+            "replace": not checked_replace(options.pop("replace", True)),
             **{f"table {table.name!r} of share 0": table.share == 0 for table in tables},
         }
         if wrong := [name for name, is_given in others.items() if is_given]:
@@ -747,6 +767,11 @@ def event_tables(
         )
     if sequence_length is not None or checked_count("burn_in", burn_in, 0, of="steps"):
         length = checked_count("sequence_length", sequence_length)
+        if not sampler.replace:
+            raise ValueError(
+                f"replace is False and sequence_length is {sequence_length}; different rows near the end of an episode "
+                "share a sequence. Leave one of the two out, or use the recipe sequences"
+            )
         checks = options.get("check_continuity", True)
         sampler = SequenceSampler(length, burn_in=burn_in, base_sampler=sampler, check_continuity=checks)
     lengths = [max(event.history_length for event in table.events) for table in tables]
@@ -803,7 +828,6 @@ def groups(
     *,
     group_size: int,
     fresh_share: float = 0.0,
-    replace: bool = True,
     priority_exponent: float = 0.0,
     importance_exponent: float | Schedule = 0.4,
     priority_offset: float = 1e-6,
@@ -821,7 +845,6 @@ def groups(
             ``capacity``, or one group.
         group_size: G, rows of a group.
         fresh_share: share of each batch from the newest groups, each once before again; 0.5 for half.
-        replace: whether a batch may contain a group several times.
         priority_exponent: α of prioritized draws; the priority of a group is the mean of the magnitudes that its rows
             get. 0 draws uniformly.
         importance_exponent: β of their correction.
@@ -847,9 +870,11 @@ def groups(
             f"whole. Give a multiple of {group_size}"
         )
     num_groups = max(1, checked_count("capacity", capacity, of="transitions") // group_size)
-    age = taken(options, "age")
-    base = prioritized_or_uniform(num_groups, priority_exponent, importance_exponent, priority_offset, **age)
-    return assemble(Replay, capacity, batch_size, options, GroupSampler(group_size, base, fresh_share, replace))
+    replace: Any = options.pop("replace", True)
+    of_base = taken(options, "age") | ({"replace": replace} if isinstance(replace, str) else {})
+    base = prioritized_or_uniform(num_groups, priority_exponent, importance_exponent, priority_offset, **of_base)
+    sampler = GroupSampler(group_size, base, fresh_share, True if isinstance(replace, str) else replace)
+    return assemble(Replay, capacity, batch_size, options, sampler)
 
 
 @with_named_arguments

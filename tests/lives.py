@@ -43,6 +43,12 @@ def buffers() -> dict[str, Callable[[], Any]]:
     options |= {"prioritized, ragged": {"ragged": ["tokens"], "element_capacity": 90}}
     options |= {f"{name}, aged": {"age": Age(half_life=9.0)} for name in ("uniform", "prioritized")}
     options |= {"uniform, frames": {"frame_stack": 2}, "prioritized, prefetch": {"prefetch": 2}}
+    for name in ("uniform", "prioritized", "sequences", "groups", "parallel_curriculum"):
+        options[f"{name}, different"] = {"replace": False}
+    options |= {
+        "uniform, aged, different": {"age": Age(half_life=9.0), "replace": False},
+        "uniform, pass": {"replace": "pass"},
+    }
     return {name: lambda name=name, given=given: _built(name, given) for name, given in options.items()} | {
         "own parts": lambda: Replay(
             storage=PackedStorage(64),

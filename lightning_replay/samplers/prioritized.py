@@ -18,6 +18,7 @@ from lightning_replay.feedback import flat_index, matching_priority, refusal
 from lightning_replay.options import checked_choice, checked_count, checked_flag, checked_number
 from lightning_replay.parts import GroupTotals, ReplaySampler, ShardDraw, ShardRequest
 from lightning_replay.priority_tree import PriorityTree
+from lightning_replay.samplers.distinct import checked_replace, draw_rows, has_repeats
 from lightning_replay.saving.spec import describe, rebuildable
 from lightning_replay.schedules import Constant, Schedule, checked_schedule
 from lightning_replay.storage.columns import as_tensor, checked_device
@@ -235,10 +236,15 @@ class PrioritizedSampler(PrioritizedBase):
             :class:`~lightning_replay.priority_tree.cumulative_sums.CumulativeSums`.
         age: :class:`~lightning_replay.Age`, or a mapping of its options, by which rows become less likely as they age;
             ``None`` for no effect of age. Importance weights also correct for the age. Draws are made on the CPU.
+        replace: Whether a batch may contain a row several times. Otherwise rows are drawn one after the other, each in
+            proportion to its priority among those that are left. Weights are those of draws with replacement.
 
     Sampled keys:
         index: int64 ``[B]``.
         priority_weight: float32 ``[B]``, at most 1.
+
+    Raises:
+        RuntimeError: at the draw, with ``replace=False``: fewer rows can be drawn than the batch needs.
 
     Example:
         >>> import torch
@@ -266,8 +272,10 @@ class PrioritizedSampler(PrioritizedBase):
         min_priority: float = 0.0,
         device: str | torch.device | None = None,
         age: Age | Mapping[str, Any] | None = None,
+        replace: bool = True,
     ) -> None:
         super().__init__(priority_exponent, importance_exponent, priority_offset, seed)
+        self.replace: bool = checked_replace(replace, device)
         self.age: Age | None = _checked_age(age)
         if self.age is not None and (device is not None or backend == "torch"):
             raise ValueError(
@@ -361,10 +369,23 @@ class PrioritizedSampler(PrioritizedBase):
         if self.draw_device is None:
             uniform = uniform.cpu()
         index, weight = tree.draw(uniform, over_batch=self.normalize_over_batch, exponent=-self.beta)
+        if not self.replace and has_repeats(index.numpy()):
+            index, weight = self._draw_different(storage, uniform.numpy())
         self._clocks["draws"] += 1
         if storage.ndim > 1:
             return torch.unravel_index(index, storage.shape), {"priority_weight": weight}
         return index, {"priority_weight": weight}
+
+    def _draw_different(self, storage: Storage, points: np.ndarray) -> tuple[Tensor, Tensor]:
+        # The first draw at these points is that of the tree's loop, which returns weights without probabilities.
+        slots, probability = draw_rows(self, storage, np.zeros(len(points), dtype=np.int64), points)
+        totals = self.group_totals(storage)
+        weight = self._weights_of(probability * totals.mass, totals)
+        return torch.from_numpy(slots), torch.from_numpy(weight)
+
+    def _rows_at(self, storage: Any, groups: np.ndarray, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        index, probability = self._tree.draw_at(points)
+        return index.numpy(), probability
 
     def _draw_there(self, uniform: Tensor, count: Tensor, beta: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         index, weight = self._tree.draw(uniform, over_batch=self.normalize_over_batch, exponent=-beta)
@@ -388,7 +409,7 @@ class PrioritizedSampler(PrioritizedBase):
             "so none can be drawn; give at least one a positive priority or use a positive priority_offset"
         )
 
-    def masses(self, storage: Any) -> Tensor:
+    def masses(self, storage: Any, group: int = 0) -> Tensor:
         """Returns the numbers in proportion to which rows are drawn, float64 ``[len(storage)]``; reads all of them.
 
         :meta private:
@@ -412,16 +433,19 @@ class PrioritizedSampler(PrioritizedBase):
             raise empty_storage()
         if not totals.mass[0] > 0:
             raise self._without_mass(len(storage))
-        index, probability = self._tree.draw_at(part.points)
+        slots, probability = draw_rows(self, storage, part.groups, part.points)
         self._clocks["draws"] += 1
-        return index, {}, ShardDraw(probability, totals)
+        return torch.from_numpy(slots), {}, ShardDraw(probability, totals)
 
     def weigh(self, part: ShardRequest, drawn: ShardDraw) -> dict[str, np.ndarray]:
         """Returns ``priority_weight``, float32 ``[B]``, from the totals of all replays."""
-        smallest = drawn.probability.min() if self.normalize_over_batch else drawn.totals.smallest[0]
-        weight = (drawn.probability / smallest) ** -self.beta
+        weight = self._weights_of(drawn.probability, drawn.totals)
         self._clocks["draws"] += 1
-        return {"priority_weight": weight.astype(np.float32)}
+        return {"priority_weight": weight}
+
+    def _weights_of(self, mass: np.ndarray, totals: GroupTotals) -> np.ndarray:
+        smallest = mass.min() if self.normalize_over_batch else totals.smallest[0]
+        return ((mass / smallest) ** -self.beta).astype(np.float32)
 
     def set_priorities(self, slots: Tensor, magnitudes: Tensor, storage: Storage | None) -> None:
         """Sets priorities; of several for one slot the last counts, -1 is skipped, refused ones change nothing."""

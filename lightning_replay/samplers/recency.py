@@ -14,14 +14,14 @@ from torchrl.data.replay_buffers import Storage
 from lightning_replay.ages import Age, RowAges
 from lightning_replay.parts import GroupTotals, ShardDraw, ShardRequest
 from lightning_replay.priority_tree import aged_kernels
+from lightning_replay.samplers.distinct import draw_repeats_again, has_repeats
 from lightning_replay.samplers.prioritized import PrioritizedSampler
 from lightning_replay.saving.spec import rebuildable
-from lightning_replay.storage.packed import empty_storage
 
 
 @rebuildable
 class RecencySampler(PrioritizedSampler):
-    """Draws rows in proportion to the weights of their ages, with replacement, and ignores TD errors.
+    """Draws rows in proportion to the weights of their ages, and ignores TD errors.
 
     With a half-life, this is truncated geometric replay (Korniak et al. 2026, https://arxiv.org/abs/2605.10236). If
     only ``max_age`` is given, it draws uniformly from a window. Batches have no importance weights.
@@ -33,6 +33,7 @@ class RecencySampler(PrioritizedSampler):
         capacity: Number of slots in the storage.
         age: Formula of the weights, or a mapping of its options.
         seed: Seed for the sampler's own generator; ``None`` seeds it from torch's global generator.
+        replace: as :class:`~lightning_replay.samplers.PrioritizedSampler`.
 
     Sampled keys:
         index: int64 ``[B]``.
@@ -49,9 +50,12 @@ class RecencySampler(PrioritizedSampler):
     """
 
     uses_priorities = False
+    sample_shard: Any = PrioritizedSampler.sample_shard
 
-    def __init__(self, capacity: int, age: Age | Mapping[str, Any], seed: int | None = None) -> None:
-        super().__init__(capacity, 0.0, 0.0, seed=seed, age=age)
+    def __init__(
+        self, capacity: int, age: Age | Mapping[str, Any], seed: int | None = None, replace: bool = True
+    ) -> None:
+        super().__init__(capacity, 0.0, 0.0, seed=seed, age=age, replace=replace)
         if self.age is None:
             raise TypeError("age is None; give an Age, such as Age(half_life=10_000), or use UniformSampler")
         self._begin()
@@ -113,8 +117,11 @@ class RecencySampler(PrioritizedSampler):
         if self._newest is None or not len(storage):
             return super().sample(storage, batch_size)[0], {}
         points = torch.rand(batch_size, dtype=torch.float64, generator=self._generator, device="cpu")
+        slots, _ = self._in_ring(points.numpy())
+        if not self.replace and has_repeats(slots):
+            draw_repeats_again(self, storage, np.zeros(batch_size, dtype=np.int64), slots, np.ones(batch_size))
         self._clocks["draws"] += 1
-        return torch.from_numpy(self._in_ring(points.numpy())[0]), {}
+        return torch.from_numpy(slots), {}
 
     def _in_ring(self, points: np.ndarray) -> tuple[np.ndarray, float]:
         """Returns the slots at points ``[n]`` in [0, 1) of the mass, int64 ``[n]``, and the mass."""
@@ -139,7 +146,7 @@ class RecencySampler(PrioritizedSampler):
         oldest = self._weights(np.array([self._stored - 1]))
         return GroupTotals(["rows"], np.array([mass]), np.array([self._stored]), oldest)
 
-    def masses(self, storage: Any) -> Tensor:
+    def masses(self, storage: Any, group: int = 0) -> Tensor:
         """Returns the weights of the stored rows, float64 ``[len(storage)]``; from then on the tree is kept.
 
         :meta private:
@@ -150,17 +157,11 @@ class RecencySampler(PrioritizedSampler):
     def _weights(self, ages: np.ndarray) -> np.ndarray:
         return self._row_ages.age.weight(ages, self._row_ages.half_life)
 
-    def sample_shard(self, storage: Storage, part: ShardRequest) -> tuple[Tensor, dict[str, Any], ShardDraw]:
-        """Draws one row at each point of the request; ``RuntimeError`` without rows."""
+    def _rows_at(self, storage: Any, groups: np.ndarray, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         if self._newest is None:
-            return super().sample_shard(storage, part)
-        if not len(storage):
-            raise empty_storage()
-        totals = self.group_totals(storage)
-        slots, mass = self._in_ring(part.points)
-        ages = (self._newest - slots) % self.max_size
-        self._clocks["draws"] += 1
-        return torch.from_numpy(slots), {}, ShardDraw(self._weights(ages) / mass, totals)
+            return super()._rows_at(storage, groups, points)
+        slots, mass = self._in_ring(points)
+        return slots, self._weights((self._newest - slots) % self.max_size) / mass
 
     def weigh(self, part: ShardRequest, drawn: ShardDraw) -> dict[str, np.ndarray]:
         """Returns no columns; counts a draw."""

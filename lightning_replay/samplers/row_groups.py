@@ -14,8 +14,9 @@ from torch import Tensor
 from torchrl.data.replay_buffers import RoundRobinWriter, Storage
 
 from lightning_replay.feedback import flat_index, matching_priority, refusal
-from lightning_replay.options import check_kind, checked_count, checked_flag, checked_share
+from lightning_replay.options import check_kind, checked_count, checked_share
 from lightning_replay.parts import GroupTotals, ShardDraw
+from lightning_replay.samplers.distinct import checked_replace, first_arrivals
 from lightning_replay.samplers.pairs import SamplerWrapper
 from lightning_replay.samplers.prioritized import PrioritizedSampler, written_slots
 from lightning_replay.samplers.reshuffled import ReshuffledSampler
@@ -113,7 +114,7 @@ class GroupSampler(SamplerWrapper):
     ) -> None:
         self.group_size: int = checked_count("group_size", group_size, of="rows")
         self.fresh_share: float = checked_share("fresh_share", fresh_share)
-        self.replace: bool = checked_flag("replace", replace)
+        self.replace: bool = checked_replace(replace)
         if base_sampler is not None:
             check_kind(
                 "base_sampler",
@@ -125,6 +126,11 @@ class GroupSampler(SamplerWrapper):
                 raise ValueError(
                     f"base_sampler is {base_sampler!r}; groups are drawn on the CPU, and replace=False draws by "
                     "weights, which a ReshuffledSampler lacks. Leave out device or replace"
+                )
+            if not base_sampler.replace:
+                raise ValueError(
+                    f"base_sampler is {base_sampler!r} with replace=False, and fresh groups are not drawn by it; give "
+                    "replace=False to GroupSampler alone"
                 )
         super().__init__(base_sampler, UniformSampler, seed)
         self._turns = np.zeros(0, dtype=np.int64)
@@ -221,10 +227,7 @@ class GroupSampler(SamplerWrapper):
                 f"a batch needs {count} different groups, and {held} of the {len(groups)} stored ones can be drawn. "
                 "Store more groups before the first draw, or use a smaller batch_size or replace=True"
             )
-        # The first arrivals of processes with these rates are draws without replacement.
-        arrival = torch.empty_like(mass).exponential_(generator=self._generator) / mass
-        arrival[fresh] = torch.inf
-        drawn = arrival.topk(count - len(fresh), largest=False).indices
+        drawn = first_arrivals(mass.index_fill(0, fresh, 0.0), count - len(fresh), self._generator)
         totals = dataclasses.replace(GroupTotals.alike(held), smallest=mass[mass > 0].amin(0, keepdim=True).numpy())
         weights = self.base_sampler.weigh(None, ShardDraw(mass[drawn].numpy(), totals))
         return drawn, {name: torch.from_numpy(weight) for name, weight in weights.items()}

@@ -17,6 +17,7 @@ from lightning_replay.deferred_checks import DeferredChecks
 from lightning_replay.episodes import kernels
 from lightning_replay.episodes.running import FollowedEpisodes
 from lightning_replay.options import checked_count, checked_share
+from lightning_replay.samplers.distinct import checked_replace
 from lightning_replay.samplers.pairs import FollowsEpisodes, SamplerWrapper, check_capacities
 from lightning_replay.samplers.sequence_starts import DeviceStarts, SequenceStarts
 from lightning_replay.saving.spec import rebuildable
@@ -85,6 +86,8 @@ class SequenceSampler(FollowsEpisodes, SamplerWrapper):
         device: Device of the rows, on which sequences are drawn; by default they are drawn on the CPU.
         age: :class:`~lightning_replay.Age`, or a mapping of its options, by which sequences become less likely as they
             age. A sequence is born at the end of the insertion that completes it.
+        replace: Whether a batch may contain a sequence several times, as :class:`PrioritizedSampler`. Sequences that
+            overlap still share rows. A ``base_sampler`` has its own option.
 
     Sampled keys:
         index, generation: int64 ``[B, T]``.
@@ -129,7 +132,9 @@ class SequenceSampler(FollowsEpisodes, SamplerWrapper):
         seed: int | None = None,
         device: str | torch.device | None = None,
         age: Age | Mapping[str, Any] | None = None,
+        replace: bool = True,
     ) -> None:
+        self.replace: bool = checked_replace(replace, device)
         self.sequence_length: int = checked_count("length", length, of="steps")
         self.overlap: int = checked_count("overlap", overlap, 0, of="steps")
         self.burn_in: int = checked_count("burn_in", burn_in, 0, of="steps")
@@ -139,9 +144,11 @@ class SequenceSampler(FollowsEpisodes, SamplerWrapper):
         least = burn_in + 1 if min_steps is None else checked_count("min_steps", min_steps, of="steps")
         if not burn_in < least <= length:
             raise ValueError(f"min_steps is {least}; it must be from burn_in + 1 = {burn_in + 1} to length = {length}")
-        if base_sampler is not None and (overlap or priority_exponent or min_steps is not None or age is not None):
+        ordered = overlap or priority_exponent or min_steps is not None or age is not None
+        if base_sampler is not None and (ordered or not replace):
             raise ValueError(
-                "base_sampler draws the rows; leave out base_sampler, or overlap, min_steps, priority_exponent and age"
+                "base_sampler draws the rows; leave out base_sampler, or overlap, min_steps, priority_exponent, age, "
+                "and replace"
             )
         self.min_steps: int = least
         self.max_share: float = checked_share("max_share", max_share)
@@ -158,7 +165,7 @@ class SequenceSampler(FollowsEpisodes, SamplerWrapper):
 
         def starts(seed: int) -> Sampler:
             if there is None:
-                return SequenceStarts(1, *exponents, seed=seed, age=age)
+                return SequenceStarts(1, *exponents, seed=seed, age=age, replace=replace)
             return DeviceStarts(length, overlap, least, there, seed)
 
         super().__init__(base_sampler, starts, seed)

@@ -27,6 +27,7 @@ from lightning_replay.options import (
 )
 from lightning_replay.parts import GroupTotals, ShardDraw, ShardRequest, without_tables
 from lightning_replay.priority_tree import PriorityTree
+from lightning_replay.samplers.distinct import checked_replace, draw_rows, uniform_points
 from lightning_replay.samplers.prioritized import PrioritizedBase, refuse_vanishing
 from lightning_replay.saving.spec import rebuildable
 from lightning_replay.schedulers import Scheduler, checked_probabilities
@@ -89,6 +90,12 @@ class WithinTables(PrioritizedBase):
         seed: Seed for the sampler's own generator.
         age: :class:`~lightning_replay.Age`, or a mapping of its options, by which rows become less likely within each
             table as they age; ``None`` for no effect of age.
+        replace: Whether a batch may contain a row several times. Otherwise no row is twice in a batch, also if several
+            tables refer to it. The rows of each table are drawn one after the other, each in proportion to its weight
+            among those that are left, and small tables come first. Weights are those of draws with replacement.
+
+    Raises:
+        RuntimeError: at the draw, with ``replace=False``: fewer rows of a table are left than its share of the batch.
     """
 
     _draws_from_tables = True
@@ -100,8 +107,10 @@ class WithinTables(PrioritizedBase):
         priority_offset: float = 1e-6,
         seed: int | None = None,
         age: Age | Mapping[str, Any] | None = None,
+        replace: bool = True,
     ) -> None:
         super().__init__(priority_exponent, importance_exponent, priority_offset, seed)
+        self.replace: bool = checked_replace(replace)
         self.age: Age | None = checked_age(age)
         if self.age is not None and self._priority_exponent > 0:
             refuse_vanishing(self.age, self._importance_exponent)
@@ -166,7 +175,7 @@ class WithinTables(PrioritizedBase):
         else:
             totals = None
             rows, shares = self.rows_of_tables(tables, batch_size)
-        table, slots, probability = self._draw(tables, totals, rows, self._uniform(batch_size))
+        table, slots, probability = self._draw(storage, rows, uniform_points(self._generator, batch_size))
         ratios = self._ratios(totals, table, probability) if totals is not None and self.uses_priorities else None
         # The ratios correct for priorities within a table, this for the choice among tables.
         counted = tables
@@ -193,7 +202,7 @@ class WithinTables(PrioritizedBase):
         totals = self.group_totals(storage)
         rows = np.bincount(part.groups, minlength=len(tables))
         self._check_mass(totals, rows)
-        table, slots, probability = self._draw(tables, totals, rows, part.points)
+        table, slots, probability = self._draw(storage, rows, part.points)
         # The weights correct for priorities.
         drawn_among = part.rows
         if not self.uses_priorities:
@@ -255,26 +264,40 @@ class WithinTables(PrioritizedBase):
         return np.ones(len(names), dtype=np.bool_)
 
     def _draw(
-        self, tables: Tables, totals: GroupTotals | None, rows: np.ndarray, points: np.ndarray
+        self, storage: Storage, rows: np.ndarray, points: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        # The result is tables, slots, and probabilities. The probabilities have a meaning only with totals.
-        if not self._has_trees:
-            table, slots = tables.draw(rows, points)
-            probability = points if totals is None else 1.0 / totals.mass[table]
-        else:
-            table = np.repeat(np.arange(len(rows)), rows)
-            ends = np.cumsum(rows)
-            slots = np.empty(len(points), dtype=np.int64)
-            probability = np.empty(len(points))
-            for number in np.flatnonzero(rows).tolist():
-                own = slice(ends[number] - rows[number], ends[number])
-                places, probability[own] = self._trees[number].draw_at(points[own])
-                slots[own] = tables.entries[tables.offset[number] + places.numpy()]
+        # The result is tables, slots, and probabilities.
+        table = np.repeat(np.arange(len(rows)), rows)
+        slots, probability = draw_rows(self, storage, table, points)
         self._clocks["draws"] += 1
         if len(self.rows_drawn) != len(rows):
             self.rows_drawn = np.zeros_like(rows)
         self.rows_drawn += rows
         return table, slots, probability
+
+    def _rows_at(self, storage: Any, groups: np.ndarray, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        tables = tables_of(storage, self)
+        rows = np.bincount(groups, minlength=len(tables))
+        if not self._has_trees:
+            return tables.draw(rows, points)[1], 1.0 / tables.length[groups]
+        ends = np.cumsum(rows)
+        slots = np.empty(len(points), dtype=np.int64)
+        probability = np.empty(len(points))
+        for number in np.flatnonzero(rows).tolist():
+            own = slice(ends[number] - rows[number], ends[number])
+            places, probability[own] = self._trees[number].draw_at(points[own])
+            slots[own] = tables.entries[tables.offset[number] + places.numpy()]
+        return slots, probability
+
+    def masses(self, storage: Any, group: int = 0) -> Tensor:
+        """Returns the numbers in proportion to which rows of a table are drawn, float64 ``[num_slots]``.
+
+        :meta private:
+        """
+        tables = tables_of(storage, self)
+        place = torch.from_numpy(tables.position[group]).long()
+        mass = self._trees[group].masses()[place] if self._has_trees else place.new_ones(len(place)).double()
+        return mass.masked_fill_(place < 0, 0.0)
 
     def _check_mass(self, totals: GroupTotals, rows: np.ndarray) -> None:
         for number in np.flatnonzero((rows > 0) & ~(totals.mass > 0)).tolist():
@@ -282,10 +305,6 @@ class WithinTables(PrioritizedBase):
             if not totals.rows[number]:
                 raise RuntimeError(f"table {table!r} holds no rows to draw from; call extend first")
             raise RuntimeError(f"all rows of table {table!r} have priority 0; use a positive priority_offset")
-
-    def _uniform(self, count: int) -> np.ndarray:
-        uniform = torch.rand(count, dtype=torch.float64, generator=self._generator, device=self._generator.device)
-        return (uniform if uniform.is_cpu else uniform.cpu()).numpy()
 
     def set_priorities(self, slots: Tensor, magnitudes: Tensor, storage: Storage | None) -> None:
         """Sets priorities, in every table that refers to a row; -1 is skipped, refused ones change nothing."""
@@ -427,7 +446,7 @@ class ScheduledSampler(WithinTables):
         tasks: Names of the tasks, in the order of the column ``task``.
         scheduler: Scheduler that chooses the task. It is copied; give draws and progress to ``scheduler``, the copy.
         min_size: Number of rows that a task must hold to be drawn from.
-        priority_exponent, importance_exponent, priority_offset, seed, age: as
+        priority_exponent, importance_exponent, priority_offset, seed, age, replace: as
             :class:`~lightning_replay.samplers.tables.WithinTables`.
 
     Sampled keys:
@@ -450,8 +469,9 @@ class ScheduledSampler(WithinTables):
         priority_offset: float = 1e-6,
         seed: int | None = None,
         age: Age | Mapping[str, Any] | None = None,
+        replace: bool = True,
     ) -> None:
-        super().__init__(priority_exponent, importance_exponent, priority_offset, seed, age)
+        super().__init__(priority_exponent, importance_exponent, priority_offset, seed, age, replace)
         check_kind("scheduler", scheduler, Scheduler, "an object of lightning_replay.schedulers, such as Exp3()")
         self.tasks: list[Any] = checked_entries("tasks", tasks, "the names of the tasks, as ['hard', 'easy']")
         self.scheduler: Scheduler = copy.deepcopy(scheduler)
@@ -476,7 +496,7 @@ class ScheduledSampler(WithinTables):
             held = dict(zip(tables.names, tables.length.tolist(), strict=True))
             least = f"no task that the scheduler may choose holds {self.min_size} rows; there are {held}"
             raise RuntimeError(f"{least}. Collect more steps before the first draw, or lower min_size")
-        task = bisect.bisect_right(cumulative, float(self._uniform(1)[0]) * cumulative[-1])
+        task = bisect.bisect_right(cumulative, float(uniform_points(self._generator, 1)[0]) * cumulative[-1])
         # All rows come from one task, because the scheduler gets one progress signal for the batch.
         rows[0 if self.scheduler.shares_one_table else task] = batch_size
         self.scheduler.drawn(task, float(probability[task]))
@@ -557,7 +577,7 @@ def _lemma(tables: Tables, shares: np.ndarray, slots: np.ndarray, weight: Callab
 
 @rebuildable
 class TableShares(WithinTables):
-    """Draws ``batch_size * share`` rows from each table that holds enough, with replacement.
+    """Draws ``batch_size * share`` rows from each table that holds enough.
 
     Tables below their minimum size are left out and the other shares renormalized. Stratified Sampling from Event
     Tables, Kompella et al. 2022, https://arxiv.org/abs/2211.00576, section 4.
@@ -575,7 +595,7 @@ class TableShares(WithinTables):
         at_least_one: Whether at least one row is drawn from every table that holds enough.
         correction: Function of :mod:`lightning_replay.samplers.tables`, or ``None``.
         normalize_over_batch: Whether weights are divided by the largest of the batch.
-        priority_exponent, importance_exponent, priority_offset, seed, age: as
+        priority_exponent, importance_exponent, priority_offset, seed, age, replace: as
             :class:`~lightning_replay.samplers.tables.WithinTables`.
         return_probabilities: Whether ``table_probability`` and ``raw_weight`` are added to each batch.
 
@@ -608,8 +628,9 @@ class TableShares(WithinTables):
         seed: int | None = None,
         return_probabilities: bool = False,
         age: Age | Mapping[str, Any] | None = None,
+        replace: bool = True,
     ) -> None:
-        super().__init__(priority_exponent, importance_exponent, priority_offset, seed, age)
+        super().__init__(priority_exponent, importance_exponent, priority_offset, seed, age, replace)
         check_kind("table_shares", table_shares, Mapping, "shares by the names of the tables")
         total = sum(checked_share(f"table_shares[{name!r}]", share) for name, share in table_shares.items())
         if abs(total - 1.0) > ROUNDING:
@@ -669,7 +690,9 @@ class TableShares(WithinTables):
         if self.multinomial:
             # The last sum may be a little below 1, so points are scaled by it.
             cumulative = np.cumsum(shares)
-            chosen = np.searchsorted(cumulative, self._uniform(batch_size) * cumulative[-1], side="right")
+            chosen = np.searchsorted(
+                cumulative, uniform_points(self._generator, batch_size) * cumulative[-1], side="right"
+            )
             rows = np.bincount(chosen, minlength=len(shares))
             if not self.at_least_one:
                 return rows, shares

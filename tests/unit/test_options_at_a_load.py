@@ -243,6 +243,7 @@ def cases() -> Iterator[Case]:
     # Of samplers.
     alike = {"priority_exponent": 0.9, "importance_exponent": 0.8, "priority_offset": 0.5, "seed": 5}
     prioritized = alike | {"normalize_over_batch": True, "backend": "torch", "min_priority": 1.0, "device": "cpu"}
+    prioritized |= {"replace": False}
     yield from cases_of(sa.PrioritizedSampler, {"capacity": CAPACITY}, prioritized | {"capacity": 90}, over)
     aged = {"age": Age(half_life=5.0)}
     yield from cases_of(sa.PrioritizedSampler, {"capacity": CAPACITY}, aged, over)
@@ -251,9 +252,12 @@ def cases() -> Iterator[Case]:
     by_age = lambda one: over(sa.RecencySampler(CAPACITY, one))  # noqa: E731
     yield from cases_of(Age, {"half_life": 20.0}, of_age, by_age)
     yield from cases_of(
-        sa.RecencySampler, {"capacity": CAPACITY, "age": Age(half_life=20.0)}, aged | {"capacity": 90, "seed": 5}, over
+        sa.RecencySampler,
+        {"capacity": CAPACITY, "age": Age(half_life=20.0)},
+        aged | {"capacity": 90, "seed": 5, "replace": False},
+        over,
     )
-    yield from cases_of(sa.UniformSampler, {}, {"seed": 5, "device": "cpu"}, over)
+    yield from cases_of(sa.UniformSampler, {}, {"seed": 5, "device": "cpu", "replace": False}, over)
     yield from cases_of(sa.ReshuffledSampler, {}, {"seed": 5}, over)
     by_group = {"group_size": 5, "fresh_share": 0.5, "replace": False, "seed": 5}
     by_group |= {"base_sampler": sa.PrioritizedSampler(CAPACITY // 2)}
@@ -268,7 +272,7 @@ def cases() -> Iterator[Case]:
     yield from cases_of(sa.NeighborhoodMixupSampler, {"num_neighbors": 3}, neighbors, over)
     sweep = followed | {"goal": ev.reward_at_least(20.0), "sweep_share": 0.9, "seed": 5}
     yield from cases_of(sa.ReverseSweepSampler, {"goal": LATE}, sweep, over)
-    sequences = followed | {"length": 5, "overlap": 2, "burn_in": 1, "min_steps": 2, "seed": 5}
+    sequences = followed | {"length": 5, "overlap": 2, "burn_in": 1, "min_steps": 2, "seed": 5, "replace": False}
     sequences |= {"base_sampler": sa.UniformSampler(), "device": "cpu"}
     yield from cases_of(sa.SequenceSampler, {"length": 4}, sequences | aged, over)
     weighted = {"priority_exponent": 0.9, "importance_exponent": 0.8, "priority_offset": 0.5, "max_share": 0.1}
@@ -279,7 +283,7 @@ def cases() -> Iterator[Case]:
         "multinomial": True,
         "at_least_one": True,
     }
-    shares |= {"correction": mixture, "return_probabilities": True, "seed": 5}
+    shares |= {"correction": mixture, "return_probabilities": True, "seed": 5, "replace": False}
     base = {"table_shares": {"default": 0.9, "one": 0.1}, "min_sizes": LEAST}
     yield from cases_of(sa.TableShares, base, shares | aged, with_events)
     yield from cases_of(sa.TableShares, base | {"correction": mixture}, {"normalize_over_batch": True}, with_events)
@@ -289,7 +293,10 @@ def cases() -> Iterator[Case]:
     yield from cases_of(sa.ContinuousCorrectionSampler, {"event_share": 0.3, "min_size": 1}, event, with_events)
     tasks = {"tasks": ["target", "near"], "scheduler": sc.Exp3(0.3), "min_size": 1, "priority_exponent": 0.5}
     scheduled = (
-        by_priority | {"seed": 5, "min_size": 16, "scheduler": sc.UniformTasks(), "tasks": ["near", "target"]} | aged
+        {"replace": False}
+        | by_priority
+        | {"seed": 5, "min_size": 16, "scheduler": sc.UniformTasks(), "tasks": ["near", "target"]}
+        | aged
     )
     yield from cases_of(sa.ScheduledSampler, tasks, scheduled, lambda one: with_tasks(sampler=one))
     # Of schedulers, schedules and conditions.

@@ -408,7 +408,7 @@ def test_statistics_show_the_effective_number_of_rows() -> None:
         (lambda: aged("prioritized", age=Age(half_life=1, floor=0)), "the weights of all rows but the oldest vanish"),
         (
             lambda: SequenceSampler(2, base_sampler=PrioritizedSampler(4), age=Age(half_life=1)),
-            "priority_exponent and age",
+            "priority_exponent, age, and replace",
         ),
         (lambda: SequenceSampler(2, device="cpu", age=Age(half_life=1)), "or an age; sequences drawn on a device"),
         (lambda: ReshuffledSampler(age=Age(half_life=1)), "age"),
