@@ -269,6 +269,23 @@ def test_ranks_get_disjoint_parts_of_one_draw() -> None:
     assert replay.stats()["num_draws"] == 3
 
 
+@pytest.mark.parametrize("recipe", ["uniform", "prioritized"])
+def test_neither_shards_nor_ranks_have_a_row_twice(recipe: str) -> None:
+    replay = filled(recipe=recipe, batch_size=20, replace=False)
+    for _ in range(10):
+        batch = replay.sample()
+        assert len(batch["index"].unique()) == 20
+        replay.update_priority(batch, batch["action"].float())
+    ranks = [replay.for_rank(rank, 2) for rank in range(2)]
+    with pytest.raises(TimeoutError, match="Every rank must"):
+        ranks[0].sample()
+    parts = [ranks[1].sample()["index"], ranks[0].sample()["index"]]
+    assert len(torch.cat(parts).unique()) == 20
+    with pytest.raises(RuntimeError, match="replace is False, and a batch needs [0-9]+ different rows or sequences, of"):
+        for _ in range(20):
+            replay.sample(40)
+
+
 def test_a_rank_that_restarts_begins_all_anew() -> None:
     replay = filled()
     first = [replay.for_rank(rank, 2) for rank in range(2)]
