@@ -59,7 +59,7 @@ def has_repeats(slots: np.ndarray) -> bool:
     """Returns whether a slot is twice among ``slots``, int64 ``[n]``."""
     ordered = slots.copy()
     ordered.sort()
-    return np.count_nonzero(ordered[1:] == ordered[:-1]) > 0
+    return bool(np.count_nonzero(ordered[1:] == ordered[:-1]))
 
 
 def draw_repeats_again(
