@@ -281,7 +281,7 @@ def test_neither_shards_nor_ranks_have_a_row_twice(recipe: str) -> None:
         ranks[0].sample()
     parts = [ranks[1].sample()["index"], ranks[0].sample()["index"]]
     assert len(torch.cat(parts).unique()) == 20
-    with pytest.raises(RuntimeError, match="replace is False, and a batch needs [0-9]+ different rows or sequences, of"):
+    with pytest.raises(RuntimeError, match="replace is False, and a batch needs [0-9]+ different rows"):
         for _ in range(20):
             replay.sample(40)
 
