@@ -13,14 +13,14 @@ from typing import Any
 from tests.benchmarks.learning.experiment import Experiment, Panel, Settings, last_of, mean_of
 from tests.benchmarks.learning.recorder import Recorder
 
-EXAMPLE = Path(__file__).parents[4] / "examples" / "lightning_prompts.py"
+EXAMPLES = Path(__file__).parents[4] / "examples"
 
 
-def example() -> ModuleType:
-    """Returns the example's module, which has model, prompts and loop."""
-    spec = importlib.util.spec_from_file_location(EXAMPLE.stem, EXAMPLE)
+def example(name: str = "lightning_prompts") -> ModuleType:
+    """Returns an example's module, which has model, prompts, and loop. Later examples can import it."""
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
     assert spec is not None and spec.loader is not None
-    module = sys.modules[EXAMPLE.stem] = importlib.util.module_from_spec(spec)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 

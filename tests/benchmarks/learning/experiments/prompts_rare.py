@@ -36,6 +36,20 @@ def prompt_of(a: int, b: int) -> dict[str, Any]:
     return {"question": f"{a:02}+{b:02}=", "answer": a + b}
 
 
+def imitate(model: Any, trained: dict[str, Any], seed: int, settings: Settings) -> None:
+    """Loads weights that imitate right answers, the same for all arms of a seed.
+
+    They are to easy sums, until these are answered, and to a few hard sums.
+    """
+    key = seed, settings["easy"], settings["shown"], settings["imitated"]
+    if key not in _IMITATED:
+        shown = {name: column[: settings["easy"] + settings["shown"]] for name, column in trained.items()}
+        easy = {name: column[: settings["easy"]] for name, column in trained.items()}
+        model.imitate(shown, easy, settings["imitated"])
+        _IMITATED[key] = copy.deepcopy(model.state_dict())
+    model.load_state_dict(_IMITATED[key])
+
+
 def run(settings: Settings, seeds: Sequence[int], out: Recorder) -> None:
     """Records what is answered, by the number of generated groups, and the groups until a level is reached."""
     import lightning as L
@@ -126,14 +140,7 @@ def run(settings: Settings, seeds: Sequence[int], out: Recorder) -> None:
     trained = lp.encode(list(prompts))
     judged = lp.encode(list(LevelSet(others)))
     reached: list[int] = []
-    # All arms of a seed imitate the same right answers: to easy sums, until these are answered, and to a few hard sums.
-    key = seed, settings["easy"], settings["shown"], settings["imitated"]
-    if key not in _IMITATED:
-        shown = {name: column[: settings["easy"] + settings["shown"]] for name, column in trained.items()}
-        easy = {name: column[: settings["easy"]] for name, column in trained.items()}
-        model.imitate(shown, easy, settings["imitated"])
-        _IMITATED[key] = copy.deepcopy(model.state_dict())
-    model.load_state_dict(_IMITATED[key])
+    imitate(model, trained, seed, settings)
     torch.manual_seed(seed)
     measure(0)
     lp.train(model, prompts, settings["groups"], settings["batch_size"], [Judge()])
