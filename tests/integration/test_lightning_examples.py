@@ -83,6 +83,17 @@ def test_prompts(run_script: Any) -> None:
     assert all("of other questions answered, after 3 updates " in line for line in output[-3:])
 
 
+def test_grpo(run_script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "examples")  # for lightning_prompts.py, beside it
+    output = run_script("grpo_replay.py")
+    assert [line.split(":")[0] for line in output[::3]] == ["plain", "drawn again", "refilled"]
+    for line, updates in zip(output[1::3], (8, 1, 8), strict=True):
+        assert line.endswith(f" after 512 groups and {updates} updates")
+    assert all(line.endswith("% of the groups in the last batch have a gradient") for line in output[2::3])
+    (title, _, _) = run_script("grpo_replay.py", "--filling", "refilled")
+    assert title.startswith("refilled: ")
+
+
 @pytest.mark.skipif(importlib.util.find_spec("trl") is not None, reason="TRL is installed")
 def test_the_example_for_trl_names_what_it_needs(run_script: Any) -> None:
     packages = re.escape(" ".join(packages_of("trl_prompts.py")))
