@@ -12,7 +12,7 @@ PYTHON ?= $(shell for candidate in python3.11 python3.12 python3.13 python3; do 
 SINGLE_THREAD := RL_LOGGING_LEVEL=WARNING OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 NUMEXPR_NUM_THREADS=1
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test docs notebooks attack lint typecheck mypy public-types bench bench-torchrl experiments matrix lock clean
+.PHONY: demo test docs notebooks attack lint typecheck mypy public-types bench bench-torchrl experiments matrix release lock clean
 
 .venv/.stamp: pyproject.toml constraints.txt
 	@if [ -z "$(PYTHON)" ]; then echo "Python 3.11 or newer is needed, none was found: make PYTHON=/path/to/python" >&2; exit 1; fi
@@ -68,6 +68,9 @@ experiments: .venv/.stamp  ## learning experiments over paired seeds into tests/
 # `make matrix ONLY=lowest`; UV_* are the settings of uv, such as UV_FIND_LINKS.
 matrix: .venv/.stamp  ## tests with the lowest and highest versions and other Pythons, and each extra alone (an hour, several GB)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m tests.matrix $(ONLY)
+
+release: .venv/.stamp  ## the wheel and the source distribution in dist/, checked, installed by pip and uv, and run (fifteen minutes)
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(SINGLE_THREAD) $(BIN)/python -m tests.release $(FLAGS)
 
 # `make lock HOLD="torch==2.13.0"` keeps a version. torch's CUDA packages follow from its version, and are left out.
 lock: .venv/.stamp  ## renews constraints.txt: the newest versions that pyproject.toml allows

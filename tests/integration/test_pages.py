@@ -35,20 +35,20 @@ SHORTER = {  # the same code, fewer environment steps, EnvRunners and Learners, 
 }
 
 
-def _sections(page: Path) -> list[tuple[str, str]]:
+def sections(page: Path) -> list[tuple[str, str]]:
     """The code of a page, or of each ``##`` section of it where the page shows several integrations."""
     text = page.read_text()
     parts = re.split(r"^## ", text, flags=re.MULTILINE) if page.name == "README.md" else [text]
-    sections = []
+    found = []
     for part in parts:
         code = "\n".join(BLOCK.findall(part))
         if code:
             title = part.splitlines()[0].strip("# ")
-            sections.append((f"{page.name}: {title}" if len(parts) > 1 else page.name, code))
-    return sections
+            found.append((f"{page.name}: {title}" if len(parts) > 1 else page.name, code))
+    return found
 
 
-SECTIONS = [section for page in PAGES for section in _sections(page)]
+SECTIONS = [section for page in PAGES for section in sections(page)]
 NEEDS_RAY = [section for section in SECTIONS if "ray" in section[1] or "rllib_ext" in section[1]]
 
 
@@ -58,11 +58,15 @@ def hooks_stay_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hooks, "are_on", True)
 
 
-def _run(name: str, code: str) -> None:
+def shortened(code: str) -> str:
     for long, short in SHORTER.items():
         code = code.replace(long, short)
+    return code
+
+
+def _run(name: str, code: str) -> None:
     namespace: dict[str, Any] = {"__name__": "page"}
-    exec(compile(code, name, "exec"), namespace)
+    exec(compile(shortened(code), name, "exec"), namespace)
 
 
 @pytest.mark.slow
