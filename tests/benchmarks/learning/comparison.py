@@ -11,7 +11,6 @@ from functools import cache
 from itertools import combinations_with_replacement
 
 import numpy as np
-from scipy.stats import DegenerateDataWarning, bootstrap, norm, t, trim_mean
 
 RESAMPLES = 10_000
 LEVEL = 0.95
@@ -74,6 +73,8 @@ def interval(
     Returns:
         Lower and upper end, both NaN for fewer than two seeds, and for ratios to 0.
     """
+    from scipy.stats import DegenerateDataWarning, bootstrap  # the demo compares nothing, and installs no SciPy
+
     arrays = tuple(np.asarray(column, dtype=np.float64) for column in columns)
     seeds = len(arrays[0])
     if seeds < 2:
@@ -89,6 +90,8 @@ def interval(
 
 
 def _students_interval(statistic: Statistic, arrays: Sequence[np.ndarray], is_ratio: bool) -> tuple[float, float]:
+    from scipy.stats import t
+
     scale, back = (np.log, np.exp) if is_ratio else (np.asarray, np.asarray)
     seeds = len(arrays[0])
     drawn, chances = _resamples(seeds)
@@ -109,12 +112,16 @@ def _resamples(seeds: int) -> tuple[np.ndarray, np.ndarray]:
 
 def expanded_level(seeds: int) -> float:
     """Returns the level at which percentiles of resampled means are as wide as Student's interval of 95 %."""
+    from scipy.stats import norm, t
+
     width = t.ppf((1 + LEVEL) / 2, seeds - 1) * (seeds / (seeds - 1)) ** 0.5
     return float(1 - 2 * norm.cdf(-width))
 
 
 def interquartile_mean(values: Sequence[float] | np.ndarray, axis: int = -1) -> np.ndarray:
     """Returns the mean without the lowest and the highest quarter."""
+    from scipy.stats import trim_mean
+
     return trim_mean(values, 0.25, axis=axis)
 
 
