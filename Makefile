@@ -12,20 +12,35 @@ PYTHON ?= $(shell for candidate in python3.11 python3.12 python3.13 python3; do 
 SINGLE_THREAD := RL_LOGGING_LEVEL=WARNING OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 NUMEXPR_NUM_THREADS=1
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test docs notebooks attack lint typecheck mypy public-types bench bench-torchrl experiments matrix release lock clean
+.PHONY: demo environment test docs notebooks attack lint typecheck mypy public-types bench bench-torchrl experiments matrix release lock clean
 
-.venv/.stamp: pyproject.toml constraints.txt
+# One environment has two stamps: the demo installs what it imports, and every other target the rest. A stamp is out of
+# date if it is older than pyproject.toml or constraints.txt. pip compiles no bytecode: a first import compiles what it needs.
+define install
 	@if [ -z "$(PYTHON)" ]; then echo "Python 3.11 or newer is needed, none was found: make PYTHON=/path/to/python" >&2; exit 1; fi
 	@if ! $(BIN)/python -c '' 2>/dev/null; then \
 		echo "building .venv with $(PYTHON)"; rm -rf .venv; \
 		$(PYTHON) -m venv .venv || { echo "the venv module of $(PYTHON) failed; on Debian: apt install python3-venv" >&2; exit 1; }; fi
-	@echo "installing the pinned dependencies into .venv (several minutes the first time)"
+	@echo "installing $(1) into .venv, with pinned versions"
 	@$(PIP) hatchling editables
-	@$(PIP) --no-build-isolation --editable '.[all,docs,dev]'
+	@$(BIN)/python tests/install.py --constraint constraints.txt --no-build-isolation --no-compile --editable '$(2)'
+endef
+
+EVERYTHING := .[all,docs,dev]
+DEMO := .[lightning,grids,plots]
+
+.venv/.stamp: pyproject.toml constraints.txt
+	$(call install,every extra and the tools of the tests (several minutes the first time),$(EVERYTHING))
+	@touch .venv/.demo $@
+
+.venv/.demo: pyproject.toml constraints.txt
+	$(call install,what the demo needs (a minute the first time),$(DEMO))
 	@touch $@
 
-demo: .venv/.stamp  ## three published effects in two minutes: tables and a picture
-	$(BIN)/python examples/demo.py
+demo: .venv/.demo  ## three published effects in two minutes: tables and a picture
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python examples/demo.py
+
+environment: .venv/.stamp  ## .venv with every extra
 
 lint: .venv/.stamp  ## ruff: rules and layout
 	$(BIN)/ruff check .
