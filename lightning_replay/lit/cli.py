@@ -30,6 +30,8 @@ _DESCRIPTION = """Trains an agent with a replay method; every choice is a class 
   lightning-replay fit -c FILE --data.init_args.replay=uniform
   lightning-replay fit -c configs/lightning/plr_ppo_multiroom.yaml --data.init_args.levels=UniformLevels
   lightning-replay fit --data.help=LevelDataModule                lists the options of a class
+  lightning-replay validate -c FILE --ckpt_path PATH              plays the evaluation episodes of a checkpoint
+  lightning-replay SUBCOMMAND --help                              lists the options of a subcommand
 
 The name of a recipe abbreviates its class path, lightning_replay.recipes.NAME; so does the name of a level score. One
 numerical thread is used unless OMP_NUM_THREADS is set: networks this small gain nothing from more, and lose much where
@@ -48,12 +50,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments: without the program's name; by default those of the process.
 
     Raises:
-        SystemExit: with status 2 and one line, for what cannot be run; 143 after SIGTERM.
+        SystemExit: with status 2 and one line, for what cannot be run; 143 after SIGTERM; 0 after the help.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if not given:
-        print(f"usage: lightning-replay {{{','.join(_SUBCOMMANDS)}}} ...\n\n{_DESCRIPTION}", file=sys.stderr)
-        raise SystemExit(2)
+    if not given or given[0] in ("-h", "--help"):
+        # Lightning's help would list only its own subcommands.
+        file = sys.stdout if given else sys.stderr
+        print(f"usage: lightning-replay {{{','.join(_SUBCOMMANDS)}}} ...\n\n{_DESCRIPTION}", file=file)
+        raise SystemExit(0 if given else 2)
     if given[0] == "configs":
         from lightning_replay.options import config_directory, config_files
 

@@ -130,6 +130,34 @@ def test_one_word_swaps_the_method_and_validate_runs(tmp_path: Path, capsys: pyt
     assert "eval/return" in capsys.readouterr().out
 
 
+def test_every_offered_subcommand_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The help names the subcommands; each runs on what the one before it left."""
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    offered = re.match(r"usage: lightning-replay \{([a-z,]+)\}", capsys.readouterr().out)[1].split(",")
+    run = "lightning_logs/version_0"
+    name = "lightning/per_dqn_cartpole.yaml"
+    given = {
+        "configs": ([], str(config_directory() / name)),
+        "fit": ([f"-c={config_directory() / name}", "--data.init_args.env_steps=330", "--data.warmup_steps=300"], ""),
+        "validate": ([f"-c={run}/config.yaml", f"--ckpt_path={run}/checkpoints/last.ckpt"], "eval/return"),
+        "inspect": ([f"{run}/checkpoints/last.ckpt", "--output=page.html"], "330 transitions"),
+    }
+    assert set(offered) == set(given)
+    for subcommand, (arguments, shown) in given.items():
+        main([subcommand, *arguments])
+        assert shown in capsys.readouterr().out, subcommand
+    assert (tmp_path / "page.html").is_file()
+
+
+@pytest.mark.parametrize("name", ["hindsight_sac_point_maze", "plr_ppo_multiroom"])
+def test_validate_plays_episodes_of_goals_and_of_levels(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    kwargs = ["--data.init_args.evaluation_env_kwargs.max_episode_steps=9"] if name.startswith("hindsight") else []
+    logs = ["--trainer.logger=false", "--trainer.accelerator=cpu"]
+    main(["validate", f"-c={config_directory() / 'lightning' / name}.yaml", *kwargs, *logs])
+    assert "eval/return" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("option", "named"),
     [

@@ -71,6 +71,17 @@ def test_nothing_given_shows_how_it_is_used(capsys: pytest.CaptureFixture[str]) 
     assert "lightning-replay fit -c configs/lightning/per_dqn_cartpole.yaml" in shown
 
 
+@pytest.mark.parametrize("option", ["-h", "--help"])
+def test_the_help_offers_every_subcommand(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main([option])
+    shown = capsys.readouterr()
+    assert end.value.code == 0 and shown.err == ""
+    assert shown.out.startswith("usage: lightning-replay {fit,validate,configs,inspect} ...")
+    named = re.findall(r"^  lightning-replay ([a-z]+) ", shown.out, re.MULTILINE)
+    assert set(named) == {"fit", "validate", "configs", "inspect"}
+
+
 def test_a_misspelt_subcommand_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     every = "fit, validate, configs, inspect"
     start = "lightning-replay: error: there is no subcommand"
