@@ -100,10 +100,11 @@ def test_links_of_a_page_lead_somewhere_and_files_named_in_it_exist(page: Path) 
         assert (ROOT / target).exists(), target
 
 
-def test_the_readme_begins_with_the_two_commands_of_a_new_checkout() -> None:
+def test_the_readme_begins_with_the_command_of_a_release_and_the_two_of_a_checkout() -> None:
     install = (ROOT / "README.md").read_text().partition("\n## Installation\n")[2].partition("\n## ")[0]
     targets = re.findall(r"^make (\w+)", install, re.MULTILINE)
     assert targets == ["demo", "test"]
+    assert install.count('pip install "lightning-replay[all]"') == 1
     for target in targets:
         assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
 
