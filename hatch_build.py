@@ -20,7 +20,7 @@ class AbsoluteLinks(MetadataHookInterface):
 
 
 def absolute(text: str, repository: str, tag: str) -> str:
-    """Returns Markdown whose links and pictures lead to a tag of a repository on GitHub, wherever they were relative."""
+    """Returns Markdown whose relative links and pictures lead to a tag of a repository on GitHub."""
     pictures = repository.replace("https://github.com", "https://raw.githubusercontent.com")
     text = re.sub(r'(\b(?:src|srcset)=")(?!https?:)', rf"\g<1>{pictures}/{tag}/", text)
     return re.sub(r"(\]\()(?!https?:|#)", rf"\g<1>{repository}/blob/{tag}/", text)

@@ -76,7 +76,12 @@ def main() -> int:
         if is_terminal or now - shown >= 10 or not reader.is_alive():
             shown = now
             text = f"  {now - started:4.0f} s  {progress}"
-            print(f"\r{text[:100]:<100}" if is_terminal else text, end="" if is_terminal else "\n", file=sys.stderr, flush=True)
+            print(
+                f"\r{text[:100]:<100}" if is_terminal else text,
+                end="" if is_terminal else "\n",
+                file=sys.stderr,
+                flush=True,
+            )
     if is_terminal:
         print(file=sys.stderr)
     status = process.wait()

@@ -63,7 +63,9 @@ def check_wheel(names: Iterable[str]) -> None:
         sources = {path.relative_to(ROOT).as_posix() for path in (ROOT / package).rglob("*.py")}
         missing = (sources | {f"{package}/py.typed"}) - names
         assert not missing, f"the wheel lacks {sorted(missing)}"
-    files = {f"lightning_replay/_configs/{path.relative_to(ROOT / 'configs')}" for path in ROOT.glob("configs/**/*.yaml")}
+    files = {
+        f"lightning_replay/_configs/{path.relative_to(ROOT / 'configs')}" for path in ROOT.glob("configs/**/*.yaml")
+    }
     assert files <= names, f"the wheel lacks {sorted(files - names)}"
     assert any(name.endswith("licenses/LICENSE") for name in names), "the wheel lacks the licence"
     others = {name for name in names if not name.startswith(PACKAGES) or "tests" in name.split("/")}
@@ -179,12 +181,15 @@ def main() -> None:
             seconds = time.perf_counter() - begun
             use(python, readme, FOLDER / "elsewhere")
             total = time.perf_counter() - begun
-            rows.append(f"{file.name} by {installer}: {seconds:.0f} s to install, {total:.0f} s in all, {versions(python)}")
+            rows.append(
+                f"{file.name} by {installer}: {seconds:.0f} s to install, {total:.0f} s in all, {versions(python)}"
+            )
             shutil.rmtree(FOLDER / "elsewhere")
             shutil.rmtree(folder)
     print(*rows, sep="\n")
     for file in (wheel, sdist):
-        print(f"{file.relative_to(ROOT)}  {file.stat().st_size} bytes  sha256 {hashlib.sha256(file.read_bytes()).hexdigest()}")
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        print(f"{file.relative_to(ROOT)}  {file.stat().st_size} bytes  sha256 {digest}")
     print(f"{time.perf_counter() - started:.0f} s")
 
 
