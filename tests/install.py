@@ -18,6 +18,8 @@ import sys
 import sysconfig
 import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 FOUND = re.compile(r"(?:Collecting|Processing) (\S+)")
@@ -25,19 +27,28 @@ DOWNLOADED = re.compile(r"\s*Downloading (\S+?)(?:\.metadata)? \((.+)\)")
 INSTALLED = re.compile(r"Installing collected packages: (.+)")
 
 
+def installed_since(moment: float) -> int:
+    """Returns how many packages were installed after a moment, in seconds since the epoch."""
+    count = 0
+    for path in Path(sysconfig.get_path("purelib")).glob("*.dist-info"):
+        with suppress(FileNotFoundError):  # pip removes the files of an older version meanwhile
+            count += path.stat().st_mtime >= moment
+    return count
+
+
 class Progress:
     """What the lines of pip tell.
 
     Args:
-        count: function without arguments that returns how many packages are installed.
+        count: function of a moment that returns how many packages were installed after it.
     """
 
-    def __init__(self, count=lambda: len(list(Path(sysconfig.get_path("purelib")).glob("*.dist-info")))) -> None:
+    def __init__(self, count: Callable[[float], int] = installed_since) -> None:
         self.count = count
         self.lines: list[str] = []
         self.found: set[str] = set()
         self.download = ""
-        self.before = 0  # installed packages when pip begins to install
+        self.begun = 0.0  # when pip begins to install, in seconds since the epoch
         self.total = 0  # packages to install, 0 until pip knows them
 
     def read(self, line: str) -> None:
@@ -48,13 +59,13 @@ class Progress:
         elif downloaded := DOWNLOADED.match(line):
             self.download = f", downloading {downloaded[1].rpartition('/')[2]} ({downloaded[2]})"
         elif installed := INSTALLED.match(line):
-            self.before = self.count()
+            self.begun = time.time()
             self.total = len(installed[1].split(", "))
 
     def __str__(self) -> str:
         if not self.total:
             return f"{len(self.found)} packages found{self.download}"
-        done = min(self.total, max(0, self.count() - self.before))
+        done = min(self.total, self.count(self.begun))
         bar = "#" * (20 * done // self.total)
         return f"[{bar:<20}] {done} of {self.total} packages installed"
 

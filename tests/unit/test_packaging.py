@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from lightning_replay.options import config_directory, config_files
-from tests.install import Progress
+from tests.install import Progress, installed_since
 from tests.release import check_page, check_wheel
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -217,8 +217,9 @@ def test_the_whole_installation_serves_the_demo() -> None:
 
 
 def test_the_progress_of_pip_is_told_in_a_line() -> None:
-    installed = iter([3, 3, 4, 5, 9])
-    progress = Progress(lambda: next(installed))
+    installed = iter([0, 1, 2, 6])
+    moments: list[float] = []
+    progress = Progress(lambda moment: moments.append(moment) or next(installed))
     assert str(progress) == "0 packages found"
     progress.read("Collecting torch<2.16,>=2.11 (from lightning-replay==0.1.0)")
     progress.read("  Downloading torch-2.13.0-cp311-cp311-linux_x86_64.whl.metadata (30 kB)")
@@ -227,13 +228,23 @@ def test_the_progress_of_pip_is_told_in_a_line() -> None:
     progress.read("Downloading https://example.org/torch-2.13.0-cp311-cp311-linux_x86_64.whl (190.1 MB)")
     assert str(progress) == "2 packages found, downloading torch-2.13.0-cp311-cp311-linux_x86_64.whl (190.1 MB)"
     progress.read("Installing collected packages: numpy, torch")
-    shown = [str(progress) for _ in range(4)]  # counts 3, 4, 5 and 9: three were there before
+    shown = [str(progress) for _ in range(4)]  # Another process installs more.
     assert shown == [
         "[                    ] 0 of 2 packages installed",
         "[##########          ] 1 of 2 packages installed",
         "[####################] 2 of 2 packages installed",
         "[####################] 2 of 2 packages installed",
     ]
+
+    assert len(set(moments)) == 1 and 0 <= time.time() - moments[0] < 60
+
+
+def test_a_renewed_package_counts_as_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
+    for name, moment in (("a-1.dist-info", 100), ("b-1.dist-info", 300), ("c-1.dist-info", 200), ("c", 300)):
+        (tmp_path / name).mkdir()
+        os.utime(tmp_path / name, (moment, moment))
+    assert [installed_since(moment) for moment in (0, 200, 201, 301)] == [3, 2, 1, 0]
 
 
 def test_a_failed_installation_shows_what_pip_said(tmp_path: Path) -> None:
