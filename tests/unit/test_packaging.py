@@ -189,7 +189,8 @@ def _installed_by(target: str, folder: Path, ages: dict[str, int]) -> str:
         path.touch()
         os.utime(path, (now - age, now - age))
     command = ["make", "-n", "-f", str(ROOT / "Makefile"), target]
-    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    variables = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+    result = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=True)
     return " ".join(re.findall(r"--editable '\.\[(\S+)\]'", result.stdout))
 
 
