@@ -53,7 +53,7 @@ def measure(kind: str, seeds: int) -> float:
 
 def table(shares: dict[str, list[float]]) -> str:
     """Returns the table of ``docs/evidence.md``."""
-    rows = [[kind, *(f"{100 * share:.1f} %" for share in found)] for kind, found in shares.items()]
+    rows = [[kind, *(f"{100 * share:.1f}%" for share in found)] for kind, found in shares.items()]
     return markdown_table(["arms", *map(str, SEEDS)], rows)
 
 

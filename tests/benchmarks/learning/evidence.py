@@ -19,6 +19,12 @@ PAGES = "../tests/benchmarks/results"
 BEGIN, END = "<!-- table: written by the runner -->\n", "<!-- end of the table -->\n"
 RATIO = "ratio of medians "
 HEADER = ("experiment", "verdicts")
+VERDICTS = {
+    "better": "**better**",
+    "worse": "**worse**",
+    "too few seeds": "no verdict from so few seeds",
+    "unfinished": "no verdict yet",
+}
 
 # By method, which is a section of the page: the experiments on it.
 METHODS: Mapping[str, Sequence[str]] = {
@@ -113,16 +119,23 @@ def rows(method: str, experiments: Mapping[str, Experiment], results: Path) -> I
     check_places(experiments)
     for name in METHODS[method]:
         path, experiment = results / f"{name}.json", experiments[name]
-        title, found = experiment.title, "not finished, no verdict yet"
+        shown, found = f"`{name}`", "not finished, no verdict yet"
         if path.exists():
-            title, found = f"[{title}]({PAGES}/{name}.md)", headline_text(json.loads(path.read_text()), experiment)
-        yield [f"{title}; {experiment.run_length}; `{name}`", found]
+            shown, found = f"[`{name}`]({PAGES}/{name}.md)", headline_text(json.loads(path.read_text()), experiment)
+        yield [american(f"{shown}: {task(experiment)}"), american(found)]
+
+
+def task(experiment: Experiment) -> str:
+    """Returns what is learned and for how long; the rest of the title is in the section's heading and in the arms."""
+    title = experiment.title.rpartition(": ")[0] or experiment.title
+    return title if experiment.run_length in title else f"{title}, {experiment.run_length}"
 
 
 def headline_text(content: dict[str, Any], experiment: Experiment) -> str:
     """Returns the headline comparisons by the primary measure, and of how many where there are more.
 
-    An experiment with one arm has none, and its mean stands there.
+    Comparisons with the same arm stand below one line that names it. An experiment with one arm has none, and its mean
+    stands there.
 
     Args:
         content: of its ``NAME.json``.
@@ -130,27 +143,43 @@ def headline_text(content: dict[str, Any], experiment: Experiment) -> str:
     """
     measure = content["measure"]
     every = content["comparisons"][measure]
-    texts = [pair["text"] for pair in every if (pair["arm"], pair["other"]) in experiment.headlines]
-    title = f"{measure}, {len(texts)} of {len(every)} comparisons" if len(texts) < len(every) else measure
+    pairs = [pair for pair in every if (pair["arm"], pair["other"]) in experiment.headlines]
+    title = f"{measure}, {len(pairs)} of {len(every)} comparisons" if len(pairs) < len(every) else measure
+    if pairs and all(RATIO in pair["text"] for pair in pairs):
+        title += f" ({RATIO.strip()})"
+    unfinished = "unfinished, " if content["missing"] else ""
+    if "cut_at" in content:
+        unfinished = f"unfinished, the first {content['cut_at']:,} steps, "
+    lines: dict[str, list[str]] = {}
+    for pair in pairs:
+        verdict = VERDICTS.get(pair["verdict"], pair["verdict"])
+        lines.setdefault(f"against {pair['other']}:", []).append(f"{pair['arm']}: {verdict}, {figures(pair['text'])}")
     if not every:  # of one arm, or of one that is finished
         values = content["values"][measure].items()
-        texts = [f"{arm} {mean_text(np.array([*of.values()]), experiment.measure.digits)}" for arm, of in values if of]
-    if texts and all(RATIO in text for text in texts):
-        title += f" ({RATIO.strip()})"
-    unfinished = "unfinished; " if content["missing"] else ""
-    if "cut_at" in content:
-        unfinished = f"unfinished, the first {content['cut_at']:,} steps; "
-    return "<br>".join([f"{unfinished}{title}:", *map(shortened, texts)])
+        means = [f"{arm} {mean_text(np.array([*of.values()]), experiment.measure.digits)}" for arm, of in values if of]
+        return "<br>".join([f"{unfinished}{title}:", *means])
+    return "<br>".join([f"{unfinished}{title}", *(line for other, found in lines.items() for line in (other, *found))])
 
 
-def shortened(text: str) -> str:
-    """Returns a verdict without the words that the page has once for all.
+def figures(text: str) -> str:
+    """Returns the figures of a verdict without the words that the page has once for all.
 
     Example:
-        >>> shortened("A is better than B: ratio of medians 0.61 [0.43, 0.84], 4 of 4 seeds (few seeds: rely on ...)")
-        'A is better than B: 0.61 [0.43, 0.84], 4/4'
+        >>> figures("A is better than B: ratio of medians 0.61 [0.43, 0.84], 4 of 4 seeds (few seeds: rely on ...)")
+        '0.61 [0.43, 0.84], 4/4'
     """
-    return re.sub(r"(\d+) of (\d+) seeds(?: \(few seeds.*\))?$", r"\1/\2", text.replace(RATIO, ""))
+    short = re.sub(r"(\d+) of (\d+) seeds(?: \(few seeds.*\))?$", r"\1/\2", text.replace(RATIO, ""))
+    return short.rpartition(": ")[2]
+
+
+def american(text: str) -> str:
+    """Returns a text of the kept results as the pages spell and punctuate.
+
+    Example:
+        >>> american("neighbourhood mixup; end observed")
+        'neighborhood mixup, end observed'
+    """
+    return text.replace("eighbour", "eighbor").replace("andomised", "andomized").replace("centre", "center").replace(";", ",")
 
 
 def write_table(experiments: Mapping[str, Experiment], results: Path, page: Path = PAGE) -> None:

@@ -101,9 +101,10 @@ def test_rows_name_what_is_compared_and_what_is_unfinished(tmp_path: Path) -> No
     write(tmp_path / "nmer-full.json", experiments["nmer-full"].pairs[:1], cut_at=60_000)
     found = verdicts(experiments, tmp_path)
     assert list(found) == [name for names in METHODS.values() for name in names]
-    assert found["locks"] == "success:<br>verdict 0"
-    assert found["rooms"] == "unfinished; success:<br>verdict 0"
-    assert found["nmer-full"] == "unfinished, the first 60,000 steps; success:<br>verdict 0"
+    compared = {name: "against {1}:<br>{0}: **better**, 0".format(*experiments[name].pairs[0]) for name in found}
+    assert found["locks"] == f"success<br>{compared['locks']}"
+    assert found["rooms"] == f"unfinished, success<br>{compared['rooms']}"
+    assert found["nmer-full"] == f"unfinished, the first 60,000 steps, success<br>{compared['nmer-full']}"
     assert found["multi-room"] == "not finished, no verdict yet"
 
 
@@ -114,8 +115,11 @@ def verdicts(experiments: dict[str, Experiment], results: Path) -> dict[str, str
 
 
 def write(path: Path, pairs: Pairs, missing: dict[str, list[int]] | None = None, **more: int) -> None:
-    """Results with a verdict for each pair, by their numbers, and others by a measure that does not decide."""
-    made = [{"arm": arm, "other": other, "text": f"verdict {number}"} for number, (arm, other) in enumerate(pairs)]
+    """Results with a figure for each pair, by their numbers, and others by a measure that does not decide."""
+    made = [
+        {"arm": arm, "other": other, "verdict": "better", "text": f"{arm} is better than {other}: {number}"}
+        for number, (arm, other) in enumerate(pairs)
+    ]
     others = [pair | {"text": "of another measure"} for pair in made]
     content = {
         "measure": "success",
@@ -132,11 +136,15 @@ def test_a_row_has_the_headlines_and_of_how_many(tmp_path: Path) -> None:
     for experiment in (few, many):
         write(tmp_path / f"{experiment.name}.json", experiment.pairs)
     found = {name: text.split("<br>") for name, text in verdicts(experiments, tmp_path).items()}
-    assert found["locks"] == ["success:", *(f"verdict {number}" for number in range(4))]
-    title, *headlines = found["event-tables"]
-    shown = [many.pairs[int(verdict.split()[1])] for verdict in headlines]
+    made = [f"{arm}: **better**, {number}" for number, (arm, _) in enumerate(few.pairs)]
+    assert found["locks"] == ["success", "against uniform:", *made]
+    title, *lines = found["event-tables"]
+    shown = [many.pairs[int(line.rpartition(", ")[2])] for line in lines if "**better**" in line]
     assert set(shown) == set(many.headline) and len(shown) == 4
-    assert title == "success, 4 of 18 comparisons:"
+    assert [line for line in lines if "**better**" not in line] == [
+        f"against {other}:" for other in dict.fromkeys(other for _, other in shown)
+    ]
+    assert title == "success, 4 of 18 comparisons"
 
 
 def test_verdicts_leave_out_what_the_page_has_once(tmp_path: Path) -> None:
@@ -145,14 +153,19 @@ def test_verdicts_leave_out_what_the_page_has_once(tmp_path: Path) -> None:
         "no difference found between A and C: ratio of medians 0.96 [0.69, 1.18], 9 of 16 seeds",
     ]
     pairs = all_experiments()["locks"].pairs
-    compared = [{"arm": arm, "other": other, "text": text} for (arm, other), text in zip(pairs, made, strict=False)]
+    verdicts_made = ("better", "no difference found")
+    compared = [
+        {"arm": arm, "other": other, "verdict": verdict, "text": text}
+        for (arm, other), verdict, text in zip(pairs, verdicts_made, made, strict=False)
+    ]
     (tmp_path / "locks.json").write_text(
         json.dumps({"measure": "steps", "comparisons": {"steps": compared}, "missing": {}})
     )
     assert verdicts(all_experiments(), tmp_path)["locks"].split("<br>") == [
-        "steps (ratio of medians):",
-        "A is better than B: 0.61 [0.43, 0.84], 4/4",
-        "no difference found between A and C: 0.96 [0.69, 1.18], 9/16",
+        "steps (ratio of medians)",
+        "against uniform:",
+        f"{pairs[0][0]}: **better**, 0.61 [0.43, 0.84], 4/4",
+        f"{pairs[1][0]}: no difference found, 0.96 [0.69, 1.18], 9/16",
     ]
 
 
@@ -169,7 +182,7 @@ def test_the_length_of_a_run_is_that_of_the_settings() -> None:
     settings = experiments["locks"].settings | {"updates": 1_234}
     changed = experiments | {"locks": dataclasses.replace(experiments["locks"], settings=settings)}
     (task, _), *_ = rows("Prioritized level replay", changed, RESULTS)
-    assert task.endswith("; 1234 updates of 16 episodes; `locks`")
+    assert task.startswith("[`locks`](") and task.endswith(", 1234 updates of 16 episodes")
     lengths = {name: experiment.run_length for name, experiment in experiments.items()}
     assert lengths["nmer-short"] == "8,000 steps" and lengths["event-tables-file"] == "20,000 steps"
 
