@@ -19,6 +19,7 @@ PAGES = "../tests/benchmarks/results"
 BEGIN, END = "<!-- table: written by the runner -->\n", "<!-- end of the table -->\n"
 RATIO = "ratio of medians "
 HEADER = ("experiment", "verdicts")
+SPELLING = {"eighbour": "eighbor", "andomised": "andomized", "centre": "center", ";": ",", " %": "%"}
 VERDICTS = {
     "better": "**better**",
     "worse": "**worse**",
@@ -179,7 +180,9 @@ def american(text: str) -> str:
         >>> american("neighbourhood mixup; end observed")
         'neighborhood mixup, end observed'
     """
-    return text.replace("eighbour", "eighbor").replace("andomised", "andomized").replace("centre", "center").replace(";", ",")
+    for kept, shown in SPELLING.items():
+        text = text.replace(kept, shown)
+    return text
 
 
 def write_table(experiments: Mapping[str, Experiment], results: Path, page: Path = PAGE) -> None:
