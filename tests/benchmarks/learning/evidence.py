@@ -32,6 +32,7 @@ METHODS: Mapping[str, Sequence[str]] = {
     "Prioritized level replay": ("locks", "lock-temperatures", "multi-room"),
     "mixreg and UCB-DrAC": ("augmentation",),
     "Learnability of prompts": ("prompts", "prompts-rare"),
+    "Replayed groups": ("prompts-refill",),
     "Neighborhood mixup": (
         "nmer-short",
         "nmer-norm",

@@ -47,6 +47,7 @@ QUOTED = {
         "| [sequences](": "Recurrent agents on sequences",
         "| [level replay](": "Prioritized level replay",
         "| [learnability](": "Learnability of prompts",
+        "| [replayed groups](": "Replayed groups",
         "| [mixreg, UCB-DrAC](": "mixreg and UCB-DrAC",
     },
 }
