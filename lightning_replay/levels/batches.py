@@ -121,7 +121,13 @@ class LevelBatchSampler(Sampler[list[int]]):
     def _batches(self) -> Iterator[list[int]]:
         levels = self.levels
         ranks = levels.share(**self._processes)
-        size = self._count_levels(ranks)
+        sizes = ranks.gather(lambda: self._count_levels(ranks))
+        size = sizes[0]
+        if len(set(sizes)) > 1:
+            raise ValueError(
+                f"the processes draw batches of {sizes} levels, by rank; give each process the same batch_size and "
+                "group_size"
+            )
         begun = ranks.from_first(self._loaded)
         self._loaded = None
         draws = groupby(levels.running.draws(), itemgetter(0))
@@ -165,6 +171,8 @@ class LevelBatchSampler(Sampler[list[int]]):
         size = self._count_levels(Ranks.find(**self._processes))
         if state.get("batch_size") != size or "begun" not in state:
             raise ValueError(
-                f"the state is {state}; give that of a LevelBatchSampler of batch_size {size} in all processes together"
+                f"the state is {dict(state)!r:.80}, and the batches of all processes together have {size} levels here; "
+                "give the state of a LevelBatchSampler, and a batch_size with which the batches of all processes have "
+                "as many levels as before"
             )
         self._loaded = int(state["begun"])

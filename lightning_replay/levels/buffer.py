@@ -629,7 +629,10 @@ def _finite(name: str, given: object, level_ids: list[int], dims: Collection[int
             "id may be repeated, or one row for each"
         )
     if not np.isfinite(values).all():
-        raise ValueError(f"{name} has {(~np.isfinite(values)).sum()} numbers that are NaN or infinite; nothing changed")
+        place = np.argwhere(~np.isfinite(values))[0, 0]
+        raise ValueError(
+            f"{name} of level {level_ids[place]} is {values[place].tolist()}; it must be finite. Nothing was changed"
+        )
     wrong = np.argwhere(((values < 0.0) | (values > 1.0)) & is_rate)
     if len(wrong):
         place = wrong[0, 0]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -58,6 +59,13 @@ class KnownLevels:
         leaving = self.members.intersection(level_ids)
         self.set_sets([one for one in self.ids if one not in leaving], self.retired | leaving, self.added)
         return leaving
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of the names, or of the objects if they have no names; empty for ids."""
+        if self.levels is None or self.levels.names is None:
+            return "" if self.levels is None else self.levels.digest
+        return hashlib.sha256("\n".join(self.levels.names).encode()).hexdigest()
 
     def sets(self) -> tuple[list[int], set[int], set[int]]:
         """Returns copies of the ids, of the retired, and of the added ones."""

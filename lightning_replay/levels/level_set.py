@@ -92,6 +92,8 @@ class LevelSet(Sequence[dict[str, Any]]):
             ValueError: as the constructor. Nothing is added.
         """
         check_kind("levels", levels, Iterable, "objects, one for each level")
+        if isinstance(levels, Mapping | str):
+            raise TypeError(f"levels is {levels!r:.80}; give a list of objects, one for each level")
         new = list(levels)
         if not new:
             raise ValueError("levels has no object; give at least one")
@@ -129,7 +131,9 @@ class LevelSet(Sequence[dict[str, Any]]):
         for number, level in enumerate(levels):
             if isinstance(self._name, str):
                 if not isinstance(level, Mapping) or self._name not in level:
-                    raise ValueError(f"name is {self._name!r} and level {number} is {level!r}, which has no such entry")
+                    raise ValueError(
+                        f"name is {self._name!r} and object {number} is {level!r}, which has no such entry"
+                    )
                 name = level[self._name]
             else:
                 assert self._name is not None

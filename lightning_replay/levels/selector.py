@@ -204,9 +204,13 @@ class LevelSelector(SeededStateful, ABC):
             return
         state = ranks.from_first(self.state_dict() if ranks.rank == 0 else {})
         ranks.gather(lambda: self.load_state_dict(state) if ranks.rank else None)
-        counts = ranks.gather(lambda: self.count)
-        if len(set(counts)) > 1:
-            raise ValueError(f"the processes have {counts} levels, by rank; build the same set in each")
+        sets = ranks.gather(lambda: None if self.known is None else (len(self.known), self.known.fingerprint))
+        if len(set(sets)) > 1:
+            counts = [None if known is None else known[0] for known in sets]
+            raise ValueError(
+                f"the processes have {counts} levels, by rank, and these are not the same ones in the same order; "
+                "build the same set in each process"
+            )
 
     @property
     def _own_ranks(self) -> Ranks:
@@ -265,7 +269,8 @@ class LevelSelector(SeededStateful, ABC):
         checked_count("count", count, of="levels")
         if not checked_flag("replace", replace) and self.count is not None and count > self.count:
             raise ValueError(
-                f"count is {count} and there are {self.count} levels; draw at most as many, or with replace=True"
+                f"the batch of all processes has {count} different levels, and there are {self.count}; draw at most as "
+                "many, or call next_levels with replace=True"
             )
 
     def record(self, level_id: object, score: object = None, *, outcomes: object = None) -> Any:
@@ -305,8 +310,11 @@ class LevelSelector(SeededStateful, ABC):
         """
         try:
             ids = torch.as_tensor(level_id, device="cpu")
-        except (TypeError, ValueError):
-            raise TypeError(f"level_id is {level_id!r}; give the ids as integers [n]") from None
+        except (TypeError, ValueError, RuntimeError):
+            raise TypeError(
+                f"level_id is {level_id!r:.80}; give ids, integers [n]. The id of an object is its place in the "
+                "LevelSet, which each item has as 'level_id'"
+            ) from None
         if ids.numel() and (ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool):
             raise TypeError(f"level_id is of {ids.dtype}; give the ids as integers [n]")
         known: list[int] = ids.reshape(-1).tolist()
@@ -314,7 +322,7 @@ class LevelSelector(SeededStateful, ABC):
         accepted = "ids are from 0 to 2**31 - 1"
         if self.known is not None:
             among = self.known.members
-            accepted = f"none of the {self.count} levels"
+            accepted = f"none of the {self.count} levels. Give ids that were drawn, or that add() returned"
         if unknown := [one for one in known if one not in among and not self._was_retired(one)]:
             raise ValueError(f"level_id has {unknown[:5]}; {accepted}. Nothing was changed")
         return known

@@ -22,13 +22,14 @@ from lightning_replay.samplers.prioritized import PrioritizedSampler, written_sl
 from lightning_replay.samplers.reshuffled import ReshuffledSampler
 from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.saving.spec import rebuildable
-from lightning_replay.storage.packed import PackedStorage, empty_storage, readable_rows
+from lightning_replay.storage.occupancy import FirstSlots, KnowsOccupancy, Occupancy, SlotSet
+from lightning_replay.storage.packed import PackedStorage, empty_storage, occupancy_of, readable_rows
 
 # Turns of a group that is not fresh any more.
 _OLD = 2**62
 
 
-class Groups:
+class Groups(KnowsOccupancy):
     """The groups of a storage, which ``base_sampler`` draws as if each were one row; TorchRL's names.
 
     Group g has the slots ``g * group_size`` to ``(g + 1) * group_size - 1``.
@@ -40,6 +41,11 @@ class Groups:
         self._storage = storage
         self._group_size = group_size
         self.max_size: int = storage.max_size // group_size
+        rows = occupancy_of(storage)
+        self.occupancy: Occupancy = FirstSlots(len(self))
+        # Some groups may have left before they were overwritten.
+        if rows.count < len(storage):
+            self.occupancy = SlotSet.from_state(self.max_size, rows.slots()[::group_size] // group_size)
 
     def __len__(self) -> int:
         return len(self._storage) // self._group_size
@@ -137,12 +143,17 @@ class GroupSampler(SamplerWrapper):
         self._newest = 0
 
     def check_storage(self, storage: Storage, writer: Any) -> None:
-        """Refuses a storage whose capacity is not that of the groups, and writers that keep no ring of whole groups."""
+        """Refuses a storage whose capacity is not that of the groups, and writers that keep no ring of whole groups.
+
+        The rows of a group then leave a storage of sequences together.
+        """
         if storage.max_size % self.group_size:
             raise ValueError(
                 f"capacity is {storage.max_size} and group_size is {self.group_size}; capacity counts rows, and groups "
                 f"are kept whole. Give a multiple of {self.group_size}"
             )
+        if isinstance(storage, PackedStorage):
+            storage.rows_together = self.group_size
         num_groups = storage.max_size // self.group_size
         if self.base_sampler.num_slots not in (None, num_groups):
             raise ValueError(
@@ -181,6 +192,10 @@ class GroupSampler(SamplerWrapper):
             self._turns[self._turns > 0] = _OLD
             self._turns[new] = 0
             self._newest = int(new[-1])
+
+    def on_evict(self, index: Tensor) -> None:
+        """Removes evicted groups, whose rows are in the slots int64 ``[n]``, so that they are never drawn."""
+        self.base_sampler.on_evict((index // self.group_size).unique())
 
     def _groups(self, storage: Any) -> Any:
         groups = Groups(storage, self.group_size)

@@ -108,7 +108,14 @@ def refuse_ragged(rows: TensorDictBase) -> None:
 
 
 def _jagged(key: Key, rows: Sequence[Any]) -> Any:
-    """Returns a list of tensors ``[L, ...]``, one for each row, as a jagged tensor; anything else as it is."""
+    """Returns a list of tensors ``[L, ...]`` or of lists of numbers as a jagged tensor; anything else as it is."""
+    if rows and all(isinstance(row, list | tuple) for row in rows):
+        try:
+            # An empty list has the dtype of the others.
+            kind = torch.as_tensor(next(filter(None, rows), []), device="cpu").dtype
+            rows = [torch.as_tensor(row, dtype=None if row else kind, device="cpu") for row in rows]
+        except (TypeError, ValueError, RuntimeError):
+            return rows
     if not rows or not all(isinstance(row, Tensor) and row.ndim for row in rows):
         return rows
     kinds = {f"{row.dtype} {list(row.shape[1:])} on {row.device}" for row in rows}

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["FirstSlots", "Occupancy", "SlotSet", "are_within"]
+__all__ = ["FirstSlots", "KnowsOccupancy", "Occupancy", "SlotSet", "are_within"]
 
 
 class Occupancy(ABC):
@@ -39,6 +40,12 @@ class Occupancy(ABC):
 
     def _slots_in_places(self, places: np.ndarray) -> Tensor:
         return self.slots()[torch.from_numpy(places)]
+
+
+class KnowsOccupancy:
+    """A storage that knows which of its slots hold a row."""
+
+    occupancy: Any  #: :class:`Occupancy` of the slots.
 
 
 class FirstSlots(Occupancy):

@@ -42,13 +42,13 @@ from lightning_replay.storage.columns import (
     checked_device,
     refuse_ragged,
 )
-from lightning_replay.storage.occupancy import FirstSlots, Occupancy, SlotSet
+from lightning_replay.storage.occupancy import FirstSlots, KnowsOccupancy, Occupancy, SlotSet
 from lightning_replay.storage.rows import WORD_BYTES, Key, RowLayout, leaves_of, observation_pairs
 
 
 # memmap: a save from another machine does not decide where files are created
 @functools.partial(rebuildable, chosen_when_loaded=("memmap",))
-class PackedStorage(LazyTensorStorage):
+class PackedStorage(KnowsOccupancy, LazyTensorStorage):
     """Keeps all columns of a transition, whatever their dtype, side by side in one aligned row.
 
     A batch is one ``index_select`` of rows; its leaves are dtype views of the result, so they are strided
@@ -84,6 +84,10 @@ class PackedStorage(LazyTensorStorage):
     #:
     #: :meta private:
     stores_frames: bool = False
+    #: Number of rows that leave together, if rows leave before they are overwritten.
+    #:
+    #: :meta private:
+    rows_together: int = 1
     #: Keys of columns whose rows have different lengths.
     #:
     #: :meta private:
@@ -821,7 +825,7 @@ def is_key(index: Any) -> bool:
 
 def occupancy_of(storage: Storage) -> Occupancy:
     """Returns which slots hold a row; of TorchRL's storages all below the length."""
-    return storage.occupancy if isinstance(storage, PackedStorage) else FirstSlots(len(storage))
+    return storage.occupancy if isinstance(storage, KnowsOccupancy) else FirstSlots(len(storage))
 
 
 def empty_storage() -> RuntimeError:

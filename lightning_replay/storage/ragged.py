@@ -34,15 +34,16 @@ class RaggedStorage(PackedStorage):
 
     Rows are written and drawn as with :class:`~lightning_replay.storage.PackedStorage`, except for the columns under
     ``ragged``. A ragged column is a nested tensor (``torch.jagged`` or strided), or ``[N, L, ...]`` if all rows have
-    the length L. ``extend_columns`` also accepts a list of N tensors ``[L, ...]``. The ragged columns of a row share
-    its length, which may be 0. They may differ in dtype and in the shape of an element.
+    the length L. ``extend_columns`` also accepts a list of N tensors ``[L, ...]``, or of N lists of numbers. The ragged
+    columns of a row share its length, which may be 0. They may differ in dtype and in the shape of an element.
 
     A drawn batch is padded with zeros to its longest row, and has ``mask``. With ``jagged`` its ragged columns are
     jagged nested tensors, which share their offsets.
 
-    Rows leave first in, first out. If the elements of new rows do not fit, the oldest rows leave until they fit. Rows
-    that alone have more than ``element_capacity`` elements are refused. Inverse transforms and checks of finite values
-    do not see elements: in place of the ragged columns they get ``ragged_span``, int64 ``[N, 2]``.
+    Rows leave first in, first out. If the elements of new rows do not fit, the oldest rows leave until they fit, whole
+    groups of a :class:`~lightning_replay.samplers.GroupSampler`. Rows that alone have more than ``element_capacity``
+    elements are refused. Inverse transforms and checks of finite values do not see elements: in place of the ragged
+    columns they get ``ragged_span``, int64 ``[N, 2]``.
 
     Args:
         capacity: rows.
@@ -183,13 +184,18 @@ class RaggedStorage(PackedStorage):
             self._num_written += total
 
     def _release_below(self, least: int) -> None:
-        """Evicts rows whose elements begin below the number ``least``."""
+        """Evicts rows whose elements begin below the number ``least``, and the rows that leave with them."""
         if least <= 0 or self._spans is None:
             return
         first = self._spans[: self._len, 0]
         slots = ((first > _RELEASED) & (first < least)).nonzero().flatten().cpu()
         if not len(slots):
             return
+        if self.rows_together > 1:
+            groups = (slots // self.rows_together).unique()
+            slots = (
+                groups.unsqueeze(1) * self.rows_together + torch.arange(self.rows_together, device="cpu")
+            ).flatten()
         with self.snapshots.lock:
             self.begin_write(slots)
             self._next_generation(slots)
@@ -322,10 +328,15 @@ class RaggedStorage(PackedStorage):
 
 def _end_to_end(key: Key, value: Any) -> tuple[Tensor, Tensor]:
     """Returns the elements ``[E, ...]`` of a ragged column, and the length of each row, int64 ``[N]`` on the CPU."""
+    if value is None:
+        raise TypeError(
+            f"the option ragged names the column {shown(key)}, and the rows do not have it; give it as a nested "
+            "tensor, a tensor [N, L, ...], or in extend_columns a list of tensors. Nothing was stored"
+        )
     rows = [*value.detach().unbind()] if isinstance(value, Tensor) else []
     if len({row.shape[1:] for row in rows}) != 1 or not rows[0].ndim:
         raise TypeError(
-            f"the option ragged names the column {shown(key)}, and its rows are missing or differ in more than length "
+            f"the option ragged names the column {shown(key)}, and its rows differ in more than length "
             f"(given: {type(value).__name__}); give a nested tensor, a tensor [N, L, ...], or in extend_columns a list "
             "of tensors. Nothing was stored"
         )

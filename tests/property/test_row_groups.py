@@ -130,3 +130,58 @@ def test_a_buffer_of_groups_is_the_lists(
         assert torch.allclose(replay.sampler.priority_of(slots), torch.tensor(expected), atol=1e-4)
         if fresh_share:
             assert replay.stats()["groups_waiting"] == sum(oracle.turns[group] == 0 for group in oracle.stored)
+
+
+RAGGED = {
+    "fresh": {"fresh_share": 0.5},
+    "uniform": {},
+    "different": {"replace": False},
+    "pass": {"replace": "pass"},
+    "priority": {"priority_exponent": 1.0},
+    "age": {"age": {"half_life": 2.0}},
+}
+
+
+@pytest.mark.parametrize("options", RAGGED.values(), ids=RAGGED)
+@settings(max_examples=25)
+@given(
+    steps=st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=3), min_size=1, max_size=12), loads=st.booleans()
+)
+def test_groups_of_sequences_leave_whole_to_make_room_for_elements(
+    options: dict[str, Any], steps: list[list[int]], loads: bool
+) -> None:
+    room = 30
+
+    def ragged() -> Replay:
+        return built(ragged=["tokens"], element_capacity=room, **options)
+
+    replay = ragged()
+    stored: list[tuple[int, int]] = []  # number and elements of each group that is held
+    given = 0
+    for lengths in steps:
+        # The rows of a group have L, L + 1, and 0 elements.
+        sizes = [(2 * length + 1) for length in lengths]
+        if sum(sizes) > room:
+            continue
+        tokens = [torch.full((size,), given + n) for n, one in enumerate(lengths) for size in (one, one + 1, 0)]
+        number = torch.arange(given, given + len(lengths)).repeat_interleave(SIZE)
+        replay.extend_columns({"tokens": tokens, "group": number})
+        stored += [(given + n, size) for n, size in enumerate(sizes)]
+        given += len(lengths)
+        while len(stored) > CAPACITY or sum(size for _, size in stored) > room:
+            stored.pop(0)
+        assert len(replay) == len(stored) * SIZE
+        if loads:
+            state = replay.state_dict()
+            replay = ragged()
+            replay.load_state_dict(state)
+        if len(stored) >= 2:
+            batch = replay.sample()
+            groups = batch["group"].view(-1, SIZE)
+            assert (groups == groups[:, :1]).all()
+            assert {*groups[:, 0].tolist()} <= {group for group, _ in stored}
+            assert torch.equal(
+                batch["tokens"][batch["mask"]], batch["group"].unsqueeze(1).expand_as(batch["mask"])[batch["mask"]]
+            )
+            if options.get("replace") is False:
+                assert len({*groups[:, 0].tolist()}) == 2

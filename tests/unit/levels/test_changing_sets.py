@@ -180,7 +180,7 @@ def test_a_save_refers_to_objects_by_name_whatever_their_order() -> None:
     assert {*other.next_levels(3).tolist()} == {0, 1, 3}, "level 2 was retired"
     for given, told in (
         ([*rows, rows[0]], "the name 'q0' is given twice"),
-        ([{"question": "?"}], "name is 'id' and level 0 is .*, which has no such entry"),
+        ([{"question": "?"}], "name is 'id' and object 0 is .*, which has no such entry"),
         ([{"id": 1.5}], "the name of level 0 is 1.5"),
     ):
         with pytest.raises((TypeError, ValueError), match=told):

@@ -256,7 +256,7 @@ def test_nothing_and_wrong_states_are_no_errors_of_numpy() -> None:
         levels.load_state_dict(state | {"scoring": {**state["scoring"], "of_episodes": nan}})
     sampler = LevelBatchSampler(levels, 2)
     for state in ({}, LevelBatchSampler(levels, 3).state_dict()):
-        with pytest.raises(ValueError, match="give that of a LevelBatchSampler of batch_size 2"):
+        with pytest.raises(ValueError, match="the batches of all processes together have 2 levels here"):
             sampler.load_state_dict(state)
     sampler.load_state_dict({"begun": 8, "batch_size": 2})
     with pytest.raises(ValueError, match="load both"):
@@ -284,7 +284,7 @@ def test_scores_and_outcomes_that_cannot_be_rates() -> None:
     for give in (lambda: levels.record([3, 4], [0.5, -3.0]), lambda: levels.record([3, 4], outcomes=[1.0, 1.5])):
         with pytest.raises(ValueError, match="of level 4 is .*; it must be in"):
             give()
-    with pytest.raises(TypeError, match="level_id is .'x1'.; give the ids as integers"):
+    with pytest.raises(TypeError, match="level_id is .'x1'.; give ids, integers"):
         levels.record(["x1"], [0.5])
     with pytest.warns(UserWarning, match=r"a level got 3 outcomes .* Learnability\(window=3\)"):
         levels.record([1], outcomes=[[0.0, 1.0, 1.0]])

@@ -61,7 +61,7 @@ def test_parts_of_any_length() -> None:
         ({"rank": 2, "world_size": 2}, "rank is 2 and world_size is 2; ranks are counted from 0 to 1"),
         ({"rank": 0, "world_size": 0}, "world_size is 0"),
         ({"group_size": 5}, "batch_size is 12 in 1 processes, and group_size is 5"),
-        ({"rank": 0, "world_size": 100}, "count is 1200 and there are 200 levels"),
+        ({"rank": 0, "world_size": 100}, "has 1200 different levels, and there are 200"),
         ({"expire_after": 0}, "expire_after is 0"),
     ],
 )
@@ -142,9 +142,13 @@ def refusals(rank: int, world_size: int, folder: Path) -> list[str]:
     refused(lambda: levels.record([1], outcomes=[1.0]))
     levels.synchronize()
     levels.record([rank], outcomes=[1.0])
-    other = LevelBuffer(LevelSet(range(5 + rank)), score=scores.Learnability(), seed=0)
-    with pytest.raises((RuntimeError, ValueError)) as caught:
-        other.share()
+    named = [{"id": number + rank} for number in range(5)]
+    for other in (LevelSet(range(5 + rank)), LevelSet(named, name="id"), LevelSet(named)):
+        with pytest.raises((RuntimeError, ValueError)) as caught:
+            LevelBuffer(other, score=scores.Learnability(), seed=0).share()
+        told.append(str(caught.value))
+    with pytest.raises(ValueError) as caught:
+        next(iter(LevelBatchSampler(levels, batch_size=1 + rank)))
     told.append(str(caught.value))
     return told
 
@@ -158,7 +162,11 @@ def test_what_one_process_gets_wrong_every_process_refuses(tmp_path: Path) -> No
     assert "rank 1 refused its values" in first[1] and "level_id has [999]" in first[1]
     assert second[1].startswith("level_id has [999]")
     assert first[2].startswith("outcomes of level") and "rank 0 refused its values" in second[2]
-    assert first[4] == second[4] == "the processes have [5, 6] levels, by rank; build the same set in each"
+    assert first[4] == second[4] and first[4].startswith("the processes have [5, 6] levels, by rank")
+    assert first[5].startswith("the processes have [5, 5] levels, by rank, and these are not the same ones")
+    assert "not the same ones" in first[5] and "rank 1 refused its values" in first[6]
+    assert "are not the saved ones" in second[6]
+    assert first[7].startswith("the processes draw batches of [2, 4] levels, by rank")
 
 
 def dies(rank: int, world_size: int, folder: Path) -> Any:

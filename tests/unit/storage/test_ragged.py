@@ -214,7 +214,7 @@ REFUSED = [
     (
         {"tokens": [torch.arange(2)], "number": torch.zeros(1)},
         TypeError,
-        "^the option ragged names the column 'log_prob', and its rows are missing",
+        "^the option ragged names the column 'log_prob', and the rows do not have it",
     ),
     (
         {"tokens": [torch.arange(3)], "log_prob": [torch.zeros(2)]},
@@ -224,7 +224,7 @@ REFUSED = [
     (
         {"tokens": torch.arange(3), "log_prob": torch.arange(3)},
         TypeError,
-        "'tokens', and its rows are missing or differ .* .given: Tensor.; give a nested tensor",
+        "'tokens', and its rows differ .* .given: Tensor.; give a nested tensor",
     ),
     (
         {"tokens": [torch.arange(3), torch.zeros(1)], "log_prob": 0},
@@ -356,3 +356,13 @@ def test_options_are_those_of_the_storage() -> None:
     storage = ragged(jagged=True).storage
     assert isinstance(storage, RaggedStorage) and storage.jagged and storage.element_capacity == 10
     assert storage.ragged_keys == [(key,) for key in KEYS]
+
+
+def test_lists_of_numbers_are_sequences_as_lists_of_tensors_are() -> None:
+    replay = recipes.uniform(6, 4, ragged=["tokens"], element_capacity=10, seed=0)
+    replay.extend_columns({"tokens": [[], [5, 6], [7]], "number": torch.arange(3)})
+    assert [one.tolist() for one in replay.storage.get(torch.arange(3))["tokens"]] == [[0, 0], [5, 6], [7, 0]]
+    for wrong in ([[1], ["x"]], [[1], [[2, 3]]], [[1.5], [2]]):
+        with pytest.raises((TypeError, ValueError), match="tokens"):
+            replay.extend_columns({"tokens": wrong, "number": torch.arange(2)})
+    assert len(replay) == 3
