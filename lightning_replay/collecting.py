@@ -24,7 +24,7 @@ Path = tuple[str, ...]
 Key = str | Path
 Columns = dict[Key, Any]  # arrays or tensors [N, ...]
 FinalObservation = str | Sequence[str] | Callable[[Any, Any], Any]
-_FINAL_OBSERVATIONS = ("final_obs", "final_observation")  # These names are found without an option.
+FINAL_OBSERVATIONS = ("final_obs", "final_observation")  #: Names in the infos of a vector, of Gymnasium 1 and 0.29.
 
 
 def check_step_options(
@@ -353,7 +353,7 @@ class VectorSteps(VectorWrapper):
     def _final(self, observations: Any, infos: Any) -> Any:
         wanted = self._final_observation
         if wanted is None:
-            return next((infos[name] for name in _FINAL_OBSERVATIONS if name in infos), None)
+            return next((infos[name] for name in FINAL_OBSERVATIONS if name in infos), None)
         if callable(wanted):
             return wanted(observations, infos)
         for name in [wanted] if isinstance(wanted, str) else wanted:

@@ -277,6 +277,12 @@ def td_error_of(td_error: Any, signals: dict[str, Any], known: Sequence[str]) ->
     return td_error
 
 
+def own_td_error(index: Any, td_error: Any, signals: Mapping[str, Any], priority_key: Any) -> Any:
+    """Returns TD errors as given, or the column ``priority_key`` of a batch that comes without any feedback."""
+    is_alone = td_error is None and not signals and isinstance(index, TensorDictBase)
+    return index.get(priority_key, None) if is_alone else td_error
+
+
 def real_numbers(name: str, value: Any, outcome: str) -> Tensor:
     """Returns a value as a tensor without gradient; raises ``TypeError`` for text, flags and complex numbers."""
     tensor = row_numbers(name, value, "a tensor of real numbers", outcome)

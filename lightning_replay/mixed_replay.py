@@ -17,7 +17,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from lightning_replay.feedback import parse_td_errors, row_numbers, td_error_of
+from lightning_replay.feedback import own_td_error, parse_td_errors, row_numbers, td_error_of
 from lightning_replay.forking import ForkGuard
 from lightning_replay.options import check_kind, checked_count
 from lightning_replay.replay import Replay, given_batch_size
@@ -307,6 +307,7 @@ class MixedReplay(SeededStateful, TrainingReplay):
     ) -> None:
         """Passes TD errors and signals on to their rows, see :meth:`~lightning_replay.Replay.update_priority`."""
         td_error = td_error_of(td_error, signals, self.online.signals + self.offline.signals)
+        td_error = own_td_error(index, td_error, signals, self.priority_key)
         index, td_error, generation = parse_td_errors(index, td_error, generation)
         first, of_rows = index if index.ndim == 1 else index[:, 0], {"td_error": td_error, "generation": generation}
         of_rows |= {name: row_numbers(name, value, "a tensor [B, ...]") for name, value in signals.items()}

@@ -35,6 +35,7 @@ from lightning_replay.feedback import (
     match_td_errors,
     match_there,
     one_each,
+    own_td_error,
     parse_td_errors,
     td_error_of,
     update_matching,
@@ -110,7 +111,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         batch_size: rows per batch; by default 256, or the capacity where it is smaller.
         n_steps: rewards summed into one return, formed when a row is drawn; 1 leaves rows as they are.
         discount: γ of that return.
-        priority_key: the column from which :meth:`update_tensordict_priority` reads TD errors.
+        priority_key: the column of a batch from which :meth:`update_priority` reads TD errors that it is not given.
         prefetch: batches drawn ahead in a thread. Their priorities are as old as they have waited.
         check_finite: refuse NaN and infinity in rewards and observations, see
             :class:`~lightning_replay.storage.columns.TransitionCheck`. About 5 % of the time of an insert of
@@ -644,9 +645,9 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             index: the batch that was drawn, whose ``index`` and ``generation`` are used; or the ``index`` alone, int64
                 ``[B]`` or ``[B, 2]``, of sequences ``[B, T]``.
             td_error: signed, ``[B]`` or ``[B, 1]``, of sequences ``[B, T]``, see
-                :class:`~lightning_replay.samplers.SequenceSampler`; the magnitude becomes the sampler's priority. May
-                be left out where only the writer takes feedback and ``signals`` hold all of it. TorchRL's name
-                ``priority`` is accepted.
+                :class:`~lightning_replay.samplers.SequenceSampler`; the magnitude becomes the sampler's priority. Of a
+                batch without it and without ``signals`` the column :attr:`priority_key` is read. May be left out where
+                only the writer takes feedback and ``signals`` hold all of it. TorchRL's name ``priority`` is accepted.
             generation: with an index alone, the batch's ``generation``. Rows whose slot was written or emptied since
                 are dropped and counted; without it they are only dropped if the slot is empty.
             signals: further feedback for a :class:`~lightning_replay.writers.RetentionWriter`: ``action_values``
@@ -668,6 +669,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         sampler = parts.sampler
         if signals:
             td_error = td_error_of(td_error, signals, self.signals)
+        td_error = own_td_error(index, td_error, signals, self.priority_key)
         # Nobody uses the TD errors of a uniform buffer: they are read, so that an error in a loop shows, and dropped.
         needs_feedback, is_prioritized = writer.needs_feedback, sampler.uses_priorities
         if needs_feedback or not is_prioritized:
@@ -731,8 +733,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         if td_error is None and sampler.uses_priorities:
             raise ValueError(
                 f"td_error is None, and {type(self._sampler).__name__} draws by TD errors; give one for each row "
-                f"of the batch, or write them to its {self.priority_key!r} for update_tensordict_priority. No "
-                "priority was changed"
+                f"of the batch, or write them to its column {self.priority_key!r}. No priority was changed"
             )
         feedback = writer.read_feedback(len(index), td_error, signals) if writer.needs_feedback else None
         if self.sequence_length is not None and sampler.uses_priorities:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replay of any recipe in Stable-Baselines3's DQN, SAC, TD3 and DDPG, whose training steps stay as they are."""
+"""Replay of any recipe in place of Stable-Baselines3's buffer: in its algorithms, and in scripts that import it."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence, Sized
+import warnings
+from collections.abc import Callable, Mapping, Sequence, Sized
+from math import isfinite, prod
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from lightning_replay import recipes
+from lightning_replay.collecting import FINAL_OBSERVATIONS
 from lightning_replay.envs.building import checked_info_keys
-from lightning_replay.options import check_kind, missing_extra
+from lightning_replay.options import check_kind, checked_flag, missing_extra
+from lightning_replay.replay import Replay
+from lightning_replay.samplers import PrioritizedSampler, UniformSampler
+from lightning_replay.storage import PackedStorage
 from lightning_replay.training_replay import TrainingReplay
+from lightning_replay.writers import FirstInFirstOutWriter
 
 try:
     from stable_baselines3.common.buffers import BaseBuffer, ReplayBuffer
@@ -29,6 +35,9 @@ except ImportError as _error:
 __all__ = ["RecipeBuffer"]
 
 _LOSSES = (functional.mse_loss, functional.smooth_l1_loss)
+_MOST_STEPS_WAITING = 64
+_MOST_ROWS_WAITING = 256
+_FLAGS = (("next", "done"), ("next", "terminated"), ("next", "truncated"))
 
 
 class _Rewards(Tensor):
@@ -65,21 +74,26 @@ class RecipeBuffer(ReplayBuffer):
     those of the training step itself: the rewards of a batch are a subclass of ``Tensor``, for which torch hands over
     the loss that is computed from them.
 
-    Args:
-        recipe: name of a :mod:`recipe <lightning_replay.recipes>`, or a function of ``capacity`` and the options that
-            returns a replay.
-        info_keys: of numbers or flags in the steps' infos, stored as float32 columns ``("next", key)`` for event
-            conditions.
-        options: of the recipe, such as ``priority_exponent=0.6``; with ``n_steps`` above 1 ``discount`` is the model's
-            ``gamma``.
+    The class also replaces the ``ReplayBuffer`` that CleanRL, LeanRL, and similar scripts import. Only their import
+    line changes, see the page on migrating.
 
-    Attributes:
-        replay: the :class:`~lightning_replay.Replay`, to read rows, to draw by hand, to save, and for its ``stats``.
+    Args:
+        optimize_memory_usage: Whether an observation that is also the next observation of another row is stored once.
+            This is the option ``observations="once"`` of the recipe. With ``frame_stack`` nothing changes.
+        handle_timeout_termination: Whether ``TimeLimit.truncated`` in the infos marks time limits, which are no
+            terminations. If it is false, ``dones`` of a batch are the flags that ``add`` was given.
+        recipe: Name of a :mod:`recipe <lightning_replay.recipes>`, or a function of ``capacity`` and the options that
+            returns a replay. ``None`` is ``"prioritized"``. If a training step then has no loss that returns TD errors,
+            a warning says so and draws stay uniform.
+        info_keys: Names of numbers or flags in the steps' infos, stored as float32 columns ``("next", key)`` for event
+            conditions.
+        options: Options of the recipe, such as ``priority_exponent=0.6``. With ``n_steps`` above 1 ``discount`` is the
+            model's ``gamma``.
 
     Raises:
-        ValueError: ``optimize_memory_usage``; a recipe of sequences or tasks; ``n_steps`` without ``discount``.
+        ValueError: a recipe of sequences or tasks; ``n_steps`` without ``discount``.
         RuntimeError: after the first draw, of an algorithm with another loss than ``mse_loss`` or ``smooth_l1_loss``
-            where the recipe needs weights or TD errors.
+            if the named recipe needs weights or TD errors.
 
     Example:
         >>> from stable_baselines3 import DQN
@@ -98,25 +112,28 @@ class RecipeBuffer(ReplayBuffer):
         device: torch.device | str = "auto",
         n_envs: int = 1,
         optimize_memory_usage: bool = False,
+        handle_timeout_termination: bool = True,
         *,
-        recipe: str | Callable[..., TrainingReplay] = "prioritized",
+        recipe: str | Callable[..., TrainingReplay] | None = None,
         info_keys: Sequence[str] = (),
         **options: Any,
     ) -> None:
-        if optimize_memory_usage:
-            raise ValueError("optimize_memory_usage is True; give frame_stack=4, image_key='observation' in its place")
         if options.get("n_steps", 1) != 1 and "discount" not in options:
             raise ValueError(f"n_steps is {options['n_steps']}; give the gamma of the model with it, discount=0.99")
-        check_kind("recipe", recipe, str | Callable, "the name of a recipe, or a function that returns a replay")
+        known = "the name of a recipe, or a function that returns a replay"
+        check_kind("recipe", recipe, str | Callable | None, known)
         # The constructor of ReplayBuffer would allocate arrays.
         BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs)
         self.buffer_size: int = max(buffer_size // n_envs, 1)
-        self.handle_timeout_termination: bool = True
-        self.optimize_memory_usage: bool = False
+        self.handle_timeout_termination: bool = checked_flag("handle_timeout_termination", handle_timeout_termination)
+        self.optimize_memory_usage: bool = checked_flag("optimize_memory_usage", optimize_memory_usage)
+        if self.optimize_memory_usage and "frame_stack" not in options:
+            options = {"observations": "once"} | options
         self.info_keys: tuple[str, ...] = checked_info_keys(info_keys)
         space: Any = observation_space
         self._spaces = {(name,): space[name] for name in space} if isinstance(space, spaces.Dict) else {(): space}
-        self._recipe = recipe
+        self._recipe = "prioritized" if recipe is None else recipe
+        self._may_be_uniform = recipe is None  # Whether a training step without TD errors is accepted.
         self._options = options
         self._capacity = self.buffer_size * n_envs
         self._is_loaded = False  # True until the first rows after a load.
@@ -125,7 +142,34 @@ class RecipeBuffer(ReplayBuffer):
         self._updates = 0
         self._drawn: _Rewards | None = None  # Rewards of the batch in the training step.
         self._is_answered = False
-        self.replay: Any = self._built()
+        self._replay: Any = self._built()
+        self._may_wait = _may_be_stored_together(self._replay)
+        self._begin()
+
+    def _begin(self) -> None:
+        # Prepares for rows of this number of environments.
+        self._arguments = self._columns_of(self.n_envs)
+        # Rows that are still to be stored, by column, [n, ...]. It is None while each step is stored at once.
+        self._waiting: dict[Any, np.ndarray] | None = None
+        self._num_waiting = 0
+        self._most_waiting = -1
+        # Pairs of columns that are checked for NaN and infinity.
+        floats = [path for path, space in self._spaces.items() if np.dtype(space.dtype).kind == "f"]
+        numbers = [("next", name) for name in ("reward", *self.info_keys)]
+        self._checked = [(_observation(path), ("next", "observation", *path)) for path in floats]
+        self._checked += zip(numbers, numbers, strict=True)
+
+    @property
+    def replay(self) -> Any:
+        """The :class:`~lightning_replay.Replay`, to read rows, to draw by hand, to save, and for its ``stats``.
+
+        Before the first read of this attribute, up to 64 steps wait and are stored together. Afterwards each step is
+        stored at once, because you may keep the replay.
+        """
+        self._store_waiting()
+        self._waiting = None
+        self._may_wait = False
+        return self._replay
 
     def _built(self) -> TrainingReplay:
         recipe = recipes.by_name(self._recipe) if isinstance(self._recipe, str) else self._recipe
@@ -138,8 +182,26 @@ class RecipeBuffer(ReplayBuffer):
             "a recipe of rows, such as 'event_tables', or an agent of Lightning or RLlib"
         )
 
+    def _columns_of(self, count: int) -> list[tuple[Any, str, int, str | None, Any, tuple[int, ...]]]:
+        # Key, name of the argument of add, its place, entry of a dictionary, dtype, and shape of each column.
+        action_dtype = self._maybe_cast_dtype(self.action_space.dtype)
+        columns: list[Any] = [
+            (("next", "reward"), "reward", 3, None, np.float32, (count, 1)),
+            ("action", "action", 2, None, action_dtype, (count, self.action_dim)),
+        ]
+        for path, space in self._spaces.items():
+            entry = path[0] if path else None
+            kind = (entry, space.dtype, (count, *get_obs_shape(space)))
+            columns.append((_observation(path), "obs", 0, *kind))
+            columns.append((("next", "observation", *path), "next_obs", 1, *kind))
+        return columns
+
     def add(self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: Any) -> None:
         """Stores a step of each environment; at an end ``next_obs`` is the last observation of the episode.
+
+        The infos are a list with a dictionary for each environment, or the dictionary of a Gymnasium vector. Last
+        observations in such a dictionary (``final_obs``, ``final_observation``) replace those in ``next_obs``. An
+        environment with a last observation that is not done was truncated.
 
         The first step after a load may be of another number of environments: the episodes that ran are ended.
 
@@ -147,118 +209,237 @@ class RecipeBuffer(ReplayBuffer):
             ValueError: an argument that is not of each environment, ``infos`` that lack a key of ``info_keys``, or rows
                 that the replay refuses. Nothing is stored.
         """
-        self._return_errors()
+        if self._drawn is not None:
+            self._return_errors()
+        of_vector = isinstance(infos, Mapping)
         count = self.n_envs
-        if not isinstance(infos, Sequence | np.ndarray) or (len(infos) != count and not self._is_loaded):
+        arguments = self._arguments
+        if self._is_loaded and isinstance(infos, Sized):
+            count = np.size(done) if of_vector else len(infos)
+            arguments = self._columns_of(count)
+        elif not of_vector and (not isinstance(infos, Sequence | np.ndarray) or len(infos) != count):
             given = f"a {type(infos).__name__}"
             if isinstance(infos, Sized):
                 given += f" of {len(infos)} entries"
             raise ValueError(
                 f"infos is {given}, and the buffer is of {count} environments; give a list of the info of each, as "
-                f"[{{}}] * {count} where they have none. Nothing was stored"
+                f"[{{}}] * {count} where they have none, or the dictionary of a vector. Nothing was stored"
             )
-        count = len(infos)
-
-        def of_each(name: str, value: object, dtype: Any, *shape: int) -> np.ndarray:
-            array = np.asarray(value, dtype=dtype)
-            if array.size != count * math.prod(shape) or (count > 1 and len(array) != count):
-                raise ValueError(
-                    f"{name} has the shape {list(array.shape)}; give an array of each of {count} environments, "
-                    f"{[count, *shape]}. Nothing was stored"
-                )
-            return array.reshape(count, *shape)
-
-        ended = of_each("done", done, np.bool_, 1)
-        late = ended & np.array([[info.get("TimeLimit.truncated", False)] for info in infos], dtype=np.bool_)
-        action_dtype = self._maybe_cast_dtype(self.action_space.dtype)
-        columns: dict[Any, Any] = {
-            ("next", "done"): ended,
-            ("next", "terminated"): ended & ~late,
-            ("next", "truncated"): late,
-            ("next", "reward"): of_each("reward", reward, np.float32, 1),
-            "action": of_each("action", action, action_dtype, self.action_dim),
-        }
-        for path, space in self._spaces.items():
-            for branch, name, observation in ((), "obs", obs), (("next",), "next_obs", next_obs):
-                part = observation[path[0]] if path else observation
-                columns[*branch, "observation", *path] = of_each(name, part, space.dtype, *get_obs_shape(space))
+        values = (obs, next_obs, action, reward)
+        columns: dict[Any, Any] = {}
+        for key, name, place, entry, dtype, shape in arguments:
+            value = values[place] if entry is None else values[place][entry]
+            columns[key] = _of_each(name, value, dtype, shape)
+        ended = _of_each("done", done, np.bool_, (count, 1))
+        has_last = self._put_last_observations(columns, infos, count) if of_vector else None
         for key in self.info_keys:
-            if lacking := [[*info] for info in infos if key not in info]:
-                raise ValueError(f"info_keys has {key!r}, an info has {lacking[0]}; put the key into every info, as 0")
-            columns["next", key] = np.array([[info[key]] for info in infos], dtype=np.float32)
-        if count != self.n_envs:
-            self._continue_with(count)
-        if not self._updates:  # Before the first draw nothing else moves the clock, from which the ages of rows count.
-            self.replay.advance(env_steps=self._env_steps)
-        self.replay.extend_columns(columns | {"trajectory": self._trajectory.copy()})
-        self._is_loaded = False
-        self._trajectory[ended[:, 0]] += count
+            columns["next", key] = _info_column(key, infos)
+        flags = (ended, ended, ended)
+        has_ended = has_last is not None or bool(np.count_nonzero(ended))
+        if has_ended:
+            flags = self._flags(ended, has_last, infos)
+        if self._waiting is None or not self._are_finite(columns):
+            self._store(columns | dict(zip(_FLAGS, flags, strict=True)), count)
+        else:
+            columns["trajectory"] = self._trajectory
+            rows = slice(self._num_waiting, self._num_waiting + count)
+            for key, column in columns.items():
+                self._waiting[key][rows] = column
+            self._waiting_flags[:, rows] = flags if has_ended else False  # A third of the time of three columns.
+            self._num_waiting = rows.stop
+        if has_ended:
+            self._trajectory[flags[0][:, 0]] += count
         self._env_steps += count
         self.pos: int = (self.pos + 1) % self.buffer_size
         self.full: bool = self.full or self.pos == 0
+        if self._num_waiting == self._most_waiting:
+            self._store_waiting()
+
+    def _put_last_observations(self, columns: dict[Any, Any], infos: Any, count: int) -> np.ndarray | None:
+        # Puts last observations of the infos of a vector in place of next ones. Returns which there are, [count, 1].
+        name = next((name for name in FINAL_OBSERVATIONS if name in infos), None)
+        if name is None:
+            return None
+        final = infos[name]
+        given = infos.get(f"_{name}", [one is not None for one in final])
+        has_last = _of_each(f"infos['_{name}']", given, np.bool_, (count, 1))
+        for path in self._spaces:
+            column = columns["next", "observation", *path].copy()
+            columns["next", "observation", *path] = column
+            for place in np.flatnonzero(has_last):
+                last = final[path[0]][place] if isinstance(final, Mapping) else final[place]
+                column[place] = last[path[0]] if isinstance(last, Mapping) else last
+        return has_last
+
+    def _flags(self, ended: np.ndarray, has_last: np.ndarray | None, infos: Any) -> tuple[np.ndarray, ...]:
+        # The columns done, terminated, and truncated of a step at which an episode may have ended, [count, 1] each.
+        late = np.zeros_like(ended)
+        if self.handle_timeout_termination and isinstance(infos, Mapping):
+            late |= _of_each("infos", infos.get("TimeLimit.truncated", late), np.bool_, late.shape)
+        elif self.handle_timeout_termination:
+            late[:, 0] = [info.get("TimeLimit.truncated", False) for info in infos]
+        terminated = ended & ~late
+        done = ended if has_last is None else ended | has_last
+        return done, terminated, done & ~terminated
+
+    def _store(self, columns: dict[Any, Any], count: int) -> None:
+        self._store_waiting()
+        if count != self.n_envs:
+            self._continue_with(count)
+        if not self._updates:  # Before the first draw nothing else moves the clock, from which the ages of rows count.
+            self._replay.advance(env_steps=self._env_steps)
+        columns["trajectory"] = self._trajectory.copy()
+        self._replay.extend_columns(columns)
+        self._is_loaded = False
+        # Rows whose observations are still compared may be refused.
+        may_wait = self._may_wait and self._waiting is None and not self._replay._ends.beginnings.may_refuse
+        steps = min(_MOST_STEPS_WAITING, _MOST_ROWS_WAITING // count, self.buffer_size)
+        if may_wait and steps > 1:
+            self._most_waiting = steps * count
+            shapes = {key: (self._most_waiting, *column.shape[1:]) for key, column in columns.items()}
+            self._waiting = {key: np.empty(shape, columns[key].dtype) for key, shape in shapes.items()}
+            self._waiting_flags = np.empty((len(_FLAGS), self._most_waiting, 1), dtype=np.bool_)
+            self._waiting |= zip(_FLAGS, self._waiting_flags, strict=True)
+
+    def _are_finite(self, columns: Mapping[Any, np.ndarray]) -> bool:
+        # A sum of products is finite only if every factor is. It may overflow: then the replay checks the rows.
+        return all([isfinite(np.vdot(columns[one], columns[other])) for one, other in self._checked])
+
+    def _store_waiting(self) -> None:
+        count = self._num_waiting
+        if count and self._waiting is not None:
+            self._num_waiting = 0
+            if not self._updates:
+                self._replay.advance(env_steps=self._env_steps - self.n_envs)
+            self._replay.extend_columns({key: column[:count] for key, column in self._waiting.items()})
 
     def _continue_with(self, num_envs: int) -> None:
         # Another number of environments than that of the model which saved the buffer.
-        self.replay.end_episodes()
+        self._replay.end_episodes()
         steps = self.size() * self.n_envs // num_envs
         self._trajectory = self._trajectory.max() + 1 + np.arange(num_envs)
         self.n_envs = num_envs
         self.buffer_size = max(self._capacity // num_envs, 1)
         self.pos = steps % self.buffer_size
         self.full = self.full or steps >= self.buffer_size
+        self._begin()
 
     def sample(self, batch_size: int, env: Any = None) -> Any:
         """Draws a batch for a training step, normalized by ``env``."""
         self._return_errors()
-        self.replay.advance(env_steps=self._env_steps, updates=self._updates)
-        batch = self.replay.sample(batch_size)
+        self._store_waiting()
+        self._replay.advance(env_steps=self._env_steps, updates=self._updates)
+        batch = self._replay.sample(batch_size)
         self._updates += 1
-        rewards = self.to_torch(self._normalize_reward(batch["next", "reward"].cpu().numpy(), env), copy=False)
-        if batch.get("priority_weight", None) is not None or self.replay.awaits_priorities:
+        # The entries at once: a look-up of each takes a few microseconds.
+        row = dict(batch.items())
+        following = dict(row["next"].items())
+        rewards = following["reward"].to(self.device)
+        if env is not None:
+            rewards = self.to_torch(self._normalize_reward(rewards.cpu().numpy(), env), copy=False)
+        if row.get("priority_weight") is not None or self._replay.awaits_priorities:
             self._drawn = rewards = rewards.as_subclass(_Rewards)
             rewards.batch = batch
             rewards.errors = []
-        discount = batch.get("discount", None)
+        discount = row.get("discount")
         return ReplayBufferSamples(
-            self._observations(batch["observation"], env),
-            batch["action"].to(self.device),
-            self._observations(batch["next", "observation"], env),
-            batch["next", "terminated"].to(self.device, torch.float32),
+            self._observations(row["observation"], env),
+            row["action"].to(self.device),
+            self._observations(following["observation"], env),
+            following["terminated"].to(self.device, torch.float32),
             rewards,
             None if discount is None else discount.to(self.device),
         )
 
     def _observations(self, rows: Any, env: Any) -> Any:
-        held: Any = {path[0]: rows[path].cpu().numpy() for path in self._spaces if path} or rows.cpu().numpy()
-        held = self._normalize_obs(held, env)
-        if isinstance(held, dict):
-            return {name: self.to_torch(array, copy=False) for name, array in held.items()}
-        return self.to_torch(held, copy=False)
+        parts = rows if isinstance(rows, Tensor) else dict(rows.items())
+        if env is not None:
+            of_arrays = (
+                parts.cpu().numpy() if parts is rows else {name: one.cpu().numpy() for name, one in parts.items()}
+            )
+            parts = self._normalize_obs(of_arrays, env)
+        if isinstance(parts, dict):
+            return {name: torch.as_tensor(part, device=self.device) for name, part in parts.items()}
+        return torch.as_tensor(parts, device=self.device)
 
     def _return_errors(self) -> None:
         drawn = self._drawn
         self._drawn = None
         if drawn is not None and drawn.errors:
             self._is_answered = True
-            self.replay.update_priority(drawn.batch, torch.stack(drawn.errors).abs().amax(0).cpu())
+            self._replay.update_priority(drawn.batch, torch.stack(drawn.errors).abs().amax(0).cpu())
         elif drawn is not None and not self._is_answered:
-            raise RuntimeError(
-                "no mse_loss or smooth_l1_loss followed a draw, so there were neither weights nor TD errors; use DQN, "
-                "SAC, TD3 or DDPG, or recipe='uniform'. To look at rows call replay_buffer.replay.sample()"
+            missing = "no mse_loss or smooth_l1_loss followed a draw, so there were neither weights nor TD errors"
+            if not self._may_be_uniform:
+                raise RuntimeError(
+                    f"{missing}; use DQN, SAC, TD3 or DDPG, or recipe='uniform'. To look at rows call "
+                    "replay_buffer.replay.sample()"
+                )
+            self._is_answered = True
+            warnings.warn(
+                f"{missing}. Draws are uniform until such a loss follows. Give recipe='uniform' to say that you want "
+                "uniform draws, or use one of the two losses for prioritized ones",
+                stacklevel=3,
             )
 
     def reset(self) -> None:
         """Removes every row that was added; offline rows of a :class:`~lightning_replay.MixedReplay` stay."""
         super().reset()
-        self.replay.entered.empty()
+        self._store_waiting()
+        self._replay.entered.empty()
 
     def __getstate__(self) -> dict[str, Any]:
         if self._drawn is not None and self._drawn.errors:
             self._return_errors()
-        return self.__dict__ | {"_drawn": None, "replay": self.replay.state_dict()}
+        self._store_waiting()
+        return self.__dict__ | {"_drawn": None, "_waiting": None, "_replay": self._replay.state_dict()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self.replay = self._built()
-        self.replay.load_state_dict(state["replay"])
+        self._replay = self._built()
+        self._replay.load_state_dict(state["_replay"])
+        self._may_wait = _may_be_stored_together(self._replay)
         self._is_loaded = True
+
+
+def _of_each(name: str, value: object, dtype: Any, shape: tuple[int, ...]) -> np.ndarray:
+    array = np.asarray(value, dtype=dtype)
+    if array.shape == shape:
+        return array
+    count = shape[0]
+    if array.size != prod(shape) or (count > 1 and len(array) != count):
+        raise ValueError(
+            f"{name} has the shape {list(array.shape)}; give an array of each of {count} environments, "
+            f"{list(shape)}. Nothing was stored"
+        )
+    return array.reshape(shape)
+
+
+def _info_column(key: str, infos: Any) -> np.ndarray:
+    of_vector = isinstance(infos, Mapping)
+    for info in [infos] if of_vector else infos:
+        if key not in info:
+            raise ValueError(
+                f"info_keys has {key!r}, an info has {[*info]}; put the key into every info, as 0. Nothing was stored"
+            )
+    values = infos[key] if of_vector else [info[key] for info in infos]
+    return np.array([[value] for value in values], dtype=np.float32)
+
+
+def _observation(path: tuple[str, ...]) -> Any:
+    return ("observation", *path) if path else "observation"
+
+
+def _may_be_stored_together(replay: Any) -> bool:
+    # Whether rows that are stored by one call lead to the same draws as rows of several calls between two draws.
+    if type(replay) is not Replay:
+        return False
+    parts = replay.parts
+    return (
+        type(replay.storage) is PackedStorage
+        and type(replay.writer) is FirstInFirstOutWriter
+        and type(replay.sampler) in (UniformSampler, PrioritizedSampler)
+        and getattr(replay.sampler, "age", None) is None
+        and parts.device is None
+        and not parts.changes_rows
+    )

@@ -56,6 +56,14 @@ class Beginnings:
         self._states = _NOTHING  # Observations within episodes; an end among them recurs by itself.
         self._running = _NOTHING  # Trajectories of the rows before.
 
+    @property
+    def may_refuse(self) -> bool:
+        """Whether rows are compared, so that :meth:`after` may refuse them.
+
+        :meta private:
+        """
+        return self._compares
+
     def after(self, values: Sequence[Column], columns: Iterable[Key]) -> Beginnings:
         """Returns these beginnings with those in rows with the values ``[N, ...]`` of these columns.
 

@@ -27,7 +27,7 @@ from torch import Tensor
 from lightning_replay import forking
 from lightning_replay.divided_draws import Divider
 from lightning_replay.episodes.beginnings import Beginnings
-from lightning_replay.feedback import parse_td_errors, td_error_of
+from lightning_replay.feedback import own_td_error, parse_td_errors, td_error_of
 from lightning_replay.options import ABOVE_ZERO, check_kind, checked_count, checked_local_path, checked_number
 from lightning_replay.parts import WriterHooks, as_replay_writer
 from lightning_replay.replay import SIGNALS, Replay, wrong_shape
@@ -398,8 +398,9 @@ class ShardedReplay(TrainingReplay):
 
         Args:
             index: Batch that this replay has drawn in any process, or its ``index``.
-            td_error: Signed TD errors, ``[B]`` or ``[B, 1]``; also accepted as ``priority``. TD errors of rows that
-                have left, or of a lost shard, are dropped.
+            td_error: Signed TD errors, ``[B]`` or ``[B, 1]``; also accepted as ``priority``. Of a batch without them
+                and without ``signals`` the column :attr:`priority_key` is read. TD errors of rows that have left, or of
+                a lost shard, are dropped.
             generation: The batch's ``generation``, if ``index`` is not a batch.
             signals: Further feedback, as for :meth:`~lightning_replay.Replay.update_priority`.
 
@@ -410,6 +411,7 @@ class ShardedReplay(TrainingReplay):
                 feedback, the next call of this object raises the error.
         """
         writer = as_replay_writer(self._template.writer)
+        td_error = own_td_error(index, td_error, signals, self.priority_key)
         feedback = checked_feedback(index, td_error, generation, signals, self._key, writer)
         self._draws_since_update = 0
         # Without such a part the feedback is only checked.

@@ -294,22 +294,20 @@ class RelabelGoals(ReplayTransform):
             )
         if self._gives_tensors:
             return self._relabel_there(batch, index, storage, episodes)
-        if self.share > 0:
+        if self.share > 0 and not self._knows_ends:
             self._compare_ends(batch)
         drawn = torch.rand(2, len(index), generator=self._rng, dtype=torch.float64, device=self._rng.device)
-        relabelled, place = drawn.cpu()
-        chosen = (relabelled < self.share).nonzero().squeeze(1)
-        if not len(chosen):
+        relabelled, place = drawn.cpu().numpy()
+        of_chosen = np.flatnonzero(relabelled < self.share)
+        if not len(of_chosen):
             return batch
-        slots = index[chosen]
-        most = torch.full_like(chosen, links.capacity)
-        first = links.walk(slots, most, back=True)[0] if self.strategy == "episode" else slots
-        newest, ahead = links.walk(first, most)
-        # The row (or the first one) and the rows ahead of it are equally likely. The place is below 1.
-        steps = (place[chosen] * (ahead + 1)).long()
-        of_goals = newest if self.strategy == "final" else links.walk(first, steps)[0]
-        # Rewards and flags along the return of each row belong to its new goal, [n, steps].
+        of_rows = index.numpy()[of_chosen]
+        goals_of = self._goal_slots(of_rows, place[of_chosen], links)
         counts = batch.get("steps_to_next_obs", None)
+        if counts is None and self._relabel_steps(batch, of_chosen, of_rows, goals_of, storage):
+            return batch
+        chosen, slots, of_goals = map(torch.from_numpy, (of_chosen, of_rows, goals_of))
+        # Rewards and flags along the return of each row belong to its new goal, [n, steps].
         used = torch.ones_like(slots) if counts is None else counts.cpu()[chosen].flatten()
         along = links.chain(slots, int(used.max()))[0]
         # check_rows found the column.
@@ -324,6 +322,51 @@ class RelabelGoals(ReplayTransform):
                 desired = batch.get(part[0])[..., part[1]]
                 desired[chosen.to(goal.device, non_blocking=True)] = goal.to(desired.dtype)
         return batch
+
+    def _goal_slots(self, slots: np.ndarray, place: np.ndarray, links: Any) -> np.ndarray:
+        # The slots whose achieved goals become the goals of rows in these slots, int64 [n]; places are below 1.
+        most = np.full_like(slots, links.capacity)
+        first = links.walk(slots, most, back=True)[0].numpy() if self.strategy == "episode" else slots
+        newest, ahead = links.walk(first, most)
+        if self.strategy == "final":
+            return newest.numpy()
+        # The row (or the first one) and the rows ahead of it are equally likely.
+        steps = (place * (ahead.numpy() + 1)).astype(np.int64)
+        return links.walk(first, steps)[0].numpy()
+
+    def _relabel_steps(
+        self, batch: TensorDictBase, chosen: np.ndarray, slots: np.ndarray, goals_of: np.ndarray, storage: Storage
+    ) -> bool:
+        # Relabels rows of single steps on the CPU through arrays of the batch, in a third of the time of returns.
+        # Returns whether it did: rows on a device, and rewards without an array or a fraction, take the other way.
+        following = dict(batch.get("next").items())
+        reward = following["reward"]
+        if not reward.is_cpu or reward.dtype not in (torch.float32, torch.float64):
+            return False
+        key = ("next", *self.achieved_key)
+        column, part = (self._part(batch, key) or (key, ...)) if self._flat else (key, ...)
+        both = torch.from_numpy(np.concatenate((goals_of, slots)))
+        values = _array_of(read_columns(storage, both, [column])[0], part)
+        goal, achieved = values[: len(slots)], values[len(slots) :]
+        info = self._info(batch, (storage, both[len(slots) :])) if self.reward_keys else {}
+        if self._functions[1] is not None:
+            ended = _computed_array("terminated", self._functions[1], achieved, goal, info).astype(np.bool_)
+            done = following["done"].numpy()
+            ended = ended.reshape(done[chosen].shape)
+            following["terminated"].numpy()[chosen] = ended
+            # An episode that ended at its own goal has not reached the new one: its last step is truncated.
+            if "truncated" in following:
+                following["truncated"].numpy()[chosen] |= done[chosen] & ~ended
+            done[chosen] |= ended
+        rewards = reward.numpy()
+        values = _computed_array("reward", self._functions[0], achieved, goal, info)
+        rewards[chosen] = values.reshape(-1, *rewards.shape[1:])
+        for key in (self.desired_key, ("next", *self.desired_key)):
+            column, part = (self._part(batch, key) or (key, ...)) if self._flat else (key, ...)
+            desired = batch.get(column, None)
+            if desired is not None:
+                _array_of(desired, part)[chosen] = goal
+        return True
 
     def _set_returns(
         self,
@@ -442,6 +485,12 @@ class RelabelGoals(ReplayTransform):
         return values
 
 
+def _array_of(column: Tensor, part: Any) -> np.ndarray:
+    """Returns a view of a part of the last dimension, all of it for ``...``."""
+    array = column.numpy()
+    return array if part is ... else array[..., part]
+
+
 def _put(column: Tensor, chosen: Tensor, values: Tensor) -> None:
     """Writes the values of the chosen rows, bool ``[B]``, into a column ``[B, ...]``."""
     chosen = chosen.view(-1, *[1] * (column.ndim - 1))
@@ -449,9 +498,16 @@ def _put(column: Tensor, chosen: Tensor, values: Tensor) -> None:
 
 
 def _computed(name: str, function: GoalFunction, achieved: Tensor, desired: Tensor, info: dict[str, Tensor]) -> Tensor:
+    values = _computed_array(name, function, achieved.cpu().numpy(), desired.cpu().numpy(), info)
+    return torch.as_tensor(values, device="cpu")
+
+
+def _computed_array(
+    name: str, function: GoalFunction, achieved: np.ndarray, desired: np.ndarray, info: dict[str, Tensor]
+) -> np.ndarray:
     columns = _RewardColumns({key: column.cpu().numpy() for key, column in info.items()})
-    values = torch.as_tensor(np.asarray(function(achieved.cpu().numpy(), desired.cpu().numpy(), columns)), device="cpu")
-    if values.shape != (len(achieved),) or not bool(torch.isfinite(values).all()):
+    values = np.asarray(function(achieved, desired, columns))
+    if values.shape != (len(achieved),) or not (values.dtype.kind in "bui" or np.isfinite(values).all()):
         given = f"the shape {list(values.shape)}" if values.shape != (len(achieved),) else "NaN or infinity"
         raise ValueError(
             f"{name} of RelabelGoals returned {given} for goals of shape {list(achieved.shape)}; it must return one "

@@ -200,7 +200,7 @@ CASES = [
     advice(
         "a prioritized replay without TD errors",
         lambda: fed(recipes.prioritized(**PAIR), td_error=None),
-        "give one for each row of the batch, or write them to its 'td_error' for update_tensordict_priority",
+        "give one for each row of the batch, or write them to its column 'td_error'",
         lambda: fed(recipes.prioritized(**PAIR)),
         lambda: (replay := filled(recipes.prioritized(**PAIR))).update_tensordict_priority(
             replay.sample().set("td_error", torch.ones(4))

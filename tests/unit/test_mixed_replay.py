@@ -64,7 +64,7 @@ def test_late_td_errors_are_dropped(by_index: bool) -> None:
     if by_index:
         replay.update_priority(batch["index"], torch.full((8,), 9.0), generation=batch["generation"])
     else:
-        replay.update_tensordict_priority(batch.set("td_error", torch.full((8,), 9.0)))
+        replay.update_priority(batch.set("td_error", torch.full((8,), 9.0)))
     assert replay.stats()["online"]["stale_updates_dropped"] == 4
     assert (replay.online.sampler.priority_of(torch.arange(100)) < 1.001).all()
 

@@ -353,7 +353,7 @@ def test_a_batch_without_td_errors_names_the_key_and_the_other_way() -> None:
     replay = prioritized(priority_offset=0.0)
     replay.extend(numbered_steps(0, 8))
     batch = replay.sample()
-    with pytest.raises(ValueError, match="td_error is None, .* write them to its 'td_error' for update_tensordict_pri"):
+    with pytest.raises(ValueError, match="td_error is None, .* write them to its column 'td_error'"):
         replay.update_tensordict_priority(batch)
     assert replay.awaits_priorities
     batch["td_error"] = torch.full((4,), -2.0)
@@ -363,6 +363,28 @@ def test_a_batch_without_td_errors_names_the_key_and_the_other_way() -> None:
     uniform = recipes.uniform(8, 4)
     uniform.extend(numbered_steps(0, 8))
     uniform.update_tensordict_priority(uniform.sample())
+
+
+def test_a_batch_alone_brings_the_td_errors_of_its_own_column() -> None:
+    """As ten of TorchRL's programs write it: ``batch["td_error"] = ...`` and ``update_priority(batch)``."""
+    replay = Replay(
+        storage=PackedStorage(8), sampler=PrioritizedSampler(8, 1.0, 0.0, 0.0), batch_size=4, priority_key="delta"
+    )
+    replay.extend(numbered_steps(0, 8))
+    batch = replay.sample()
+    batch["delta"] = torch.full((4, 1), -3.0)
+    batch["td_error"] = torch.full((4, 1), 9.0)  # another key
+    replay.update_priority(batch)
+    assert replay.sampler.priority_of(batch["index"]).tolist() == [3.0] * 4
+    replay.update_priority(batch, torch.full((4,), 2.0))  # which counts
+    assert replay.sampler.priority_of(batch["index"]).tolist() == [2.0] * 4
+    with pytest.raises(ValueError, match="td_error is None"):
+        replay.update_priority(batch, surprise=torch.ones(4))  # feedback without TD errors is not completed
+    with pytest.raises(ValueError, match="td_error is None"):
+        replay.update_priority(batch["index"])
+    uniform = recipes.uniform(8, 4)
+    uniform.extend(numbered_steps(0, 8))
+    uniform.update_priority(uniform.sample().set("td_error", torch.ones(4)))
 
 
 def flat(steps: TensorDict) -> TensorDict:

@@ -15,6 +15,7 @@ import torch
 from gymnasium import spaces
 from gymnasium.wrappers import TimeLimit
 from stable_baselines3 import DQN, SAC, TD3
+from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
 from tensordict import TensorDict
@@ -318,10 +319,10 @@ def buffer(space: spaces.Space[Any] = PLANE, **options: Any) -> RecipeBuffer:
     "one",
     [
         advice(
-            "memory",
-            lambda: buffer(CAMERA, optimize_memory_usage=True),
-            "give frame_stack=4, image_key='observation' in its place",
-            lambda: buffer(CAMERA, frame_stack=4, image_key="observation"),
+            "a flag",
+            lambda: buffer(handle_timeout_termination="no"),
+            "handle_timeout_termination is 'no'; it must be True or False",
+            lambda: buffer(handle_timeout_termination=False),
         ),
         advice(
             "returns",
@@ -392,16 +393,141 @@ def test_a_step_is_of_each_environment(name: str, shapes: list[tuple[int, ...]])
         buffer.add(**given())
 
 
-@pytest.mark.parametrize("infos", [{}, {"final_info": [{}] * 3}, [], [{}], [{}] * 4, None], ids=str)
+@pytest.mark.parametrize("infos", [[], [{}], [{}] * 4, None, 3], ids=str)
 def test_infos_are_of_each_environment(infos: Any) -> None:
     buffer = RecipeBuffer(30, PLANE, LEVER, "cpu", n_envs=3, recipe="uniform")
     with pytest.raises(
-        ValueError, match=r"infos is a .*, and the buffer is of 3 environments; give a list of the info of each"
+        ValueError, match=r"infos is a .*, and the buffer is of 3 environments; give a list of the info of each.*vector"
     ):
         buffer.add(**given(infos=infos))
     assert len(buffer.replay) == 0
     buffer.add(**given())
     assert buffer.sample(4).dones.shape == (4, 1)
+
+
+def ended_vector(name: str, last: Any, *, has_flags: bool = True, **more: Any) -> dict[str, Any]:
+    """Infos of a vector of three environments, of which the second and the third ended."""
+    flags = {f"_{name}": np.array([False, True, True])} if has_flags else {}
+    return {name: last, **flags, **more}
+
+
+def of_objects(*rows: Any) -> np.ndarray:
+    objects = np.full(len(rows), None, dtype=object)
+    for place, row in enumerate(rows):
+        objects[place] = row
+    return objects
+
+
+LAST = [None, np.array([50.0, 51.0]), np.array([60.0, 61.0])]
+
+
+@pytest.mark.parametrize(
+    "infos",
+    [
+        ended_vector("final_obs", of_objects(*LAST)),
+        ended_vector("final_observation", of_objects(*LAST)),
+        ended_vector("final_observation", of_objects(*LAST), has_flags=False),
+        ended_vector("final_obs", np.array([[0.0, 0.0], [50.0, 51.0], [60.0, 61.0]])),
+    ],
+    ids=["Gymnasium 1", "Gymnasium 0.29", "without flags", "arrays"],
+)
+def test_last_observations_of_a_vector_replace_the_next_ones(infos: dict[str, Any]) -> None:
+    """The second environment terminated, and the third was cut: its script passes terminations alone."""
+    buffer = RecipeBuffer(30, PLANE, LEVER, "cpu", n_envs=3, recipe="uniform", handle_timeout_termination=False)
+    given_next = given()["next_obs"].copy()
+    step = given(done=np.array([False, True, False]), infos=infos)
+    buffer.add(**step)
+    assert (step["next_obs"] == given_next).all()  # what the caller owns stays
+    buffer.add(**given(infos={}))
+    rows = buffer.replay[:]
+    assert rows["next", "observation"][:3].tolist() == [[1, 2], [50, 51], [60, 61]]
+    assert rows["next", "terminated"][:3].flatten().tolist() == [False, True, False]
+    assert rows["next", "truncated"][:3].flatten().tolist() == [False, False, True]
+    assert rows["trajectory"].tolist() == [0, 1, 2, 0, 4, 5]
+
+
+def test_last_observations_of_dictionaries_are_read_by_their_entries() -> None:
+    space = spaces.Dict({"a": spaces.Box(-99, 99, (1,)), "b": spaces.Discrete(9)})
+    buffer = RecipeBuffer(30, space, LEVER, "cpu", n_envs=3, recipe="uniform")
+    one = {"a": np.zeros((3, 1)), "b": np.zeros(3)}
+    last = of_objects(None, {"b": 4, "a": np.array([7.0])}, {"b": 5, "a": np.array([8.0])})
+    step = given(obs=one, next_obs=one)
+    buffer.add(**step | {"infos": ended_vector("final_obs", last)})
+    arrays = {"a": np.array([[0.0], [7.0], [8.0]]), "b": np.array([0, 4, 5])}
+    buffer.add(**step | {"infos": ended_vector("final_obs", arrays)})
+    rows = buffer.replay[:]["next", "observation"]
+    assert rows["a"].flatten().tolist() == [0, 7, 8] * 2 and rows["b"].flatten().tolist() == [0, 4, 5] * 2
+
+
+@pytest.mark.parametrize("handles", [True, False])
+@pytest.mark.parametrize("of_vector", [True, False])
+def test_dones_are_those_of_their_buffer(handles: bool, of_vector: bool) -> None:
+    """Theirs are ``dones * (1 - timeouts)``, and ``dones`` if time limits are not handled."""
+    late = [False, False, True]
+    infos: Any = [{"TimeLimit.truncated": one} for one in late]
+    ours = RecipeBuffer(3, PLANE, LEVER, "cpu", 3, handle_timeout_termination=handles, recipe="uniform", seed=0)
+    theirs = [ReplayBuffer(1, PLANE, LEVER, "cpu", handle_timeout_termination=handles) for _ in late]
+    step = given(done=np.array([False, True, True]))
+    ours.add(**step | {"infos": {"TimeLimit.truncated": np.array(late)} if of_vector else infos})
+    for place, one in enumerate(theirs):
+        rows = {name: value[place : place + 1] for name, value in step.items()}
+        one.add(**rows | {"infos": infos[place : place + 1]})
+    drawn = ours.sample(32)
+    by_row = {int(first) // 2: done.item() for first, done in zip(drawn.observations[:, 0], drawn.dones, strict=True)}
+    assert [by_row[place] for place in range(3)] == [one.sample(1).dones.item() for one in theirs]
+
+
+def test_flags_of_another_number_of_environments_are_refused() -> None:
+    buffer = RecipeBuffer(30, PLANE, LEVER, "cpu", n_envs=2, recipe="uniform")
+    with pytest.raises(ValueError, match=r"infos\['_final_obs'\] has the shape \[3\]; give an array of each of 2"):
+        buffer.add(**given(2, infos=ended_vector("final_obs", of_objects(*LAST))))
+    assert len(buffer.replay) == 0
+
+
+def test_infos_of_a_vector_have_columns() -> None:
+    buffer = RecipeBuffer(30, PLANE, LEVER, "cpu", n_envs=3, recipe="uniform", info_keys=["lives"])
+    buffer.add(**given(infos={"lives": np.array([3, 2, 1]), "_lives": np.ones(3, dtype=np.bool_)}))
+    assert buffer.replay[:]["next", "lives"].flatten().tolist() == [3, 2, 1]
+    with pytest.raises(ValueError, match=r"info_keys has 'lives', an info has \['_lives'\]; put the key into every"):
+        buffer.add(**given(infos={"_lives": np.zeros(3)}))
+
+
+def test_memory_is_saved_by_storing_observations_once() -> None:
+    wide = spaces.Box(-99, 99, (64,), np.float32)
+    buffers = [RecipeBuffer(64, wide, LEVER, "cpu", optimize_memory_usage=one, seed=0) for one in (False, True)]
+    for time in range(80):
+        here, there = np.full((1, 64), time), np.full((1, 64), time + 1)
+        for one in buffers:
+            one.add(here, there, np.array([time % 2]), np.ones(1), np.array([time % 7 == 6]), [{}])
+    drawn = [one.sample(16) for one in buffers]
+    assert all(torch.equal(*map(torch.as_tensor, pair)) for pair in zip(*(one[:5] for one in drawn), strict=True))
+    assert buffers[1].replay.nbytes < buffers[0].replay.nbytes
+    framed = RecipeBuffer(64, CAMERA, LEVER, "cpu", optimize_memory_usage=True, frame_stack=4, image_key="observation")
+    assert framed.replay.storage.stores_frames
+
+
+@pytest.mark.parametrize("name", ["obs", "next_obs", "reward"])
+def test_a_row_that_is_refused_is_refused_at_its_step_and_alone(name: str) -> None:
+    buffer = RecipeBuffer(300, PLANE, LEVER, "cpu", n_envs=3, recipe="uniform")
+    for _ in range(4):
+        buffer.add(**given())
+    wrong = given()
+    wrong[name] = np.full_like(wrong[name], np.nan, dtype=np.float32)
+    with pytest.raises(ValueError, match="is nan in rows"):
+        buffer.add(**wrong)
+    huge = given(reward=np.full(3, 3e38))  # whose squares are infinite
+    buffer.add(**huge)
+    assert len(buffer.replay) == 15
+    assert torch.equal(buffer.replay[:]["trajectory"], torch.tensor([0, 1, 2] * 5))
+
+
+def test_a_kept_replay_has_every_step_at_once() -> None:
+    buffer = filled(4)
+    replay = buffer.replay
+    assert len(replay) == 4
+    here = np.zeros((1, 2))
+    buffer.add(here, here, np.zeros(1), np.zeros(1), np.zeros(1), [{}])
+    assert len(replay) == 5
 
 
 def test_a_single_environment_may_leave_its_dimension_out() -> None:
@@ -469,6 +595,18 @@ def test_half_of_a_batch_may_be_offline_rows(tmp_path: Path) -> None:
     assert torch.equal(model.replay_buffer.sample(8).observations, before)
 
 
+def test_without_a_recipe_another_loss_is_reported_once_and_draws_stay_uniform() -> None:
+    with pytest.warns(UserWarning, match="neither weights nor TD errors. Draws are uniform until such a loss") as found:
+        model = model_of(OtherLoss, Count(), steps=20, learning_starts=4)
+    assert len([one for one in found if "TD errors" in str(one.message)]) == 1
+    buffer = model.replay_buffer
+    assert priorities(buffer, torch.arange(20)) == pytest.approx([1.0] * 20)
+    drawn = buffer.sample(8)
+    functional.mse_loss(torch.zeros(8, 1), drawn.rewards + 1.0)  # TD errors of such a loss count from now on
+    buffer.sample(8)
+    assert buffer.replay.stats()["priorities_updated"] == 8
+
+
 class OtherLoss(DQN):
     """An algorithm whose loss is neither of the two that are weighted."""
 
@@ -481,9 +619,9 @@ class OtherLoss(DQN):
 
 def test_an_algorithm_with_another_loss_is_refused_unless_it_needs_no_feedback() -> None:
     with pytest.raises(RuntimeError, match="no mse_loss or smooth_l1_loss followed a draw.*or recipe='uniform'"):
-        model_of(OtherLoss, Count(), steps=20, learning_starts=4)
+        model_of(OtherLoss, Count(), steps=20, learning_starts=4, of={"recipe": "prioritized"})
     model_of(OtherLoss, Count(), steps=20, learning_starts=4, of={"recipe": "uniform"})
-    buffer = filled()
+    buffer = filled(recipe="prioritized")
     for _ in range(3):  # as the error advises
         buffer.replay.sample()
     buffer.sample(4)

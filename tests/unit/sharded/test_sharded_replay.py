@@ -80,6 +80,7 @@ def test_td_errors_reach_their_rows_from_any_copy() -> None:
     assert replay.awaits_priorities
     copy.deepcopy(replay).update_priority(batch, 1.0 + batch["action"].float())
     replay.update_tensordict_priority(batch[:1].set("td_error", batch["action"][:1].float() + 1))
+    replay.update_priority(batch[1:2].set("td_error", batch["action"][1:2].float() + 1))
     assert not replay.awaits_priorities
     len(replay)
     for one in shards_of(replay):
