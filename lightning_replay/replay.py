@@ -646,7 +646,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
                 ``[B]`` or ``[B, 2]``, of sequences ``[B, T]``.
             td_error: signed, ``[B]`` or ``[B, 1]``, of sequences ``[B, T]``, see
                 :class:`~lightning_replay.samplers.SequenceSampler`; the magnitude becomes the sampler's priority. Of a
-                batch without it and without ``signals`` the column :attr:`priority_key` is read. May be left out where
+                batch without it and without ``signals`` the column ``priority_key`` is read. May be left out where
                 only the writer takes feedback and ``signals`` hold all of it. TorchRL's name ``priority`` is accepted.
             generation: with an index alone, the batch's ``generation``. Rows whose slot was written or emptied since
                 are dropped and counted; without it they are only dropped if the slot is empty.

@@ -131,7 +131,9 @@ class RecipeBuffer(ReplayBuffer):
             options = {"observations": "once"} | options
         self.info_keys: tuple[str, ...] = checked_info_keys(info_keys)
         space: Any = observation_space
-        self._spaces = {(name,): space[name] for name in space} if isinstance(space, spaces.Dict) else {(): space}
+        self._spaces: dict[tuple[str, ...], Any] = {(): space}
+        if isinstance(space, spaces.Dict):
+            self._spaces = {(name,): space[name] for name in space}
         self._recipe = "prioritized" if recipe is None else recipe
         self._may_be_uniform = recipe is None  # Whether a training step without TD errors is accepted.
         self._options = options
@@ -234,7 +236,7 @@ class RecipeBuffer(ReplayBuffer):
         has_last = self._put_last_observations(columns, infos, count) if of_vector else None
         for key in self.info_keys:
             columns["next", key] = _info_column(key, infos)
-        flags = (ended, ended, ended)
+        flags: tuple[np.ndarray, ...] = (ended, ended, ended)
         has_ended = has_last is not None or bool(np.count_nonzero(ended))
         if has_ended:
             flags = self._flags(ended, has_last, infos)
@@ -275,7 +277,8 @@ class RecipeBuffer(ReplayBuffer):
         # The columns done, terminated, and truncated of a step at which an episode may have ended, [count, 1] each.
         late = np.zeros_like(ended)
         if self.handle_timeout_termination and isinstance(infos, Mapping):
-            late |= _of_each("infos", infos.get("TimeLimit.truncated", late), np.bool_, late.shape)
+            given = infos.get("TimeLimit.truncated", late)
+            late = _of_each("infos['TimeLimit.truncated']", given, np.bool_, late.shape)
         elif self.handle_timeout_termination:
             late[:, 0] = [info.get("TimeLimit.truncated", False) for info in infos]
         terminated = ended & ~late
@@ -352,15 +355,13 @@ class RecipeBuffer(ReplayBuffer):
         )
 
     def _observations(self, rows: Any, env: Any) -> Any:
-        parts = rows if isinstance(rows, Tensor) else dict(rows.items())
+        if isinstance(rows, Tensor):
+            given: Any = rows if env is None else env.normalize_obs(rows.cpu().numpy())
+            return torch.as_tensor(given, device=self.device)
+        parts: Any = rows.items()
         if env is not None:
-            of_arrays = (
-                parts.cpu().numpy() if parts is rows else {name: one.cpu().numpy() for name, one in parts.items()}
-            )
-            parts = self._normalize_obs(of_arrays, env)
-        if isinstance(parts, dict):
-            return {name: torch.as_tensor(part, device=self.device) for name, part in parts.items()}
-        return torch.as_tensor(parts, device=self.device)
+            parts = env.normalize_obs({name: part.cpu().numpy() for name, part in parts}).items()
+        return {name: torch.as_tensor(part, device=self.device) for name, part in parts}
 
     def _return_errors(self) -> None:
         drawn = self._drawn

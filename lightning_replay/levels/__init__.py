@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from lightning_replay.levels.prioritization import Boltzmann, Greedy, Prioritization, Proportional, Rank, Top
     from lightning_replay.levels.scores import EpisodeScore
     from lightning_replay.levels.selector import LevelSelector, segments, update_rollout
+    from lightning_replay.levels.step_lists import StepLists
     from lightning_replay.levels.streams import LevelStream
     from lightning_replay.levels.table import LevelSampler, LevelWriter
 
@@ -36,6 +37,7 @@ __all__ = [
     "Proportional",
     "Rank",
     "SequentialLevels",
+    "StepLists",
     "Top",
     "UniformLevels",
     "plr",
@@ -56,6 +58,7 @@ __getattr__: Getter = lazy_names(
         ".prioritization": ("Boltzmann", "Greedy", "Prioritization", "Proportional", "Rank", "Top"),
         ".scores": ("EpisodeScore",),
         ".selector": ("LevelSelector", "segments", "update_rollout"),
+        ".step_lists": ("StepLists",),
         ".streams": ("LevelStream",),
         ".table": ("LevelSampler", "LevelWriter"),
     },

@@ -399,7 +399,7 @@ class ShardedReplay(TrainingReplay):
         Args:
             index: Batch that this replay has drawn in any process, or its ``index``.
             td_error: Signed TD errors, ``[B]`` or ``[B, 1]``; also accepted as ``priority``. Of a batch without them
-                and without ``signals`` the column :attr:`priority_key` is read. TD errors of rows that have left, or of
+                and without ``signals`` the column ``priority_key`` is read. TD errors of rows that have left, or of
                 a lost shard, are dropped.
             generation: The batch's ``generation``, if ``index`` is not a batch.
             signals: Further feedback, as for :meth:`~lightning_replay.Replay.update_priority`.
