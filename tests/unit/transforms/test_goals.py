@@ -107,6 +107,27 @@ def test_rewards_read_stored_columns_by_hand() -> None:
     assert drawn_once(summed, 1)["next", "reward"].item() == 178 + 0.5 * 270
 
 
+@pytest.mark.parametrize("strategy", ["future", "final", "episode"])
+@pytest.mark.parametrize("ends", [None, reached])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_single_steps_are_relabelled_as_returns_of_one_step(strategy: str, ends, dtype: torch.dtype) -> None:
+    """Rows of single steps are relabelled through arrays; without them, by the way that returns take."""
+    batches = []
+    for is_general in (False, True):
+        options = {"reward": costly, "reward_keys": ["action", ("next", "speed")], "terminated": ends}
+        replay = hindsight(strategy=strategy, share=0.7, **options)
+        if is_general:
+            replay.transform[0]._relabel_steps = lambda *_: False
+        for _ in range(4):
+            rows = costed_rows()
+            rows["next", "reward"] = rows["next", "reward"].to(dtype)
+            replay.extend(rows)
+        batches.append([replay.sample() for _ in range(5)])
+    for one, other in zip(*batches, strict=True):
+        assert one["next", "reward"].dtype is dtype and (one == other).all()
+    assert (batches[0][0]["observation", "desired_goal"] != OWN_GOAL).any()
+
+
 @pytest.mark.parametrize("n_steps", [1, 2])
 def test_columns_are_read_there_as_on_the_cpu(n_steps: int) -> None:
     def reward(achieved, desired, info):
