@@ -94,6 +94,22 @@ def test_levels_learn_the_same_as_from_the_vector_itself(asynchronous: bool) -> 
     lists.envs.close()
 
 
+def test_a_vector_may_return_the_same_arrays_at_each_step() -> None:
+    steps = StepLists(vector(SequentialLevels(range(6, 99))))
+    steps.reset()
+    rewards, step = np.zeros(2), steps.envs.env.step
+
+    def reusing(actions: Any) -> Any:
+        observations, reward, *others = step(actions)
+        rewards[:] = reward
+        return observations, rewards, *others
+
+    steps.envs.env.step = reusing
+    for _ in range(2):
+        steps.step([0, 0])
+    assert steps.rollout(torch.zeros(2, 2), torch.zeros(2))["next", "reward"].tolist() == [[6, 8], [7, 7]]
+
+
 def test_wrong_values_are_refused_and_the_steps_stay() -> None:
     steps = StepLists(vector(SequentialLevels(range(6, 99))))
     steps.reset()
