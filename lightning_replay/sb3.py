@@ -151,6 +151,9 @@ class RecipeBuffer(ReplayBuffer):
     def _begin(self) -> None:
         # Prepares for rows of this number of environments.
         self._arguments = self._columns_of(self.n_envs)
+        if self.optimize_memory_usage:
+            # Their algorithms mark the newest rows here before they train again. Rows are joined by their observations.
+            self.dones: Any = np.zeros((self.buffer_size, self.n_envs), dtype=np.bool_)
         # Rows that are still to be stored, by column, [n, ...]. It is None while each step is stored at once.
         self._waiting: dict[Any, np.ndarray] | None = None
         self._num_waiting = 0

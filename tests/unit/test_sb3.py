@@ -506,6 +506,15 @@ def test_memory_is_saved_by_storing_observations_once() -> None:
     assert framed.replay.storage.stores_frames
 
 
+def test_a_model_that_saves_memory_trains_twice() -> None:
+    model = model_of(DQN, Count(last=9), steps=15, learning_starts=8, optimize_memory_usage=True)
+    with pytest.warns(UserWarning, match="The last trajectory in the replay buffer will be truncated"):
+        model.learn(10)
+    rows = model.replay_buffer.replay[:]
+    assert rows["observation"][:, 0].tolist() == [*range(9), *range(6), *range(9), 0]
+    assert rows["next", "observation"][:, 0].tolist() == [*range(1, 10), *range(1, 7), *range(1, 10), 1]
+
+
 @pytest.mark.parametrize("name", ["obs", "next_obs", "reward"])
 def test_a_row_that_is_refused_is_refused_at_its_step_and_alone(name: str) -> None:
     buffer = RecipeBuffer(300, PLANE, LEVER, "cpu", n_envs=3, recipe="uniform")
