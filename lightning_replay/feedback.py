@@ -19,7 +19,7 @@ from torchrl.data.replay_buffers import Storage
 from lightning_replay.options import did_you_mean
 from lightning_replay.state import Stateful
 from lightning_replay.storage.occupancy import FirstSlots
-from lightning_replay.storage.packed import PackedStorage, occupancy_of
+from lightning_replay.storage.packed import PackedStorage, occupancy_of, rows_of
 
 #: Problem of TD errors that are checked on a device, with a place for the name of the method that brought them.
 NOT_FINITE = (
@@ -90,7 +90,7 @@ def match_td_errors(index: Any, td_error: Any, generation: Any, storage: Storage
 
     Generations are those of the batch by default; without any the index is trusted.
     """
-    packed = storage if isinstance(storage, PackedStorage) else None
+    packed = rows_of(storage)
     index, td_error, generation = parse_td_errors(index, td_error, generation)
     index = index.cpu()
     if index.dtype != torch.int64 or index.ndim not in (1, 2):

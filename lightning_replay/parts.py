@@ -24,7 +24,14 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 from torch.nn import Module
-from torchrl.data.replay_buffers import PrioritizedSampler, RoundRobinWriter, Sampler, Storage, Writer
+from torchrl.data.replay_buffers import (
+    PrioritizedSampler,
+    RoundRobinWriter,
+    Sampler,
+    Storage,
+    TensorDictReplayBuffer,
+    Writer,
+)
 from torchrl.envs import Transform
 
 from lightning_replay.deferred_checks import DeferredChecks
@@ -32,7 +39,7 @@ from lightning_replay.jit import BreaksGraphs
 from lightning_replay.saving import load_state, write_state
 from lightning_replay.saving.spec import rebuildable
 from lightning_replay.state import SeededStateful
-from lightning_replay.torchrl_compat import attached_buffers, most_priorities, next_slot, storage_of
+from lightning_replay.torchrl_compat import attached_buffers, most_priorities, next_slot, storage_of, writer_of
 
 __all__ = [
     "BufferHooks",
@@ -315,9 +322,21 @@ class ReplaySampler(PartHooks, Sampler):
     _update_matching: Any = None
 
     def update_priority(self, index: Any, priority: Any, *, storage: Any = None) -> None:
-        """TorchRL's name of :meth:`set_priorities`, which its buffers call; ignored without priorities."""
+        """TorchRL's name of :meth:`set_priorities`, which its buffers call; a writer that learns gets them too."""
         if self.uses_priorities:
             self.set_priorities(index, priority, storage)
+        self.pass_on(index, priority, storage)
+
+    def pass_on(self, index: Any, priority: Any, storage: Any) -> None:
+        """Passes TD errors to the writer of TorchRL's buffers that draw by this sampler, and pass them only to it.
+
+        :meta private:
+        """
+        for buffer in () if storage is None else attached_buffers(storage):
+            writer = writer_of(buffer)
+            learns = isinstance(writer, ReplayWriter) and writer.needs_feedback
+            if learns and buffer.sampler is self and not isinstance(buffer, BufferHooks):
+                writer.take_td_errors(index, priority, both=self.update_partners)
 
     def priority_of(self, index: Tensor) -> Tensor | None:
         """Returns the priorities of rows before any exponent, float32 ``[n]``; ``None`` where there are none."""
@@ -381,6 +400,10 @@ class WriterHooks(PartHooks):
     tables: Any = None
     #: Function for the surprise of new rows, TensorDict ``[N]`` to ``[N]``; ``None`` if there is none.
     initial_surprise: Callable[[TensorDictBase], Tensor] | None = None
+    #: Generations and occupancy of a storage of TorchRL, which keeps neither; ``None`` if the storage does.
+    #:
+    #: :meta private:
+    rows_beside: Any = None
 
     @property
     def needs_initial_surprise(self) -> bool:
@@ -499,19 +522,47 @@ class ReplayWriter(WriterHooks, Writer):
                 "insert; extend calls it"
             )
 
+    _entering: Any = None  # The slots of the last rows, while TorchRL's buffer may give them their first priorities.
+
+    @property
+    def tracks_generations(self) -> bool:
+        """Whether batches of TorchRL's buffers have ``index_generation``; as TorchRL's writers that count them.
+
+        :meta private:
+        """
+        return self.rows_beside is not None
+
+    def generations_of(self, index: Any) -> Tensor:
+        """Returns how often each slot was written or emptied, int64; -1 if the writer does not count it."""
+        return super().generations_of(index) if self.rows_beside is None else self.rows_beside.generation_of(index)
+
     def register_storage(self, storage: Storage) -> None:
         """Attaches a storage; a ``TypeError`` if the writer needs feedback and the buffer passes none to it.
 
         :meta private:
         """
         for buffer in attached_buffers(storage):
-            if self.needs_feedback and not isinstance(buffer, BufferHooks):
-                raise TypeError(
-                    f"{type(self).__name__} decides by the TD errors of drawn rows which rows stay, and a "
-                    f"{type(buffer).__name__} passes them to its sampler only; use "
-                    "lightning_replay.Replay(storage=..., writer=..., ...)"
-                )
+            self.check_buffer(buffer)
         super().register_storage(storage)
+
+    def check_buffer(self, buffer: Any) -> None:
+        """Refuses a buffer by raising, if the writer needs TD errors and the buffer does not pass them on.
+
+        Called when the writer comes to the buffer, and by ``extend`` and ``add``: another sampler may have come since.
+
+        :meta private:
+        """
+        # TorchRL's buffers of TensorDicts pass the TD errors of a batch to samplers of this class alone.
+        kind = PrioritizedSampler if isinstance(buffer, TensorDictReplayBuffer) else Sampler
+        passes = isinstance(buffer.sampler, ReplaySampler) and isinstance(buffer.sampler, kind)
+        if self.needs_feedback and not passes and not isinstance(buffer, BufferHooks):
+            raise TypeError(
+                f"{type(self).__name__} decides by the TD errors of drawn rows which rows stay, and a "
+                f"{type(buffer).__name__} with the {type(buffer.sampler).__name__} of "
+                f"{type(buffer.sampler).__module__.partition('.')[0]} passes it none; use lightning_replay.Replay("
+                "storage=..., writer=..., ...), or a TensorDictReplayBuffer with the PrioritizedSampler of "
+                "lightning_replay.samplers, which draws uniformly with priority_exponent=0"
+            )
 
     def insert(self, data: TensorDictBase) -> Insertion:
         """Stores rows, TensorDict ``[N]``, oldest first; called by ``Replay.extend``."""
@@ -524,12 +575,41 @@ class ReplayWriter(WriterHooks, Writer):
         return super().insert(rows)
 
     def extend(self, data: TensorDictBase) -> Tensor:
-        return self.insert(data).slots
+        """Stores rows ``[N]``, oldest first; returns their slots, int64 ``[N]``, -1 for rows that are not kept."""
+        for buffer in attached_buffers(self._storage):
+            self.check_buffer(buffer)
+        inserted = self.insert(data)
+        # TorchRL's buffers of TensorDicts write a slot into each given row.
+        slots = inserted.slots.new_full((data.shape[0],), -1)
+        slots[inserted.rows] = inserted.slots
+        # They then give the rows their column of priorities, if there is one, and a single row TorchRL's default.
+        keys = [getattr(buffer, "priority_key", None) for buffer in attached_buffers(self._storage)]
+        self._entering = slots if any(key is not None and data.get(key, None) is not None for key in keys) else None
+        return slots
 
-    def add(self, data: TensorDictBase) -> Any:
+    def add(self, data: TensorDictBase) -> int:
         """Stores one row, a TensorDict of batch size ``[]``; returns its slot, -1 where it was refused."""
-        index = self.extend(data.unsqueeze(0))
-        return int(index) if index.numel() else -1
+        slot = int(self.extend(data.unsqueeze(0)))
+        if any(isinstance(buffer, TensorDictReplayBuffer) for buffer in attached_buffers(self._storage)):
+            self._entering = slot
+        return slot
+
+    def take_td_errors(self, index: Any, td_error: Any, *, both: bool) -> None:
+        """Reads the TD errors that a buffer of TorchRL passed to its sampler, as ``Replay.update_priority`` does.
+
+        :meta private:
+        """
+        entering, self._entering = self._entering, None
+        if index is entering or (type(entering) is int and isinstance(index, Tensor) and not index.ndim):
+            return  # The first priorities of new rows are the sampler's.
+        slots = torch.atleast_1d(torch.as_tensor(index, device="cpu"))
+        errors = torch.as_tensor(td_error, device="cpu").detach().reshape(-1).expand(len(slots))
+        is_kept = slots.reshape(len(slots), -1)[:, 0] >= 0
+        if is_kept.any():
+            self._learn(slots[is_kept], errors[is_kept], both)
+
+    def _learn(self, slots: Tensor, td_error: Tensor, both: bool) -> None:
+        self.update_priority(slots, self.read_feedback(len(slots), td_error, {}), both=both)
 
 
 class _TorchRLSampler(ReplaySampler):
@@ -569,6 +649,14 @@ class _TorchRLWriter(WriterHooks):
 def without_tables(sampler: str) -> TypeError:
     """Returns the error for a sampler of tables whose writer keeps none; ``sampler`` is the name of its class."""
     return TypeError(f"{sampler} draws from tables, the writer keeps none; give an EventTableWriter or TaskTableWriter")
+
+
+def without_columns(reader: str, storage: Storage) -> TypeError:
+    """Returns the error for a part that reads columns from a storage that has none."""
+    return TypeError(
+        f"{reader} reads columns of rows, and a {type(storage).__name__} has none; use PackedStorage or "
+        "LazyTensorStorage"
+    )
 
 
 def as_replay_sampler(sampler: Sampler) -> ReplaySampler:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from tensordict import TensorDictBase
-from tensordict.utils import NestedKey
+from tensordict.utils import NestedKey, expand_as_right
 from torch import Tensor, nn
 from torchrl.data import TensorDictReplayBuffer
 from torchrl.data.replay_buffers import Sampler, Storage, TensorStorage, Writer
@@ -72,6 +72,7 @@ from lightning_replay.storage.columns import (
     normalized,
     rows_of_columns,
 )
+from lightning_replay.storage.packed import occupancy_of
 from lightning_replay.training_replay import TrainingReplay
 from lightning_replay.writers.first_in_first_out import FirstInFirstOutWriter
 
@@ -594,7 +595,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
                 # Set again only what a transform has removed, and index and generation also where it replaced them.
                 present = data.get(key, None)
                 if present is not value and (present is None or key not in shown):
-                    data.set(key, value)
+                    data.set(key, value if value.ndim >= data.ndim else expand_as_right(value, data))
             return data, info
 
     def __getitem__(self, index: Any) -> Any:
@@ -627,6 +628,8 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             data = self._collate_fn(self._storage.get(there))
             # TorchRL's memory-mapped rows are locked.
             data = (data.copy() if data.is_locked else data).set("index", there)
+            if self.parts.writer.rows_beside is not None:
+                data.set("generation", self.parts.writer.rows_beside.generation_of(there))
         if episodes is not None:
             data = episodes.draw(data, index, self._storage)
         return data, data.get("generation", None), transforms
@@ -1045,7 +1048,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         return self._storage.max_size
 
     def __len__(self) -> int:
-        return len(self._storage) if self._packed is None else self._packed.num_stored
+        return occupancy_of(self._storage).count if self._packed is None else self._packed.num_stored
 
     @property
     def nbytes(self) -> int:

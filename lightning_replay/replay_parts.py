@@ -23,6 +23,7 @@ from lightning_replay.parts import (
     as_replay_sampler,
     as_replay_writer,
     unwrap,
+    without_columns,
     without_tables,
 )
 from lightning_replay.samplers.slice_check import check_slice_writer
@@ -210,14 +211,6 @@ def generator_of_torchrl(sampler: Sampler, storage: Storage, former: torch.Gener
     for part in (*of_torchrl, storage):
         part._rng = generator
     return generator
-
-
-def without_columns(reader: str, storage: Storage) -> TypeError:
-    """Returns the error for a part that reads columns from a storage that has none."""
-    return TypeError(
-        f"{reader} reads columns of rows, and a {type(storage).__name__} has none; use PackedStorage or "
-        "LazyTensorStorage"
-    )
 
 
 def _check_there(sampler: str, device: torch.device, storage: Storage, writer: Writer) -> None:

@@ -14,13 +14,24 @@ if TYPE_CHECKING:  # The inspection of a save reads rows without TorchRL.
 
 
 def attached_buffers(storage: Storage) -> Sequence[ReplayBuffer]:
-    """Returns the buffers of a storage, which a writer informs of the rows that it wrote."""
-    return storage._attached_entities
+    """Returns the buffers of a storage, which a writer informs of the rows that it wrote; none of groups of rows."""
+    return getattr(storage, "_attached_entities", ())
+
+
+def writer_of(buffer: ReplayBuffer) -> Writer | None:
+    """Returns the writer of a buffer; ``None`` while the buffer is being built."""
+    return getattr(buffer, "_writer", None)
 
 
 def is_full(storage: Storage) -> bool:
     """Returns whether every slot of a storage holds a row."""
     return storage._is_full
+
+
+def set_length(storage: Storage, length: int) -> None:
+    """Sets how many slots hold a row, from the first one on; a list knows by itself."""
+    if hasattr(storage, "_len"):
+        storage._len = length
 
 
 def set_newest_slot(storage: Storage, slot: int) -> None:

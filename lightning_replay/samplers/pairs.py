@@ -13,11 +13,11 @@ from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.data.replay_buffers import PrioritizedSampler as TorchRLPrioritizedSampler
-from torchrl.data.replay_buffers import Sampler, Storage
+from torchrl.data.replay_buffers import Sampler, Storage, TensorStorage
 
 from lightning_replay.episodes.running import FollowedEpisodes
 from lightning_replay.options import check_kind, checked_flag
-from lightning_replay.parts import ReplaySampler, ShardDraw, ShardRequest, as_replay_sampler
+from lightning_replay.parts import ReplaySampler, ShardDraw, ShardRequest, as_replay_sampler, without_columns
 from lightning_replay.samplers.prioritized import written_slots
 from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.saving.spec import rebuildable
@@ -97,6 +97,8 @@ class SamplerWrapper(ReplaySampler, TorchRLPrioritizedSampler):
         # A sampler that is added to a filled buffer reads the stored rows in slot order.
         if self._is_attached:
             return
+        if self._reads_columns and not isinstance(storage, TensorStorage):
+            raise without_columns(type(self).__name__, storage)
         self._is_attached = True
         earlier = stored_before(storage, new.cpu())
         if len(earlier):

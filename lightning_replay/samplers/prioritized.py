@@ -128,6 +128,7 @@ class PrioritizedBase(ReplaySampler, TorchRLPrioritizedSampler):
         """
         slots = flat_index(index, storage)
         self.set_priorities(slots, matching_priority(priority, slots), storage)
+        self.pass_on(index, priority, storage)
 
     def check_priority(self, priority: Tensor) -> None:
         """Refuses priorities of new rows, float32 ``[n]``, that :meth:`update_priority` would refuse."""

@@ -33,7 +33,7 @@ from lightning_replay.saving.spec import rebuildable
 from lightning_replay.schedulers import Scheduler, checked_probabilities
 from lightning_replay.schedules import Schedule
 from lightning_replay.storage.columns import as_tensor
-from lightning_replay.storage.packed import PackedStorage
+from lightning_replay.storage.packed import occupancy_of
 from lightning_replay.tables.counts import StateActionCounts
 from lightning_replay.tables.tables import Tables
 
@@ -71,8 +71,9 @@ class CountedTables(Tables):
 
 def tables_of(storage: Storage, sampler: Any) -> Tables:
     """Returns the tables of a storage; ``TypeError`` if its writer keeps none."""
-    if isinstance(storage, PackedStorage) and isinstance(storage.occupancy, Tables):
-        return storage.occupancy
+    tables = occupancy_of(storage)
+    if isinstance(tables, Tables):
+        return tables
     raise without_tables(type(sampler).__name__)
 
 

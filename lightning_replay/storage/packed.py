@@ -17,7 +17,7 @@ from tensordict import TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.data import LazyTensorStorage
-from torchrl.data.replay_buffers import Storage
+from torchrl.data.replay_buffers import ListStorage, Storage
 
 from lightning_replay.deferred_checks import DeferredChecks
 from lightning_replay.forking import ForkGuard
@@ -44,6 +44,7 @@ from lightning_replay.storage.columns import (
 )
 from lightning_replay.storage.occupancy import FirstSlots, KnowsOccupancy, Occupancy, SlotSet
 from lightning_replay.storage.rows import WORD_BYTES, Key, RowLayout, leaves_of, observation_pairs
+from lightning_replay.torchrl_compat import attached_buffers, writer_of
 
 
 # memmap: a save from another machine does not decide where files are created
@@ -426,7 +427,7 @@ class PackedStorage(KnowsOccupancy, LazyTensorStorage):
             values = self._reader.read(data, self._given_device)
             if values is None:
                 refuse_ragged(data)
-                raise self._mismatch(data)
+                raise other_columns(data, self.row_columns, self._given_device)
             self._check(values)
             return values
         except BaseException:
@@ -662,25 +663,6 @@ class PackedStorage(KnowsOccupancy, LazyTensorStorage):
         self._columns_check = None
         self._masks = [place for place, key in enumerate(columns) if key in MASKS]
 
-    def _mismatch(self, data: TensorDictBase) -> ValueError:
-        given = {leaf[0]: (leaf[1], tuple(leaf[2])) for leaf in leaves_of(data[0])}
-        stored = {key: (dtype, tuple(shape)) for key, (dtype, shape) in self.row_columns.items()}
-        for key in NOT_STORED - stored.keys():
-            given.pop(key, None)
-        different = [
-            f"{'/'.join(name)}: stored {stored.get(name, 'no such column')}, given {given.get(name, 'no such column')}"
-            for name in sorted(stored.keys() | given.keys())
-            if stored.get(name) != given.get(name)
-        ] or [
-            f"device of {'/'.join(name)}: first {self._given_device}, given {data.get(name).device}"
-            for name in sorted(given)
-            if data.get(name).device != self._given_device
-        ]
-        return ValueError(
-            "transitions must have the columns of the first ones stored; nothing was written. "
-            f"Different: {'; '.join(different)}. Convert them, leave columns out (exclude), or start a new buffer"
-        )
-
     def state_dict(self) -> dict[str, Any]:
         """Returns the rows written so far (a view, not a copy, to be read alone) and the layout of their bytes."""
         state: dict[str, Any] = {
@@ -823,9 +805,44 @@ def is_key(index: Any) -> bool:
     return isinstance(index, str) or (isinstance(index, tuple) and all(isinstance(part, str) for part in index))
 
 
+def rows_of(storage: Storage) -> Any:
+    """Returns what knows generations and occupancy: a :class:`PackedStorage`, or what a writer keeps of TorchRL's.
+
+    ``None`` for a storage of TorchRL whose writer keeps neither.
+    """
+    if isinstance(storage, PackedStorage):
+        return storage
+    kept = (getattr(writer_of(buffer), "rows_beside", None) for buffer in attached_buffers(storage))
+    return next((rows for rows in kept if rows is not None), None)
+
+
 def occupancy_of(storage: Storage) -> Occupancy:
-    """Returns which slots hold a row; of TorchRL's storages all below the length."""
-    return storage.occupancy if isinstance(storage, KnowsOccupancy) else FirstSlots(len(storage))
+    """Returns which slots hold a row; all below the length where neither storage nor writer knows."""
+    known = storage if isinstance(storage, KnowsOccupancy) else rows_of(storage)
+    return FirstSlots(len(storage)) if known is None else known.occupancy
+
+
+def other_columns(
+    data: TensorDictBase, columns: Mapping[Key, tuple[torch.dtype, torch.Size]], device: torch.device | None
+) -> ValueError:
+    """Returns the error for rows whose columns or device differ from those of the rows that were stored first."""
+    given = {leaf[0]: (leaf[1], tuple(leaf[2])) for leaf in leaves_of(data[0])}
+    stored = {key: (dtype, tuple(shape)) for key, (dtype, shape) in columns.items()}
+    for key in NOT_STORED - stored.keys():
+        given.pop(key, None)
+    different = [
+        f"{'/'.join(name)}: stored {stored.get(name, 'no such column')}, given {given.get(name, 'no such column')}"
+        for name in sorted(stored.keys() | given.keys())
+        if stored.get(name) != given.get(name)
+    ] or [
+        f"device of {'/'.join(name)}: first {device}, given {data.get(name).device}"
+        for name in sorted(given)
+        if data.get(name).device != device
+    ]
+    return ValueError(
+        "transitions must have the columns of the first ones stored; nothing was written. "
+        f"Different: {'; '.join(different)}. Convert them, leave columns out (exclude), or start a new buffer"
+    )
 
 
 def empty_storage() -> RuntimeError:
@@ -847,7 +864,9 @@ def stored_before(storage: Storage, new: Tensor) -> Tensor:
 
 
 def readable_rows(storage: Storage) -> TensorDictBase:
-    return storage.readable_rows if isinstance(storage, PackedStorage) else storage.get(slice(0, len(storage)))
+    """Returns the rows below the length, to be read; those of a list are copied."""
+    rows: Any = storage.readable_rows if isinstance(storage, PackedStorage) else storage.get(slice(0, len(storage)))
+    return torch.stack(rows) if isinstance(rows, list) and rows and isinstance(rows[0], TensorDictBase) else rows
 
 
 def read_columns(storage: Storage, index: Tensor, keys: Sequence[NestedKey]) -> list[Tensor]:
@@ -857,7 +876,7 @@ def read_columns(storage: Storage, index: Tensor, keys: Sequence[NestedKey]) -> 
         KeyError: a key is not stored; the message names the stored ones.
     """
     packed, everything = isinstance(storage, PackedStorage), readable_rows(storage)
-    if not isinstance(everything, TensorDictBase):
+    if not isinstance(everything, TensorDictBase) or isinstance(storage, ListStorage):
         raise TypeError(
             f"columns cannot be read from a {type(storage).__name__}; use PackedStorage or LazyTensorStorage"
         )

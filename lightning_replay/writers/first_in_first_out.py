@@ -40,18 +40,6 @@ class FirstInFirstOutWriter(ReplayWriter, TensorDictRoundRobinWriter):
     def __init__(self) -> None:
         super().__init__(compilable=True)  # TorchRL then keeps plain counters, see PackedStorage.
 
-    def extend(self, data: TensorDictBase) -> Tensor:
-        """Writes transitions ``[N]``, oldest first.
-
-        Returns:
-            Their slots, int64 ``[N]``; -1 for rows that are not kept, because more rows were given than fit.
-
-        Raises:
-            ValueError: The keys, shapes, or dtypes differ from the rows that were stored first.
-        """
-        kept = self.insert(data).slots  # TorchRL's buffers write a slot into each given row.
-        return torch.cat((kept.new_full((data.shape[0] - len(kept),), -1), kept))
-
     def insert(self, data: TensorDictBase) -> Insertion:
         """Stores transitions ``[N]``, oldest first, and leaves the given TensorDict unchanged."""
         if isinstance(self._storage, PackedStorage):

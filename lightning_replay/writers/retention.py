@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
-from torchrl.data.replay_buffers import Storage, TensorDictReplayBuffer
+from torchrl.data.replay_buffers import Storage
 
 from lightning_replay.fast_path import overrides
-from lightning_replay.feedback import real_numbers
+from lightning_replay.feedback import match_td_errors, real_numbers
 from lightning_replay.options import check_kind, checked_flag
 from lightning_replay.parts import BufferHooks, Insertion, ReplayWriter
 from lightning_replay.retention.eviction import ARRIVAL_BITS, Decisions, Factors, RetainedRows
@@ -29,8 +29,7 @@ from lightning_replay.schedules import Schedule
 from lightning_replay.state import Stateful
 from lightning_replay.storage.columns import Column, as_array, as_rows
 from lightning_replay.storage.frames import FrameStorage
-from lightning_replay.torchrl_compat import attached_buffers
-from lightning_replay.writers.rows import announce, chosen, packed_storage, write_slots
+from lightning_replay.writers.rows import announce, chosen, rows_in, write_slots
 
 HOARDING_AGE = 3.0  # A buffer hoards rows from this mean age on, divided by the capacity,
 HOARDING_RATIO = 2.0  # if their share of episode ends or their TD error is so many times that of the newest rows.
@@ -243,23 +242,34 @@ class RetentionWriter(ReplayWriter):
         return 0 if self._storage is None else self._rows.nbytes + self._newest.nbytes
 
     def register_storage(self, storage: Storage) -> None:
-        """Attaches a ``PackedStorage``.
+        """Attaches a storage; beside one of TorchRL's, the writer keeps the generations.
 
         Raises:
-            TypeError: Another storage; TorchRL's buffer of TensorDicts, or any of TorchRL's buffers if the rule learns.
+            TypeError: Another storage, or a buffer of TorchRL that passes the rule no TD errors.
 
         :meta private:
         """
-        storage = packed_storage(storage, self, storage.max_size)
-        for buffer in attached_buffers(storage):
-            if isinstance(buffer, TensorDictReplayBuffer) and not isinstance(buffer, BufferHooks):
-                raise TypeError(
-                    f"RetentionWriter refuses rows, and a {type(buffer).__name__} writes the slot of every row into "
-                    "it; use lightning_replay.Replay(storage=..., writer=..., ...)"
-                )
+        storage = rows_in(storage, self, storage.max_size)
         super().register_storage(storage)
         self._rows = RetainedRows(storage.capacity, self.rule, self._generator)
         self._newest = NewestRows(storage.capacity)
+
+    def check_buffer(self, buffer: Any) -> None:
+        """Refuses a buffer of TorchRL's that lacks what the rule needs, or that takes the rows for a ring.
+
+        :meta private:
+        """
+        super().check_buffer(buffer)
+        if self.rule.needs_actions and not isinstance(buffer, BufferHooks):
+            raise TypeError(
+                f"{type(self.rule).__name__} learns from action_values and action, and a {type(buffer).__name__} "
+                "passes TD errors only; use lightning_replay.Replay(storage=..., writer=..., ...)"
+            )
+        if getattr(buffer, "prioritized_sampler", buffer.sampler) is not buffer.sampler:
+            raise TypeError(
+                f"with sync=False, a {type(buffer).__name__} takes the storage for a ring, and "
+                f"{type(self).__name__} chooses the slots of rows; use sync=True"
+            )
 
     def _insert_columns(self, columns: Sequence[Column], rows: Any) -> Insertion:
         # Transitions [M] are offered as if one at a time, oldest first. Refusals come before any change.
@@ -398,6 +408,10 @@ class RetentionWriter(ReplayWriter):
             self._newest.update(self._rows.order.arrival(slots), factors.surprise)
             self._rows.update(slots, factors)
 
+    def _learn(self, slots: Tensor, td_error: Tensor, both: bool) -> None:
+        match_td_errors(slots, td_error, None, self._storage)  # It refuses wrong ones.
+        super()._learn(slots, td_error, both)
+
     def advance(self, *, env_steps: int | None = None, updates: int | None = None) -> None:
         """Sets the clock of the rule's schedule; if this changes priorities, all priorities are computed again."""
         schedule = self.rule.schedule
@@ -457,6 +471,8 @@ class RetentionWriter(ReplayWriter):
         self._rows.clear()
         self._newest.clear()
         self._offered = 0
+        if self.rows_beside is not None:
+            self.rows_beside.clear()
         if empty_write_count:
             self._write_count = self._refused = self._evicted = 0
 

@@ -10,24 +10,37 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
-from torchrl.data.replay_buffers import Storage, Writer
+from torchrl.data.replay_buffers import ListStorage, Storage, TensorStorage
 
 from lightning_replay.episodes.links import missing_steps, trajectory_of
-from lightning_replay.parts import BufferHooks, Insertion
+from lightning_replay.parts import BufferHooks, Insertion, ReplayWriter
 from lightning_replay.storage.columns import Column, as_rows
 from lightning_replay.storage.packed import PackedStorage
+from lightning_replay.storage.torchrl_rows import TorchRLRows
 from lightning_replay.tables.kernels import is_run
 from lightning_replay.torchrl_compat import attached_buffers
 
+_UNBOUNDED = 2**62  # TorchRL's lists without a size have a larger one.
 
-def packed_storage(storage: Storage, writer: Writer, capacity: int) -> PackedStorage:
-    """Returns the storage; raises ``TypeError`` for anything but a :class:`PackedStorage`."""
-    if not isinstance(storage, PackedStorage):
+
+def rows_in(storage: Storage, writer: ReplayWriter, capacity: int) -> Any:
+    """Returns a :class:`PackedStorage`, or what the writer keeps beside a storage of TorchRL.
+
+    Raises:
+        TypeError: Another storage, one of several dimensions, or a list without a size.
+    """
+    is_packed = isinstance(storage, PackedStorage)
+    takes = isinstance(storage, TensorStorage | ListStorage) and storage.ndim == 1 and storage.max_size < _UNBOUNDED
+    if not takes:  # A PackedStorage is one of tensors.
         raise TypeError(
-            f"{type(writer).__name__} got a {type(storage).__name__}; it writes into a PackedStorage, which counts how "
-            f"often a slot was written. Use PackedStorage({capacity})"
+            f"{type(writer).__name__} got a {type(storage).__name__} with ndim={storage.ndim} and "
+            f"max_size={storage.max_size}; it writes into a PackedStorage, or into a LazyTensorStorage, a "
+            "LazyMemmapStorage, or a ListStorage of one dimension and a given size. Use "
+            f"PackedStorage({capacity}), and flatten environments and time before extend"
         )
-    return storage
+    writer.rows_beside = None if is_packed else TorchRLRows(storage)
+    writer.saved_parts = (*type(writer).saved_parts, *([] if is_packed else ["rows_beside"]))
+    return storage if is_packed else writer.rows_beside
 
 
 def chosen(values: Sequence[Column], rows: np.ndarray) -> Sequence[Column]:
@@ -38,7 +51,7 @@ def chosen(values: Sequence[Column], rows: np.ndarray) -> Sequence[Column]:
     return [value[index.to(value.device) if isinstance(value, Tensor) else rows] for value in values]
 
 
-def write_slots(storage: PackedStorage, slots: np.ndarray, values: Sequence[Column]) -> Tensor:
+def write_slots(storage: Any, slots: np.ndarray, values: Sequence[Column]) -> Tensor:
     """Writes columns ``[n, ...]`` into different slots, int64 ``[n]``; returns the slots."""
     index = torch.from_numpy(slots)
     if len(slots):

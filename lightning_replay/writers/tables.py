@@ -29,7 +29,7 @@ from lightning_replay.tables.kernels import EventArrays
 from lightning_replay.tables.last_observations import Discontinuities, LastObservations, ObservationPair
 from lightning_replay.tables.tables import Tables
 from lightning_replay.torchrl_compat import attached_buffers
-from lightning_replay.writers.rows import announce, chosen, packed_storage, write_slots
+from lightning_replay.writers.rows import announce, chosen, rows_in, write_slots
 
 DEFAULT_TABLE = "default"
 SHARED_TABLE = "all tasks"
@@ -38,7 +38,7 @@ _SUSPICIOUS_SHARE = 0.95
 
 
 class TableWriter(ReplayWriter):
-    """Writes rows into the slots of ``tables``, which are the ``occupancy`` of its ``PackedStorage``."""
+    """Writes rows into the slots of ``tables``, which are the ``occupancy`` of its storage."""
 
     saved_attributes: tuple[str, ...] = ("_write_count",)
     saved_parts: tuple[str, ...] = ("tables",)
@@ -55,26 +55,36 @@ class TableWriter(ReplayWriter):
         return self.tables.num_slots
 
     def register_storage(self, storage: Storage) -> None:
-        """Attaches a ``PackedStorage`` with ``num_slots`` rows or more, in a buffer that draws from tables."""
-        storage = packed_storage(storage, self, self.num_slots)
+        """Attaches a storage with ``num_slots`` rows or more, in a buffer that draws from tables.
+
+        Of TorchRL's storages, :attr:`rows_beside` keeps the generations.
+        """
+        given = type(storage).__name__
+        storage = rows_in(storage, self, self.num_slots)
         if storage.capacity < self.num_slots:
             raise ValueError(
                 f"the storage has {storage.capacity} rows and {type(self).__name__} needs {self.num_slots}: the "
-                f"capacities of its tables, and the histories of running episodes. Use PackedStorage({self.num_slots})"
+                f"capacities of its tables, and the histories of running episodes. Use {given}({self.num_slots})"
             )
-        for buffer in attached_buffers(storage):
-            if not as_replay_sampler(buffer.sampler)._draws_from_tables:
-                raise TypeError(
-                    f"the sampler is a {type(buffer.sampler).__name__}, which would draw slots that no table of "
-                    f"{type(self).__name__} holds any more; use TableShares or ScheduledSampler, alone or as "
-                    "base_sampler= of a sampler of pairs or sequences"
-                )
         super().register_storage(storage)
         storage.occupancy_owner = self.tables
         self._frames = storage if isinstance(storage, FrameStorage) else None
         if self._frames is not None:
             # The compiled loops over tables free slots, and the storage frees their frames.
             self.tables.on_free = self._frames.release
+
+    def check_buffer(self, buffer: Any) -> None:
+        """Refuses a buffer whose sampler does not draw from tables.
+
+        :meta private:
+        """
+        if not as_replay_sampler(buffer.sampler)._draws_from_tables:
+            raise TypeError(
+                f"the sampler is a {type(buffer.sampler).__name__}, which would draw slots that no table of "
+                f"{type(self).__name__} holds any more; use TableShares or ScheduledSampler, alone or as "
+                "base_sampler= of a sampler of pairs or sequences, in a Replay or a TensorDictReplayBuffer"
+            )
+        super().check_buffer(buffer)
 
     def write(self, slots: np.ndarray, values: Sequence[Column]) -> Tensor:
         """Stores columns ``[N, ...]`` in the slots, int64 ``[N]``, that were just appended; returns these."""
@@ -128,6 +138,8 @@ class TableWriter(ReplayWriter):
         if empty_write_count:
             self._write_count = 0
         self.tables.clear()
+        if self.rows_beside is not None:
+            self.rows_beside.clear()
 
 
 class _NewRows(NamedTuple):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -91,15 +92,22 @@ RULES.remove(RetentionRule)
 
 @pytest.mark.parametrize("buffer", BUFFERS)
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
-def test_a_retention_rule_that_learns_refuses_buffers_which_pass_it_nothing(rule: type, buffer: type) -> None:
-    writer = RetentionWriter(rule())
-    if buffer is ReplayBuffer and not rule.learns:
-        replay = buffer(storage=PackedStorage(8), writer=writer, batch_size=4)
-        replay.extend(numbered_steps(0, 20))
-        assert len(replay) == 8
-    else:
-        with pytest.raises(TypeError, match=rf"RetentionWriter.*{buffer.__name__}.*use lightning_replay\.Replay\("):
-            buffer(storage=PackedStorage(8), writer=writer, batch_size=4)
+def test_a_retention_rule_refuses_buffers_which_pass_it_not_what_it_needs(rule: type, buffer: type) -> None:
+    for sampler, passes in ((first(), True), (None, False)):
+        build = partial(buffer, storage=PackedStorage(8), sampler=sampler, batch_size=4)
+        writer = RetentionWriter(rule())
+        if rule is OnPolicynessOnly and passes:
+            with pytest.raises(
+                TypeError, match=rf"learns from action_values.*a {buffer.__name__}.*use light.*Replay\("
+            ):
+                build(writer=writer)
+        elif rule().learns and not passes:
+            with pytest.raises(TypeError, match=rf"RetentionWriter.*{buffer.__name__}.*use lightning_replay\.Replay\("):
+                build(writer=writer)
+        else:
+            replay = build(writer=writer)
+            replay.extend(numbered_steps(0, 20))
+            assert len(replay) == 8
     Replay(storage=PackedStorage(8), writer=RetentionWriter(rule()), batch_size=4).extend(numbered_steps(0, 20))
 
 
@@ -112,11 +120,10 @@ class Learning(FirstInFirstOutWriter):
 @pytest.mark.parametrize("buffer", BUFFERS)
 @pytest.mark.parametrize("storage", [PackedStorage, LazyTensorStorage])
 def test_so_does_a_writer_of_a_user(storage: type, buffer: type) -> None:
-    with pytest.raises(
-        TypeError, match=rf"by the TD errors of drawn rows.*a {buffer.__name__} passes them to its sampl"
-    ):
+    refused = rf"by the TD errors of drawn rows.*a {buffer.__name__} with the RandomSampler of torchrl passes it none"
+    with pytest.raises(TypeError, match=refused):
         buffer(storage=storage(8), writer=Learning(), batch_size=4)
-    with pytest.raises(TypeError, match="passes them to its sampler only"):
+    with pytest.raises(TypeError, match=refused):
         buffer(storage=storage(8), batch_size=4).set_writer(Learning())
     assert Replay(storage=storage(8), writer=Learning(), batch_size=4).takes_feedback
 

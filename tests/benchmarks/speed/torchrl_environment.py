@@ -13,6 +13,7 @@ ROOT = HERE.parents[2]
 FOLDER = ROOT / ".bench-torchrl"
 # torchrl 0.14.1 is compiled against the newer signature of torch::autograd::_wrap_outputs; torch 2.13 has the older.
 TORCH = os.environ.get("BENCH_TORCH", "torch==2.14.0")
+PINNED = ("torchrl", "tensordict", "numpy", "numba", "safetensors", "sortedcontainers")
 BENCHMARKS = ("bench_uniform.py", "bench_prioritized.py", "bench_insert.py")
 
 
@@ -23,7 +24,7 @@ def build() -> Path:
         return python
     print(f"building {FOLDER.name} with {TORCH} (once, several GB)", flush=True)
     pins = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("torch==")]
-    others = [pin for pin in pins if pin.split("==")[0] in ("torchrl", "tensordict", "numpy", "numba", "safetensors")]
+    others = [pin for pin in pins if pin.split("==")[0] in PINNED]
     subprocess.run([sys.executable, "-m", "venv", str(FOLDER)], check=True)
     install = [str(python), "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
     subprocess.run([*install, TORCH, *others, "hatchling", "editables"], check=True)

@@ -333,8 +333,8 @@ def test_td_errors_given_with_rows_reach_those_that_entered() -> None:
 
 
 def test_options_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(TypeError, match=r"got a LazyTensorStorage; .*Use PackedStorage\(5\)"):
-        small(storage=LazyTensorStorage(5))
+    with pytest.raises(TypeError, match=r"got a LazyTensorStorage with ndim=2 .*Use PackedStorage\(5\)"):
+        small(storage=LazyTensorStorage(5, ndim=2))
     with pytest.raises(ValueError, match="rule is OldestLeaves, so draw_discount=0.9 would be ignored"):
         recipes.surprise_retention(8, 2, draw_discount=0.9, rule=OldestLeaves())
     with pytest.raises(ValueError, match="follows the clock 'draws', which a writer does not have"):
@@ -349,13 +349,16 @@ def test_options_that_make_no_sense_are_refused() -> None:
         small(rule=SmallestReturnLeaves()).extend(rewarded([float("nan")]))
 
 
-def test_buffers_of_torchrl_that_write_slots_into_rows_are_refused() -> None:
-    with pytest.raises(TypeError, match=r"RetentionWriter refuses rows, and a TensorDictReplayBuffer .*Replay\("):
-        TensorDictReplayBuffer(storage=PackedStorage(3), writer=RetentionWriter(), batch_size=1)
-    plain = ReplayBuffer(storage=PackedStorage(3), writer=RetentionWriter(SmallestReturnLeaves()), batch_size=1)
+@pytest.mark.parametrize("buffer", [ReplayBuffer, TensorDictReplayBuffer])
+def test_buffers_of_torchrl_get_a_slot_for_each_row(buffer: type) -> None:
+    """A buffer of TensorDicts writes the slots into the given rows; -1 stands for a row that is not kept."""
+    plain = buffer(storage=PackedStorage(3), writer=RetentionWriter(SmallestReturnLeaves()), batch_size=1)
     entered = [plain.extend(rewarded([reward])).tolist() for reward in (5.0, 3.0, 4.0, 1.0, 6.0)]
     assert entered == [[0], [1], [2], [1], [1]]
-    assert plain.add(rewarded([0.5])[0]) == 2
+    rows = rewarded([0.5, 9.0])  # The first takes the slot of 4, and leaves it to the second.
+    assert plain.extend(rows).tolist() == [-1, 2]
+    assert buffer is ReplayBuffer or rows["index"].flatten().tolist() == [-1, 2]
+    assert plain.add(rewarded([0.5])[0]) == 0
 
 
 def test_a_function_that_cannot_be_saved_is_missed_aloud_and_may_be_set_again(tmp_path, caplog) -> None:
