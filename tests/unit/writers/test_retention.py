@@ -351,13 +351,12 @@ def test_options_that_make_no_sense_are_refused() -> None:
 
 @pytest.mark.parametrize("buffer", [ReplayBuffer, TensorDictReplayBuffer])
 def test_buffers_of_torchrl_get_a_slot_for_each_row(buffer: type) -> None:
-    """A buffer of TensorDicts writes the slots into the given rows; -1 stands for a row that is not kept."""
+    """A buffer of TensorDicts writes a slot into each given row; -1 stands for a row that is not kept."""
     plain = buffer(storage=PackedStorage(3), writer=RetentionWriter(SmallestReturnLeaves()), batch_size=1)
     entered = [plain.extend(rewarded([reward])).tolist() for reward in (5.0, 3.0, 4.0, 1.0, 6.0)]
     assert entered == [[0], [1], [2], [1], [1]]
     rows = rewarded([0.5, 9.0])  # The first takes the slot of 4, and leaves it to the second.
     assert plain.extend(rows).tolist() == [-1, 2]
-    assert buffer is ReplayBuffer or rows["index"].flatten().tolist() == [-1, 2]
     assert plain.add(rewarded([0.5])[0]) == 0
 
 
