@@ -84,7 +84,7 @@ class TorchRLRows:
             )
         refuse_ragged(data)
         if not self._has_columns:
-            self._has_columns = bool(getattr(self.storage, "initialized", len(self)))
+            self._has_columns = len(self) > 0
             leaves = leaves_of(self.storage.get(0) if self._has_columns else data[0])
             self.row_columns = {key: (dtype, shape) for key, dtype, shape in leaves if key not in NOT_STORED}
             self._reader = RowReader(self.row_columns, ())
