@@ -333,7 +333,7 @@ class ReplaySampler(PartHooks, Sampler):
         :meta private:
         """
         for buffer in () if storage is None else attached_buffers(storage):
-            writer = writer_of(buffer)
+            writer: Any = writer_of(buffer)
             learns = isinstance(writer, ReplayWriter) and writer.needs_feedback
             if learns and buffer.sampler is self and not isinstance(buffer, BufferHooks):
                 writer.take_td_errors(index, priority, both=self.update_partners)
@@ -583,8 +583,8 @@ class ReplayWriter(WriterHooks, Writer):
         slots = inserted.slots.new_full((data.shape[0],), -1)
         slots[inserted.rows] = inserted.slots
         # They then give the rows their column of priorities, if there is one, and a single row TorchRL's default.
-        keys = [getattr(buffer, "priority_key", None) for buffer in attached_buffers(self._storage)]
-        self._entering = slots if any(key is not None and data.get(key, None) is not None for key in keys) else None
+        keys = {getattr(buffer, "priority_key", None) for buffer in attached_buffers(self._storage)} - {None}
+        self._entering = slots if any(data.get(key, None) is not None for key in keys) else None
         return slots
 
     def add(self, data: TensorDictBase) -> int:

@@ -19,8 +19,6 @@ from lightning_replay.storage.packed import other_columns, readable_rows
 from lightning_replay.storage.rows import Key, gather_branch, leaves_of, nest
 from lightning_replay.torchrl_compat import attached_buffers, set_length, set_newest_slot
 
-_MOST = 2**62  # No program writes a slot so often.
-
 
 class TorchRLRows:
     """A storage of TorchRL as the writers of this library see one: with the interface of a ``PackedStorage``.
@@ -97,14 +95,16 @@ class TorchRLRows:
     def write(self, slots: slice | Tensor, values: Sequence[Column]) -> None:
         """Writes the values of :meth:`checked_values` into a slice or int64 ``[n]`` of slots.
 
-        Slots that were never written come in ascending order, without a gap.
+        The slots below the highest one were written before, or are written now.
         """
         index = torch.arange(slots.start, slots.stop, device="cpu") if isinstance(slots, slice) else slots
         leaves = dict(zip(self.row_columns, map(as_tensor, values), strict=True))
         rows = gather_branch(nest(leaves), leaves, index.shape, self._device)
-        # A list keeps the objects that it is given.
-        given = rows if isinstance(self.storage, TensorStorage) else [row.clone() for row in rows]
-        self.storage.set(index, given, set_cursor=False)
+        if isinstance(self.storage, TensorStorage):
+            self.storage.set(index, rows, set_cursor=False)
+        else:  # A list keeps the objects that it is given, and takes new slots in ascending order.
+            order = index.argsort()
+            self.storage.set(index[order], [rows[place].clone() for place in order.tolist()], set_cursor=False)
         set_newest_slot(self.storage, int(index[-1]))
         set_length(self.storage, max(len(self), int(index.max()) + 1))
         self._has_columns = True
@@ -124,13 +124,14 @@ class TorchRLRows:
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restores what :meth:`state_dict` returned; new rows then have larger generations than any row before."""
         saved = state_dict["generations"].numpy()
-        if not are_within(saved, _MOST, self.capacity):
+        if not are_within(saved, 2**62, self.capacity):
             raise ValueError(
                 f"the saved generations are {saved.dtype} {list(saved.shape)}, here int64 [{self.capacity}], from 0 "
                 "on; build the buffer with the saved capacity. Nothing was loaded"
             )
-        before = self._least_generation, int(self.generations.max())
-        self._least_generation = max(*before, int(state_dict["least_generation"]))
+        self._least_generation = max(
+            self._least_generation, int(self.generations.max()), int(state_dict["least_generation"])
+        )
         self.generations[:] = saved
         self._has_columns = False  # The rows that the storage loads may have others.
 

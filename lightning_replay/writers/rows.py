@@ -20,8 +20,6 @@ from lightning_replay.storage.torchrl_rows import TorchRLRows
 from lightning_replay.tables.kernels import is_run
 from lightning_replay.torchrl_compat import attached_buffers
 
-_UNBOUNDED = 2**62  # TorchRL's lists without a size have a larger one.
-
 
 def rows_in(storage: Storage, writer: ReplayWriter, capacity: int) -> Any:
     """Returns a :class:`PackedStorage`, or what the writer keeps beside a storage of TorchRL.
@@ -30,8 +28,8 @@ def rows_in(storage: Storage, writer: ReplayWriter, capacity: int) -> Any:
         TypeError: Another storage, one of several dimensions, or a list without a size.
     """
     is_packed = isinstance(storage, PackedStorage)
-    takes = isinstance(storage, TensorStorage | ListStorage) and storage.ndim == 1 and storage.max_size < _UNBOUNDED
-    if not takes:  # A PackedStorage is one of tensors.
+    # A PackedStorage is one of tensors, and a list without a size has a very large one.
+    if not isinstance(storage, TensorStorage | ListStorage) or storage.ndim > 1 or storage.max_size >= 2**62:
         raise TypeError(
             f"{type(writer).__name__} got a {type(storage).__name__} with ndim={storage.ndim} and "
             f"max_size={storage.max_size}; it writes into a PackedStorage, or into a LazyTensorStorage, a "

@@ -88,6 +88,15 @@ def test_a_row_of_little_surprise_leaves_by_hand(storage: type) -> None:
     assert numbers(buffer, [0, 1, 2]) == [0.0, 3.0, 2.0]
 
 
+@pytest.mark.parametrize("storage", OF_TORCHRL.values(), ids=OF_TORCHRL)
+def test_the_first_rows_may_be_more_than_the_capacity(storage: type) -> None:
+    """Of four rows of equal surprise the first one leaves, so that the last one is written into slot 0."""
+    buffer = retaining(storage=storage(3))
+    assert buffer.extend(numbered_steps(0, 4)).tolist() == [-1, 1, 2, 0]
+    assert numbers(buffer, [0, 1, 2]) == [3.0, 1.0, 2.0]
+    assert len(buffer) == 3
+
+
 @pytest.mark.parametrize("buffer", [ReplayBuffer, TensorDictReplayBuffer])
 def test_one_td_error_and_one_slot_reach_the_writer(buffer: type) -> None:
     replay = retaining(buffer)
