@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 from tensordict import TensorDict
-from torchrl.data import LazyTensorStorage, ReplayBuffer
+from torchrl.data import LazyTensorStorage, ListStorage, ReplayBuffer
 from torchrl.data.replay_buffers import (
     PrioritizedSampler,
     RandomSampler,
@@ -47,6 +47,24 @@ def test_a_storage_is_full_once_every_slot_holds_a_row(buffer: ReplayBuffer, sto
     assert not torchrl_compat.is_full(storage)
     buffer.extend(TensorDict({"observation": torch.arange(5)}, [5]))
     assert torchrl_compat.is_full(storage)
+
+
+def test_a_buffer_has_a_writer_once_it_is_built(buffer: ReplayBuffer, writer: RoundRobinWriter) -> None:
+    assert torchrl_compat.writer_of(buffer) is writer
+    assert torchrl_compat.writer_of(ReplayBuffer.__new__(ReplayBuffer)) is None
+
+
+def test_the_length_of_a_storage_of_tensors_is_set(buffer: ReplayBuffer, storage: Storage) -> None:
+    """Rows that are written without the cursor are not counted; a list counts its items itself."""
+    storage.set(torch.tensor([6, 5]), buffer[:2], set_cursor=False)
+    assert len(storage) == 5
+    torchrl_compat.set_length(storage, 7)
+    assert len(storage) == 7
+    assert storage[5:7]["observation"].tolist() == [1, 0]
+    rows = ListStorage(8)
+    rows.set(torch.tensor([0, 1]), [1, 2], set_cursor=False)
+    torchrl_compat.set_length(rows, 7)
+    assert len(rows) == 2
 
 
 def test_no_slice_crosses_the_newest_slot(storage: Storage, writer: RoundRobinWriter) -> None:

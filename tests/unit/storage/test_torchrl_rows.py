@@ -23,7 +23,13 @@ from torchrl.data import (
 )
 
 from lightning_replay import PackedStorage, Replay
-from lightning_replay.samplers import PrioritizedSampler, ScheduledSampler, TableShares, UniformSampler
+from lightning_replay.samplers import (
+    PrioritizedSampler,
+    RandomPairSampler,
+    ScheduledSampler,
+    TableShares,
+    UniformSampler,
+)
 from lightning_replay.schedulers import UniformTasks
 from lightning_replay.storage import torchrl_rows
 from lightning_replay.storage.packed import rows_of
@@ -186,6 +192,22 @@ def test_a_writer_of_a_user_gets_td_errors(storage: type, buffer: type) -> None:
     replay.extend(numbered_steps(0, 3))
     replay.update_priority(torch.tensor([0, 2]), torch.tensor([1.0, 4.0]))
     assert replay.writer.got == [([0, 2], [1.0, 4.0])]
+
+
+@pytest.mark.parametrize("buffer", [ReplayBuffer, TensorDictReplayBuffer])
+@pytest.mark.parametrize("both", [False, True])
+def test_a_writer_gets_the_td_errors_of_pairs_once(both: bool, buffer: type) -> None:
+    """The sampler of pairs passes its priorities to another one, which passes the writer nothing."""
+    sampler = RandomPairSampler(base_sampler=prioritized(4), update_partners=both)
+    replay = buffer(storage=LazyTensorStorage(4), sampler=sampler, writer=Learning(), batch_size=2)
+    replay.extend(numbered_steps(0, 3))
+    replay.update_priority(torch.tensor([[0, 1], [2, 1]]), torch.tensor([1.0, 4.0]))
+    assert replay.writer.got == [([[0, 1], [2, 1]], [1.0, 4.0])]
+    kept = retaining(buffer, sampler=RandomPairSampler(base_sampler=prioritized(), update_partners=both))
+    kept.extend(numbered_steps(0, 3))
+    kept.update_priority(torch.tensor([[0, 1], [2, 1]]), torch.tensor([2.0, 4.0]))
+    expected = [4.0, 16.0, 16.0] if both else [4.0, 1.0, 16.0]
+    assert kept.writer.retention_priority(torch.arange(3)).tolist() == expected
 
 
 @pytest.mark.parametrize("storage", OF_TORCHRL.values(), ids=OF_TORCHRL)
