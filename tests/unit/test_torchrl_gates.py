@@ -56,7 +56,7 @@ def test_a_buffer_has_a_writer_once_it_is_built(buffer: ReplayBuffer, writer: Ro
 
 def test_the_length_of_a_storage_of_tensors_is_set(buffer: ReplayBuffer, storage: Storage) -> None:
     """Rows that are written without the cursor are not counted; a list counts its items itself."""
-    storage.set(torch.tensor([6, 5]), buffer[:2], set_cursor=False)
+    storage.set(torch.tensor([6, 5]), buffer[:2].clone(), set_cursor=False)
     assert len(storage) == 5
     torchrl_compat.set_length(storage, 7)
     assert len(storage) == 7
