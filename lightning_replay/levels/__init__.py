@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from lightning_replay.levels.selector import LevelSelector, segments, update_rollout
     from lightning_replay.levels.step_lists import StepLists
     from lightning_replay.levels.streams import LevelStream
-    from lightning_replay.levels.table import LevelSampler, LevelWriter
+    from lightning_replay.levels.torchrl_parts import LevelSampler, LevelWriter
 
 __all__ = [
     "Boltzmann",
@@ -47,7 +47,7 @@ __all__ = [
     "update_rollout",
 ]
 
-# A process that steps environments loads this package without torch.
+# A process that steps environments loads this package without torch. Levels are selected without TorchRL.
 __getattr__: Getter = lazy_names(
     __name__,
     {
@@ -60,7 +60,7 @@ __getattr__: Getter = lazy_names(
         ".selector": ("LevelSelector", "segments", "update_rollout"),
         ".step_lists": ("StepLists",),
         ".streams": ("LevelStream",),
-        ".table": ("LevelSampler", "LevelWriter"),
+        ".torchrl_parts": ("LevelSampler", "LevelWriter"),
     },
     submodules=("scores",),
 )

@@ -222,6 +222,39 @@ def test_names_of_levels_are_imported_when_they_are_used() -> None:
         assert getattr(levels, name)
 
 
+@pytest.mark.parametrize("module", ["lightning_replay", "lightning_replay.levels", "rllib_ext"])
+def test_a_package_imports_no_library_before_one_of_its_names_is_used(module: str) -> None:
+    code = (
+        f"import sys, {module}\n"
+        "libraries = {'torch', 'tensordict', 'torchrl', 'numba', 'lightning', 'ray', 'gymnasium'}\n"
+        "print(sorted(libraries & set(sys.modules)))\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert result.stdout == "[]\n"
+
+
+def test_levels_are_selected_scored_saved_and_loaded_without_torchrl(tmp_path: Path) -> None:
+    code = (
+        "import sys, torch\n"
+        "from tensordict import TensorDict\n"
+        "import lightning_replay.levels as package\n"
+        "for name in {*package.__all__} - {'LevelSampler', 'LevelWriter'}: getattr(package, name)\n"
+        "levels = package.plr(levels=range(8), seed=0)\n"
+        "batches = iter(package.LevelBatchSampler(levels, batch_size=2))\n"
+        "level_id = levels.next_level(actor=0)\n"
+        "done = torch.tensor([[False], [True]])\n"
+        "after = {'reward': torch.ones(2, 1), 'done': done, 'terminated': done, 'state_value': torch.zeros(2, 1)}\n"
+        "steps = TensorDict({'state_value': torch.zeros(2, 1), 'next': after}, [2])\n"
+        "assert levels.update(0, level_id, steps, episode_done=True) > 0.0\n"
+        "assert len(next(batches)) == 2\n"
+        f"levels.save({str(tmp_path / 'levels')!r})\n"
+        f"levels.load({str(tmp_path / 'levels')!r})\n"
+        "print(sorted({'torchrl', 'numba', 'lightning_replay.parts'} & set(sys.modules)))\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert (result.stdout, result.stderr) == ("[]\n", "")
+
+
 @pytest.mark.slow
 def test_imports_leave_the_start_method_of_processes_as_it_was() -> None:
     """The program has no main guard: where processes are spawned, they would run it again."""
