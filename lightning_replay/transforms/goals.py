@@ -31,6 +31,7 @@ DESIRED_GOAL = ("observation", "desired_goal")
 #: ``(achieved [N, ...], desired [N, ...], info) -> [N]``, of arrays, or of tensors if slots are drawn on a device;
 #: ``info`` holds the columns ``[N, ...]`` that ``reward_keys`` names.
 GoalFunction = Callable[[Any, Any, dict[str, Any]], Any]
+WHOLE = slice(None)  # place of a goal that fills its column; torch 2.7 refuses a second ``...`` in an index
 
 
 class _RewardColumns(dict[str, Any]):
@@ -219,13 +220,13 @@ class RelabelGoals(ReplayTransform):
     def _info(self, rows: TensorDictBase, of_slots: tuple[Storage, Tensor] | None = None) -> dict[str, Tensor]:
         """Returns the columns of ``reward_keys`` ``[N, ...]``, of the rows or of slots ``[N]`` of a storage."""
         # check_rows found the columns.
-        parts = [self._part(rows, key) or (key, ...) for key in self.reward_keys]
+        parts = [self._part(rows, key) or (key, WHOLE) for key in self.reward_keys]
         names = [column for column, _ in parts]
         columns = [*map(rows.get, names)] if of_slots is None else read_columns(*of_slots, names)
         return {key[-1]: columns[i][..., parts[i][1]] for i, key in enumerate(self.reward_keys)}
 
     def _goals(self, rows: TensorDictBase) -> list[Tensor]:
-        parts = (self._part(rows, key) or ((), ...) for key in (("next", *self.achieved_key), self.desired_key))
+        parts = (self._part(rows, key) or ((), WHOLE) for key in (("next", *self.achieved_key), self.desired_key))
         return [rows.get(column)[..., place] for column, place in parts]
 
     def _compare_ends(self, rows: TensorDictBase) -> None:
@@ -280,7 +281,7 @@ class RelabelGoals(ReplayTransform):
         if isinstance(above, Tensor):
             is_flat = name in self._flat and above.shape[1:] == (max(place.stop for place in self._flat.values()),)
             return (branch, self._flat[name]) if is_flat else None
-        return (key, ...) if above is not None and isinstance(above.get(name, None), Tensor) else None
+        return (key, WHOLE) if above is not None and isinstance(above.get(name, None), Tensor) else None
 
     def forward_drawn(
         self, batch: TensorDictBase, index: Tensor, storage: Storage, episodes: EpisodeTracker
@@ -311,7 +312,7 @@ class RelabelGoals(ReplayTransform):
         used = torch.ones_like(slots) if counts is None else counts.cpu()[chosen].flatten()
         along = links.chain(slots, int(used.max()))[0]
         # check_rows found the column.
-        key, part = self._part(batch, ("next", *self.achieved_key)) or ((), ...)
+        key, part = self._part(batch, ("next", *self.achieved_key)) or ((), WHOLE)
         achieved = read_columns(storage, torch.cat((of_goals, along.flatten())), [key])[0][..., part]
         goal = achieved[: len(slots)]
         info = self._info(batch, (storage, along.flatten()))
@@ -431,7 +432,7 @@ class RelabelGoals(ReplayTransform):
         counts = batch.get("steps_to_next_obs", None)
         used = torch.ones_like(index) if counts is None else counts.flatten()
         along = links.chain(index, 1 if counts is None else episodes.n_steps)[0]
-        key, part = self._part(batch, ("next", *self.achieved_key)) or ((), ...)
+        key, part = self._part(batch, ("next", *self.achieved_key)) or ((), WHOLE)
         achieved = read_columns(storage, torch.cat((of_goals, along.flatten())), [key])[0][..., part]
         goal = achieved[: len(index)]
         goals = goal.unsqueeze(1).expand(-1, along.shape[1], *goal.shape[1:]).flatten(0, 1)
