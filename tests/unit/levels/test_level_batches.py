@@ -44,6 +44,8 @@ class Run:
         self.levels = make()
         self.sampler = LevelBatchSampler(self.levels, batch_size=6, num_batches=num_batches)
         options: dict[str, Any] = {"batch_sampler": self.sampler, "collate_fn": list, "num_workers": num_workers}
+        if num_workers:
+            options["multiprocessing_context"] = "fork"  # Otherwise each worker of a few batches imports torch.
         self.is_torchdata = kind == "torchdata"
         if self.is_torchdata:
             loader = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
