@@ -437,6 +437,7 @@ class EpisodeLinks:
         self.clear()
         self._after[:] = after
         self._before[:] = before
+        self._allocate(len(names))
         entries = np.zeros((len(names), 4), dtype=np.int64)
         entries[:, kernels.NAME] = names
         entries[:, kernels.NEWEST] = running

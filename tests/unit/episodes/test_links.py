@@ -153,3 +153,15 @@ def test_links_that_are_no_paths_are_refused(successor: list[int], newest: int) 
     assert links.successor.tolist() == before["successor"].tolist() == [1, -1, -1, -1]
     links.load_state_dict(before)
     assert links.predecessor.tolist() == [-1, 0, -1, -1] and links.running.tolist() == [1]
+
+
+def test_a_state_of_a_thousand_running_episodes_is_loaded_and_goes_on() -> None:
+    """A table of the size of an empty one has 32 entries, and a search in a full one has no end."""
+    names = [*range(1000)]
+    links = EpisodeLinks(3000)
+    write(links, names, trajectory=names)
+    loaded = EpisodeLinks(3000)
+    loaded.load_state_dict(links.state_dict())
+    write(loaded, [1000 + name for name in names], trajectory=names)
+    assert successors(loaded) == [*range(1000, 2000), *[-1] * 2000]
+    assert loaded.running.tolist() == [*range(1000, 2000)]
