@@ -81,7 +81,7 @@ experiments: .venv/.stamp  ## learning experiments over paired seeds into tests/
 	$(SINGLE_THREAD) $(BIN)/python -m tests.benchmarks.learning --processes 2 $(if $(ONLY),--only $(ONLY)) $(FLAGS)
 
 # `make matrix ONLY=lowest`; UV_* are the settings of uv, such as UV_FIND_LINKS.
-matrix: .venv/.stamp  ## tests with the lowest and highest versions and other Pythons, and each extra alone (an hour, several GB)
+matrix: .venv/.stamp  ## tests with the lowest and highest versions, other Pythons, each extra alone, and other libraries (three hours, 30 GB)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m tests.matrix $(ONLY)
 
 release: .venv/.stamp  ## the wheel and the source distribution in dist/, checked, installed by pip and uv, and run (fifteen minutes)

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests at the ends of the ranges in pyproject.toml, and the distributions with each extra alone: ``make matrix``.
+"""Tests at the ends of the ranges in pyproject.toml, and the distributions beside other libraries: ``make matrix``.
 
 .. code-block:: shell
 
-    python -m tests.matrix                        # all of them: about an hour on two cores, 15 GB of disk
+    python -m tests.matrix                        # all of them: about three hours on two cores, 30 GB of disk
     python -m tests.matrix lowest python3.13      # some
+    python -m tests.matrix beside                 # the wheel beside LeRobot, Isaac Lab's pins, and others
     python -m tests.matrix distributions          # the wheel and the sdist, with each extra alone
     python -m tests.matrix trl                    # the example with TRL: five minutes
     python -m tests.matrix lowest -- tests/unit   # with other arguments for pytest
@@ -28,7 +29,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / ".bench-matrix"
-HOSTS = ("torch", "torchrl", "tensordict", "lightning", "gymnasium", "ray", "numpy", "trl", "transformers")
+HOSTS = (
+    *("torch", "torchrl", "tensordict", "lightning", "gymnasium", "ray", "numpy", "trl", "transformers"),
+    *("lerobot", "stable-baselines3", "tianshou"),
+)
 CONSTRAINTS = ["-c", str(ROOT / "constraints.txt")]
 # What an extra is for, tried in an environment that has no other.
 TRIED = {
@@ -58,16 +62,37 @@ class Environment:
     extra: str | None = None  # the only one, of a distribution with the pinned versions; None: the checkout with all
     distribution: str = "wheel"
     example: str | None = None  # file whose first lines say which packages it needs besides
+    program: str | None = None  # of tests/beside, run with the wheel and the newest versions that ``packages`` allow
+    packages: tuple[str, ...] = ()
 
 
+# What the setup files of Isaac Lab pin, without what needs its simulator.
+ISAAC_LAB = (
+    "torch==2.7.0",
+    "numpy<2",
+    "gymnasium==1.2.1",
+    "h5py==3.15.1",
+    "onnx>=1.18",
+    "packaging<24",
+    "pillow==11.3.0",
+)
+BESIDE = {
+    "isaac-lab-pins": Environment(extra="lightning", program="with_isaac_pins.py", packages=ISAAC_LAB),
+    "lerobot": Environment("3.12", extra="demonstrations", program="with_lerobot.py", packages=("lerobot[dataset]",)),
+    "stable-baselines3": Environment(extra="sb3", program="with_stable_baselines3.py"),
+    "tianshou": Environment(extra="", program="with_tianshou.py", packages=("tianshou",)),
+}
 ENVIRONMENTS = {
     "lowest": Environment(resolution="lowest-direct"),
     "highest": Environment(),
     "python3.12": Environment("3.12"),
     "python3.13": Environment("3.13"),
+    "python3.14": Environment("3.14"),
+    **BESIDE,
     "trl": Environment(example="trl_prompts.py"),
     "sdist": Environment(extra="", distribution="sdist"),
     **{f"only-{extra or 'core'}": Environment(extra=extra) for extra in TRIED},
+    **{f"python3.14-only-{extra or 'core'}": Environment("3.14", extra=extra) for extra in TRIED if extra != "box2d"},
 }
 
 
@@ -95,7 +120,8 @@ def install(environment: Environment, folder: Path) -> Path:
         wanted = ["--editable", f"{ROOT}[all,docs,dev]"]
     else:
         (file,) = distributions().glob("*.whl" if environment.distribution == "wheel" else "*.tar.gz")
-        wanted = [f"lightning-replay[{environment.extra}] @ {file.as_uri()}", *CONSTRAINTS]
+        wanted = [f"lightning-replay[{environment.extra}] @ {file.as_uri()}", *environment.packages]
+        wanted += CONSTRAINTS if environment.program is None else []
     command = ["uv", "pip", "install", "--quiet", "--python", str(python), "--resolution", environment.resolution]
     subprocess.run([*command, *wanted], check=True)
     return python
@@ -112,7 +138,11 @@ def versions(python: Path) -> str:
 def tested(environment: Environment, python: Path, arguments: list[str]) -> str:
     """Runs the tests of an environment; returns the result in a line."""
     if environment.extra is not None:
-        result = subprocess.run([python, "-c", TRIED[environment.extra]], cwd=FOLDER, check=False)
+        program = ["-c", TRIED[environment.extra]]
+        if environment.program is not None:
+            program = [str(ROOT / "tests" / "beside" / environment.program)]
+        # Isolated, so that the wheel is imported and not the checkout.
+        result = subprocess.run([python, "-I", *program], cwd=FOLDER, check=False)
         return "works" if result.returncode == 0 else "fails"
     if environment.example is not None and not arguments:
         arguments = ["-m", "trl", "tests/integration/test_trl.py"]
@@ -132,11 +162,15 @@ def tested(environment: Environment, python: Path, arguments: list[str]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.matrix")
-    parser.add_argument("names", nargs="*", help=f"of {', '.join(ENVIRONMENTS)}, or distributions; all without any")
+    parser.add_argument(
+        "names", nargs="*", help=f"of {', '.join(ENVIRONMENTS)}, or distributions, or beside; all without any"
+    )
     ours, _, arguments = " ".join(sys.argv[1:]).partition("-- ")
     options = parser.parse_args(ours.split())
     if options.names == ["distributions"]:
         options.names = [name for name, environment in ENVIRONMENTS.items() if environment.extra is not None]
+    if options.names == ["beside"]:
+        options.names = [*BESIDE]
     if unknown := set(options.names) - set(ENVIRONMENTS):
         parser.error(f"no environment is named {', '.join(sorted(unknown))}")
     missing = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
