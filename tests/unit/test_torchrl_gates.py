@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 import torch
 from tensordict import TensorDict
@@ -11,12 +13,16 @@ from torchrl.data.replay_buffers import (
     PrioritizedSampler,
     RandomSampler,
     RoundRobinWriter,
+    Sampler,
     SamplerWithoutReplacement,
     SliceSampler,
     Storage,
+    Writer,
 )
+from torchrl.envs import Transform
 
 from lightning_replay import torchrl_compat
+from tests.overridden_names import overridden_names
 
 
 @pytest.fixture
@@ -121,3 +127,35 @@ def test_a_tensordict_is_assembled_as_by_its_constructor() -> None:
     assert (assembled == expected).all()
     assert assembled["observation"] is column
     assert (assembled.batch_size, assembled.device) == (expected.batch_size, expected.device)
+
+
+# Private names of TorchRL that classes of this library override. A name that moves is never called.
+OVERRIDDEN = {
+    ReplayBuffer: {"_sample"},
+    Sampler: {"_empty", "_rng"},
+    Storage: {
+        "_bump_mutation_revision",
+        "_empty",
+        "_init",
+        "_last_cursor_index",
+        "_mutation_revision",
+        "_set_last_cursor",
+    },
+    Transform: {"_inv_call"},
+    Writer: {"_empty"},
+}
+
+
+@pytest.mark.parametrize("host", OVERRIDDEN, ids=lambda host: host.__name__)
+def test_overridden_private_names_are_those_of_torchrl(host: type) -> None:
+    for module in ("agents", "levels.torchrl_parts", "lit", "mixed_replay", "recipes", "samplers", "transforms"):
+        importlib.import_module(f"lightning_replay.{module}")
+    assert overridden_names(host) == OVERRIDDEN[host], f"private names of {host.__name__} that classes here override"
+
+
+@pytest.mark.parametrize(
+    "name", ["_collate_fn", "_prefetch", "_prefetch_cap", "_prefetch_queue", "_sampler", "_storage", "_write_lock"]
+)
+def test_a_replay_reads_private_attributes_of_its_base_class(name: str) -> None:
+    buffer = ReplayBuffer(storage=LazyTensorStorage(8), batch_size=2, prefetch=1)
+    assert hasattr(buffer, name), f"torchrl.data.ReplayBuffer has no {name}"

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import signal
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.demos.boring_classes import BoringModel
 
 from lightning_replay import lightning_compat
+from tests.overridden_names import overridden_names
 
 
 class Manual(BoringModel):
@@ -194,3 +196,17 @@ def test_a_trainer_does_not_validate_with_the_options_of_no_validation(tmp_path:
     switches = Switches()
     fit(tmp_path, switches, limit_val_batches=3, val_check_interval=2)
     assert switches.previous == {"limit_val_batches": 3, "val_check_interval": 2, "check_val_every_n_epoch": 1}
+
+
+@pytest.mark.parametrize(
+    ("host", "names"),
+    [
+        (L.LightningModule, set()),
+        (L.LightningDataModule, set()),
+        (ModelCheckpoint, {"_find_last_checkpoints", "_save_checkpoint"}),
+    ],
+)
+def test_overridden_private_names_are_those_of_lightning(host: type, names: set[str]) -> None:
+    for module in ("agents", "lit", "lit.checkpoints"):
+        importlib.import_module(f"lightning_replay.{module}")
+    assert overridden_names(host) == names, f"private names of {host.__name__} that classes here override"
