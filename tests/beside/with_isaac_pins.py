@@ -36,10 +36,12 @@ def own_loop() -> None:
 def lightning() -> None:
     envs = Pendulums(num_envs=NUM_ENVS, staggered=True)
     replay = recipes.prioritized(capacity=NUM_ENVS * 64, batch_size=64, seed=0)
-    module = ReplayDataModule(envs, replay, warmup_steps=NUM_ENVS * 4, seed=0)
-    agent = TD3.for_env(envs, hidden_sizes=(32, 32))
+    module = ReplayDataModule(
+        envs, replay, env_steps=NUM_ENVS * 8, warmup_steps=NUM_ENVS * 4, updates_per_env_step=1 / 8, seed=0
+    )
+    agent = TD3(hidden_sizes=(32, 32))
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    L.Trainer(max_epochs=-1, max_steps=20, accelerator="cpu", **quiet).fit(agent, datamodule=module)
+    L.Trainer(max_epochs=-1, accelerator="cpu", **quiet).fit(agent, datamodule=module)
     assert module.updates_done > 0
 
 
