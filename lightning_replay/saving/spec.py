@@ -128,7 +128,8 @@ def describe(value: Any) -> Any:
         return {"class": _import_path(type(value)), "arguments": arguments}
     if _importable(value):
         return {"import": _import_path(value)}
-    is_named = inspect.isroutine(value) or inspect.isclass(value)  # the repr of other objects may be very long
+    # The repr of other objects may be very long. From Python 3.14 on, a partial is a routine without a name.
+    is_named = hasattr(value, "__qualname__") and (inspect.isroutine(value) or inspect.isclass(value))
     defined = value if is_named else type(value)
     return {
         "not_saved": repr(value) if is_named else f"a {type(value).__name__}",
