@@ -19,22 +19,8 @@ ROOT = PAGE.parents[1]
 README = ROOT / "README.md"
 WHICH_METHOD = ROOT / "docs" / "which-method.md"
 FIGURE = re.compile(r"[-+]?[\d.,]*\d \[[-+]?[\d.,]*\d, [-+]?[\d.,]*\d\]")  # a number with its interval
-# By method of the page of evidence: how the rows with its figures begin, in the README and in "Which method".
+# By method of the page of evidence: how the rows with its figures begin, in "Which method".
 QUOTED = {
-    README: {
-        "| [Hindsight](": "Hindsight",
-        "| [Event tables](": "Event tables",
-        "| [Level replay](": "Prioritized level replay",
-        "| [Parallel curriculum](": "Parallel curriculum",
-        "| [Sequences](": "Recurrent agents on sequences",
-        "| [Neighbourhood mixup](": "Neighborhood mixup",
-        "| [Prioritized](": "Event tables",
-        "| [Half from demonstrations](": "Demonstrations in half of each batch",
-        "| [UCB-DrAC](": "mixreg and UCB-DrAC",
-        "| [Retention](": "Retention by surprise and on-policyness",
-        "| [Recent rows](": "Draws by age",
-        "| [Learnability](": "Learnability of prompts",
-    },
     WHICH_METHOD: {
         "| [prioritized](": "Event tables",
         "| [recent rows](": "Draws by age",
@@ -76,6 +62,20 @@ def test_the_table_at_the_top_leads_to_the_section_of_each_method() -> None:
 def test_effects_in_the_tables_of_methods_are_figures_of_the_same_method(page: Path, begins: str, method: str) -> None:
     (line,) = (line for line in page.read_text().splitlines() if line.startswith(begins) and FIGURE.search(line))
     assert [figure for figure in FIGURE.findall(line) if figure not in of_method(method)] == []
+
+
+def test_the_readme_groups_the_methods_by_the_verdicts_of_which_method() -> None:
+    row = re.compile(r"^\| \[[^\]]*\]\((?:docs/)?([^)]*)\) .*", re.MULTILINE)
+    verdicts = re.compile(r"\*\*(better|mixed|no difference found)\*\*", re.IGNORECASE)
+    table = README.read_text().partition("\n## Which method helps\n")[2].partition("\n## ")[0]
+    grouped = {}
+    for line in table.splitlines():
+        if heading := verdicts.search(line):
+            group = heading[1].lower()
+        elif found := row.match(line):
+            grouped[found[1]] = group
+    text = WHICH_METHOD.read_text().partition("\n## What was measured\n")[2]
+    assert grouped == {found[1]: verdicts.search(found[0])[1] for found in row.finditer(text)}
 
 
 @pytest.mark.parametrize("page", QUOTED)

@@ -45,7 +45,7 @@ def test_the_table_at_the_top_names_the_fastest_of_the_others() -> None:
 
 def test_the_figures_of_speed_in_the_readme_are_on_the_page() -> None:
     speed = (PAGE.parents[1] / "README.md").read_text().split("\n## Speed\n")[1].split("\n## ")[0]
-    figures = re.findall(r"\d[\d,.]*\d|\d", "".join(line for line in speed.splitlines() if line.startswith("*")))
+    figures = re.findall(r"\d[\d,.]*\d|\d", "".join(line for line in speed.splitlines() if line.startswith("|")))
     assert len(figures) > 10
     assert set(figures) <= set(re.findall(r"\d[\d,.]*\d|\d", PAGE.read_text()))
 
