@@ -101,7 +101,7 @@ _MAY_BE_NONE = {
 
 
 def _checked_hyperparameters(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options among ``given`` as plain numbers and lists; schedules and ``None`` are left out."""
+    """Returns the options among ``given`` as plain numbers and lists, without schedules and ``None``."""
     plain = {
         name: _CHECKS[name](name, value)
         for name, value in given.items()
@@ -206,7 +206,7 @@ class SizedAgent(L.LightningModule):
         return [TrainerClipping(self.trainer)] if self.trainer.gradient_clip_val else []
 
     def configure_model(self) -> None:
-        """Builds the networks once. Sizes that were not given are those of the attached data module's spaces."""
+        """Builds the networks once. Sizes that were not given come from the attached data module's spaces."""
         data = training_data(attached_trainer(self))
         if self.is_built:
             if data is not None and data.steps_environments:
@@ -418,7 +418,7 @@ class TargetUpdate:
     """Moves the parameters of target networks: ``target += rate * (parameter - target)``.
 
     Args:
-        pairs: networks, each with its target network.
+        pairs: Networks, each with its target network.
         rate: Rate τ in [0, 1].
     """
 
@@ -467,7 +467,7 @@ class OffPolicyAgent(SizedAgent):
         return observation if type(encoder) is nn.Identity else encoder(observation)
 
     def target_update_of(self, *pairs: tuple[nn.Module, nn.Module]) -> TargetUpdate:
-        """Returns the update of target networks and of the target encoder; pairs are as of :class:`TargetUpdate`.
+        """Returns the update of target networks and of the target encoder, with pairs as in :class:`TargetUpdate`.
 
         :meta private:
         """
@@ -580,7 +580,7 @@ class OffPolicyAgent(SizedAgent):
             checkpoint["dqn_conflict_aversion"] = self.conflict_averse_step.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restores what :meth:`on_save_checkpoint` saved; a counter that is missing becomes 0."""
+        """Restores what :meth:`on_save_checkpoint` saved. A counter that is missing becomes 0."""
         vars(self).update({name: checkpoint.get(key, 0) for key, name in self.counters.items()})
         if self.conflict_averse_step is not None and "dqn_conflict_aversion" in checkpoint:
             self.conflict_averse_step.load_state_dict(checkpoint["dqn_conflict_aversion"])

@@ -21,24 +21,24 @@ def _unscaled(c: float) -> float:
 
 
 def conflict_averse_gradient(gradients: Tensor, c: float, rescale: Callable[[float], float] = _unscaled) -> Tensor:
-    """Computes ``d = g0 + c |g0| g_w / |g_w|``, which maximises ``min_i(g_i . d)`` subject to ``|d - g0| <= c |g0|``.
+    """Computes ``d = g0 + c |g0| g_w / |g_w|``, which maximizes ``min_i(g_i . d)`` subject to ``|d - g0| <= c |g0|``.
 
-    g0 is the average of the gradients and ``g_w = sum(w_i g_i)``, with w of the simplex that minimises
+    g0 is the average of the gradients and ``g_w = sum(w_i g_i)``, with w of the simplex that minimizes
     ``g_w . g0 + c |g0| |g_w|``, found from the inner products of the gradients alone. If g_w vanishes, no d helps every
-    part, and d is g0; if all gradients are equal, d is ``(1 + c) g0``. CAGrad, Liu et al. 2021,
+    part, and d is g0. If all gradients are equal, d is ``(1 + c) g0``. CAGrad, Liu et al. 2021,
     https://arxiv.org/abs/2110.14048.
 
     Args:
         gradients: ``[T, P]``, one row for each part.
-        c: radius of the search as a share of ``|g0|``, in [0, 1); 0 is the average.
-        rescale: factor of the result as a function of c: 1 in the paper; ``1 / (1 + c)``, which keeps the average's
-            length if all parts agree, or ``1 / (1 + c**2)`` in files of the authors' code.
+        c: Radius of the search as a share of ``|g0|``, in [0, 1). With 0, the result is the average.
+        rescale: Factor of the result as a function of c. It is 1 in the paper. Files of the authors' code use
+            ``1 / (1 + c)``, which keeps the average's length if all parts agree, or ``1 / (1 + c**2)``.
 
     Returns:
         ``[P]``.
 
     Raises:
-        ValueError: ``gradients`` is not ``[T, P]`` or not finite; c is outside [0, 1).
+        ValueError: ``gradients`` is not ``[T, P]`` or not finite, or c is outside [0, 1).
     """
     checked_number("c", c, 0.0, BELOW_ONE, accepted="a number in [0, 1), where 0 is the average gradient")
     if gradients.ndim != 2 or gradients.shape[0] == 0:
@@ -68,19 +68,19 @@ def conflict_averse_gradient(gradients: Tensor, c: float, rescale: Callable[[flo
 
 
 class ConflictAverseStep(Stateful):
-    """Sets ``.grad`` to the conflict-averse gradient of the parts of a batch, for any optimiser.
+    """Sets ``.grad`` to the conflict-averse gradient of the parts of a batch, for any optimizer.
 
     Call :meth:`backward` in place of ``loss.backward()``. It costs one backward pass for each part and overwrites
-    ``.grad`` (no accumulation, no ``zero_grad`` needed). The SSET paper uses it with event tables, where a larger c
-    helps early and hurts late: let it fall to 0. See :func:`conflict_averse_gradient`.
+    ``.grad`` (no accumulation, no ``zero_grad`` needed). The SSET paper uses it with event tables. There, a larger c
+    helps early and hurts late, so let it fall to 0. See :func:`conflict_averse_gradient`.
 
     Args:
-        parameters: of the optimiser.
-        c: a number in [0, 1), or a schedule of such numbers by the calls of this object, with clock ``"updates"``.
-        rescale: factor of the gradient as a function of c.
+        parameters: Parameters of the optimizer.
+        c: A number in [0, 1), or a schedule of such numbers by the calls of this object, with clock ``"updates"``.
+        rescale: Factor of the gradient as a function of c.
 
     Raises:
-        ValueError: no parameter that requires a gradient; a schedule of environment steps; c outside [0, 1).
+        ValueError: No parameter requires a gradient, ``c`` is a schedule of environment steps, or c is outside [0, 1).
 
     Example:
         >>> weight = torch.nn.Parameter(torch.zeros(2))
@@ -117,8 +117,8 @@ class ConflictAverseStep(Stateful):
     def backward(self, rows: Tensor, parts: Tensor) -> Tensor:
         """Sets ``.grad`` from the loss of each row of a batch and returns the mean loss, detached.
 
-        A part's loss is the sum over its rows times ``T / B``, so that the average over the T present parts is the mean
-        over the batch, and c = 0 is ``rows.mean().backward()``.
+        A part's loss is the sum over its rows times ``T / B``. The average over the T present parts is therefore the
+        mean over the batch, and c = 0 is ``rows.mean().backward()``.
 
         Args:
             rows: ``[B]`` or ``[B, 1]``, multiplied by their ``priority_weight``.
@@ -153,9 +153,9 @@ class ConflictAverseStep(Stateful):
 
 
 def _least_helped(products: list[list[float]], radius: float) -> list[float]:
-    """Returns weights of the simplex that minimise ``g_w . g0 + radius |g_w|``, from the gradients' inner products."""
+    """Returns weights of the simplex that minimize ``g_w . g0 + radius |g_w|``, from the gradients' inner products."""
     # |g_w| is the minimum of (|g_w|² / s + s) / 2 over s > 0, which gives a quadratic problem for each s. The best s is
-    # |g_w|; below it |g_w| is longer than s and above it shorter, so that s is found by bisection.
+    # |g_w|. Below it |g_w| is longer than s, and above it shorter, so that s is found by bisection.
     count = len(products)
     linear = [sum(row) / count for row in products]
     weights = [1 / count] * count
@@ -175,7 +175,7 @@ def _least_helped(products: list[list[float]], radius: float) -> list[float]:
 def _minimize_quadratic(
     products: list[list[float]], linear: list[float], curvature: float, weights: list[float]
 ) -> None:
-    """Changes ``weights`` to minimise ``linear . w + curvature / 2 * w G w`` over the simplex."""
+    """Changes ``weights`` to minimize ``linear . w + curvature / 2 * w G w`` over the simplex."""
     # Moves the pair with the steepest exchange to its minimum until no exchange improves, as in SMO (Platt 1998).
     parts = range(len(weights))
     slope = [linear[i] + curvature * sum(map(float.__mul__, products[i], weights)) for i in parts]

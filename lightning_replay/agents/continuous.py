@@ -32,10 +32,10 @@ def _deviation(raw: Tensor) -> Tensor:
 class ContinuousAgent(OffPolicyAgent):
     """Base of agents with continuous actions: bounds, ``actor``, two ``critics`` and their targets.
 
-    Where observations have images, policy and critics share their encoder. The critics' loss alone trains it: the
-    policy gets its features without gradients, and the targets those of a target encoder, which moves as the target
-    critics do (Yarats et al. 2021, https://arxiv.org/abs/1910.01741, section 5; also DrQ,
-    https://arxiv.org/abs/2004.13649). With ``critic_observation``, the critics have an encoder of their column, and the
+    If observations have images, policy and critics share their encoder. Only the critics' loss trains it: the policy
+    gets its features without gradients. The targets get the features of a target encoder, which moves as the target
+    critics do. See Yarats et al. 2021, https://arxiv.org/abs/1910.01741, section 5. DrQ does the same,
+    https://arxiv.org/abs/2004.13649. With ``critic_observation``, the critics have an encoder of their column, and the
     policy's loss trains the policy's encoder.
     """
 
@@ -232,36 +232,36 @@ class ContinuousAgent(OffPolicyAgent):
 
 
 class SAC(ContinuousAgent):
-    """Soft actor-critic: the policy maximises ``Q(s, a) - α log π(a|s)``, α keeps the entropy at its target.
+    """Soft actor-critic: the policy maximizes ``Q(s, a) - α log π(a|s)``, α keeps the entropy at its target.
 
     ``priority_weight`` multiplies each row of the critics' loss. Training steps return that loss and ``td_error``,
-    float32 ``[B]``, the larger magnitude of the two critics'. Every update steps critics, policy, α and target
-    critics, and π is the density of actions scaled to [-1, 1], as in Haarnoja et al. 2018,
-    https://arxiv.org/abs/1812.05905, Algorithm 1 and appendix D. Images: see
-    :class:`~lightning_replay.agents.continuous.ContinuousAgent`.
+    float32 ``[B]``, the larger magnitude of the two critics'. Every update steps critics, policy, α, and target
+    critics. π is the density of actions scaled to [-1, 1]. See Haarnoja et al. 2018, https://arxiv.org/abs/1812.05905,
+    Algorithm 1 and appendix D. Images: see :class:`~lightning_replay.agents.continuous.ContinuousAgent`.
 
     Args:
-        observation_size: as of :class:`~lightning_replay.agents.DQN`; read from the environment, as the two bounds.
-        action_low: smallest value of each action dimension.
-        action_high: largest value of each action dimension.
-        hidden_sizes: widths of the hidden layers of policy and critics.
+        observation_size: Size as in :class:`~lightning_replay.agents.DQN`. It and the two bounds are read from the
+            environment.
+        action_low: Smallest value of each action dimension.
+        action_high: Largest value of each action dimension.
+        hidden_sizes: Widths of the hidden layers of policy and critics.
         actor_learning_rate: Adam's, of the policy.
         critic_learning_rate: Adam's, of the critics.
         entropy_learning_rate: Adam's, of the entropy coefficient.
-        initial_entropy_coefficient: α at the start.
-        target_entropy: of the policy, in nats; minus the number of action dimensions if absent.
+        initial_entropy_coefficient: Coefficient α at the start.
+        target_entropy: Target entropy of the policy, in nats. If absent, it is minus the number of action dimensions.
         discount: γ.
         target_update_rate: τ of the target critics, ``target += τ * (critic - target)``.
-        actor_regularization: c of the term ``c / 2 * Σ w²`` in the policy's loss, over the weights of its layers
-            without biases. SAC as published has none; Neighborhood Mixup Experience Replay (Sander et al. 2022) uses
+        actor_regularization: Factor c of the term ``c / 2 * Σ w²`` in the policy's loss, over the weights of its layers
+            without biases. SAC as published has none. Neighborhood Mixup Experience Replay (Sander et al. 2022) uses
             1e-4 to 2e-2 by environment, 1e-3 on HalfCheetah and 2e-3 on Ant (rmsander/interreplay, ``SAC_L2_REG``).
-        gradient_norm: largest norm of the gradient of each optimizer, 40 on Hopper there; ``None`` does not clip.
-        conflict_aversion: of the critics' loss between the tables of a batch, as of
+        gradient_norm: Largest norm of the gradient of each optimizer, 40 on Hopper there. ``None`` does not clip.
+        conflict_aversion: Conflict aversion of the critics' loss between the tables of a batch, as in
             :class:`~lightning_replay.agents.DQN`.
         layer_norm: Whether layer normalization precedes each ReLU of the critics.
-        distributional: Whether the critics predict distributions of returns on fixed atoms (C51, Bellemare et al. 2017,
-            https://arxiv.org/abs/1707.06887). Their loss is then the cross-entropy, and ``td_error`` is the difference
-            of the means.
+        distributional: Whether the critics predict distributions of returns on fixed atoms. This is C51 of Bellemare et
+            al. 2017, https://arxiv.org/abs/1707.06887. Their loss is then the cross-entropy, and ``td_error`` is the
+            difference of the means.
         atoms: Number of atoms of a distribution.
         value_low: Smallest return, the first atom. It is discounted, and for SAC includes the entropy.
         value_high: Largest return, the last atom.
@@ -377,20 +377,20 @@ class TD3(ContinuousAgent):
     Noise is measured in half action ranges. Weights, images and what training steps return are as of :class:`SAC`.
     Algorithm 1 of Fujimoto et al. 2018, https://arxiv.org/abs/1802.09477: every update steps the critics, every
     ``policy_delay``-th also the policy and then all targets. RLlib's former TD3, with which Neighborhood Mixup
-    Experience Replay was published, updates the targets every time; ``target_update_rate=0.01`` with
+    Experience Replay was published, updates the targets every time. ``target_update_rate=0.01`` with
     ``policy_delay=2`` moves them as far over two updates.
 
     Args:
         target_update_rate: τ, ``target += τ * (network - target)`` with each policy update.
-        policy_delay: critic updates per policy update.
-        target_noise: standard deviation of the noise on the target policy's actions.
-        target_noise_clip: its largest magnitude.
-        exploration_noise: standard deviation of the noise on the actions taken.
+        policy_delay: Critic updates per policy update.
+        target_noise: Standard deviation of the noise on the target policy's actions.
+        target_noise_clip: Largest magnitude of this noise.
+        exploration_noise: Standard deviation of the noise on the actions taken.
         exploration_noise_high: Largest standard deviation. If it is given, each environment draws its own between
             ``exploration_noise`` and this number, and draws again when its episode ends, as in FastTD3 (Seo et al.
             2025, https://arxiv.org/abs/2505.22642).
 
-    The other arguments are those of :class:`SAC`.
+    The other arguments are the arguments of :class:`SAC`.
 
     Example:
         >>> agent = TD3(observation_size=3, action_low=[-2.0], action_high=[2.0])
@@ -468,7 +468,7 @@ class TD3(ContinuousAgent):
     def end_episodes(self, done: Tensor) -> None:
         """Draws new deviations of ``exploration_noise_high`` for environments whose episode ended, bool ``[N]``.
 
-        A data module calls it after each step. In a loop of your own, call it yourself.
+        A data module calls it after each step. In your own loop, call it yourself.
         """
         if self._deviations is not None:
             ended = torch.as_tensor(done, device=self._deviations.device).reshape(-1, 1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of a DQN's loss by hand: those of autograd, bit for bit, in two thirds of the time."""
+"""Gradients of a DQN's loss by hand: the gradients of autograd, bit for bit, in two thirds of the time."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def set_gradients(
 ) -> tuple[Tensor, Tensor] | None:
     """Sets the gradients of a DQN's network. Returns the loss and the magnitudes of the TD errors, float32 ``[B]``.
 
-    Returns ``None`` and sets nothing if the agent's class does not declare that this is exact, if the network
-    normalizes its layers, or if hooks, modes, or options change the gradients.
+    Returns ``None`` and sets nothing if the agent's class does not declare that this is exact. The same holds if the
+    network normalizes its layers, or if hooks, modes, or options change the gradients.
     """
     if not has_fast_path(agent) or batch.ndim != 1 or network.has_norms:
         return None

@@ -25,29 +25,29 @@ torch.serialization.add_safe_globals([Constant, Linear])
 class DQN(ExploringAgent):
     """Double deep Q-learning: ``Q target = r + γ Q'(s', argmax Q(s', ·))``, epsilon-greedy exploration.
 
-    ``priority_weight`` multiplies each row of the loss, which is smooth L1; training steps return the loss and
-    ``td_error``, float32 ``[B]``, magnitude. Van Hasselt et al. 2016,
-    https://arxiv.org/abs/1509.06461, but the target network moves with every update, as in Lillicrap et al. 2016,
-    https://arxiv.org/abs/1509.02971.
+    ``priority_weight`` multiplies each row of the loss, which is smooth L1. Training steps return the loss and
+    ``td_error``, float32 ``[B]``, magnitude. Van Hasselt et al. 2016, https://arxiv.org/abs/1509.06461, but the target
+    network moves with every update, as in Lillicrap et al. 2016, https://arxiv.org/abs/1509.02971.
 
     Args:
-        observation_size: length of a flat observation, or what describes others; read from the environment if absent.
-            A mapping has the description of each entry of a Dict or, by its place ("0"), of a Tuple; a mapping with the
-            name of an ``encoder`` is an entry that is no flat vector of floats: ``flat`` (``shape``, and ``high`` by
-            which it is divided), ``one_hot`` of integers (``low``, ``high``) or ``convolutions`` of images (``shape``,
-            ``high``, ``channels_first``; ``channels``, ``kernel_sizes``, ``strides`` and ``features`` are chosen by the
-            size of the image where they are absent). :class:`~lightning_replay.agents.encoders.Encoder` joins them.
-        num_actions: number of actions; read from the environment if absent.
-        hidden_sizes: widths of the hidden layers.
+        observation_size: Length of a flat observation, or a mapping that describes other observations. If absent, it is
+            read from the environment. A mapping lists the description of each entry of a Dict or, by its place ("0"),
+            of a Tuple. A mapping with the name of an ``encoder`` is an entry that is no flat vector of floats. ``flat``
+            takes ``shape``, and ``high`` by which it is divided. ``one_hot`` of integers takes ``low`` and ``high``.
+            ``convolutions`` of images takes ``shape``, ``high``, and ``channels_first``. Its ``channels``,
+            ``kernel_sizes``, ``strides``, and ``features`` are chosen by the size of the image if they are absent.
+            :class:`~lightning_replay.agents.encoders.Encoder` joins them.
+        num_actions: Number of actions. If absent, it is read from the environment.
+        hidden_sizes: Widths of the hidden layers.
         learning_rate: Adam's.
         discount: γ.
         target_update_rate: τ, ``target += τ * (network - target)`` with every update.
-        exploration_start: share of random actions at the first action taken.
-        exploration_end: share of random actions after ``exploration_steps``.
-        exploration_steps: environment steps, random warm-up not counted, over which the share falls linearly.
-        conflict_aversion: c of :class:`~lightning_replay.agents.cagrad.ConflictAverseStep` between the tables of a
-            batch (its column ``table``), a number or a schedule of updates; the number 0 uses the plain gradient.
-        gradient_norm: largest norm of the gradient; ``None`` does not clip.
+        exploration_start: Share of random actions at the first action taken.
+        exploration_end: Share of random actions after ``exploration_steps``.
+        exploration_steps: Environment steps, random warm-up not counted, over which the share falls linearly.
+        conflict_aversion: Number c of :class:`~lightning_replay.agents.cagrad.ConflictAverseStep` between the tables of
+            a batch (its column ``table``), a number or a schedule of updates. The number 0 uses the plain gradient.
+        gradient_norm: Largest norm of the gradient. ``None`` does not clip.
         layer_norm: Whether layer normalization precedes each ReLU of the network.
 
     Example:
@@ -153,46 +153,50 @@ class Rainbow(ExploringAgent):
     """Double, dueling, distributional Q-learning with noisy layers on prioritized n-step transitions.
 
     The replay provides the last two: ``priority_weight`` multiplies each row of the loss, and the column ``discount``,
-    where the batch has one, is the factor of the bootstrap. The environment clips rewards
+    if the batch has one, is the factor of the bootstrap. The environment clips rewards
     (:func:`~lightning_replay.envs.atari.atari`), so that n-step returns sum clipped ones. Hessel et al. 2018,
-    https://arxiv.org/abs/1710.02298; the defaults are those of the retention paper's experiments, one update of 32
-    rows per step on a replay with ``n_steps=5``.
+    https://arxiv.org/abs/1710.02298. The defaults come from the retention paper's experiments: one update of 32 rows
+    per step on a replay with ``n_steps=5``.
 
     Args:
-        observation_shape: channels, height and width of an image; read from the environment if absent.
-        observation_high: largest pixel value; read from the environment if absent.
-        num_actions: number of actions; read from the environment if absent.
-        channels: of the convolutions, one number each.
-        kernel_sizes: of the convolutions.
-        strides: of the convolutions.
-        hidden_size: units of each stream's hidden layer.
+        observation_shape: Channels, height and width of an image. If absent, it is read from the environment.
+        observation_high: Largest pixel value. If absent, it is read from the environment.
+        num_actions: Number of actions. If absent, it is read from the environment.
+        channels: Output channels of the convolutions, one number each.
+        kernel_sizes: Kernel sizes of the convolutions.
+        strides: Strides of the convolutions.
+        hidden_size: Units of each stream's hidden layer.
         learning_rate: Adam's.
         adam_epsilon: Adam's.
-        discount: γ of batches without a column ``discount``; a replay's returns must have the same.
-        gradient_norm: largest norm of the gradient; ``None`` does not clip.
-        target_update_every: updates between two copies of the network to the target network.
-        double: the network chooses the next action and the target network values it; else the latter does both.
-        dueling: separate streams for a state's value and the actions' advantages.
-        distributional: distributions of returns on fixed atoms (C51); else expected values with a Huber loss.
-        noisy: exploration by factorised noise in the fully connected layers, drawn for every action and update; else
-            by random actions.
-        noise_deviation: σ₀ of that noise.
-        evaluation_noise: noise in actions without exploration too, as of PFRL's Rainbow, the retention paper's.
-        atoms: number of atoms of a distribution.
-        value_low: smallest return, the first atom.
-        value_high: largest return, the last atom.
-        cross_entropy: ``surprise`` is the cross-entropy of target and current distribution, not KL(target ‖ current).
-        samples_by_surprise: ``td_error`` is the surprise, so that a prioritized sampler draws by it, as Rainbow does;
-            else it is the signed TD error of the means.
-        exploration_start: share of random actions at first, without ``noisy``.
-        exploration_end: share of random actions after ``exploration_steps``, without ``noisy``.
-        exploration_steps: environment steps, random warm-up not counted, over which the share falls linearly.
-        conflict_aversion: between the tables of a batch, as of :class:`~lightning_replay.agents.DQN`.
+        discount: Discount γ of batches without a column ``discount``. A replay's returns must have the same.
+        gradient_norm: Largest norm of the gradient. ``None`` does not clip.
+        target_update_every: Updates between two copies of the network to the target network.
+        double: Whether the network chooses the next action and the target network values it. Otherwise, the target
+            network does both.
+        dueling: Whether there are separate streams for a state's value and the actions' advantages.
+        distributional: Whether the network predicts distributions of returns on fixed atoms (C51). Otherwise, it
+            predicts expected values with a Huber loss.
+        noisy: Whether to explore by factorized noise in the fully connected layers, drawn for every action and update.
+            Otherwise, the agent explores by random actions.
+        noise_deviation: Deviation σ₀ of that noise.
+        evaluation_noise: Whether actions without exploration are also noisy, as in PFRL's Rainbow, which the retention
+            paper uses.
+        atoms: Number of atoms of a distribution.
+        value_low: Smallest return, the first atom.
+        value_high: Largest return, the last atom.
+        cross_entropy: Whether ``surprise`` is the cross-entropy of target and current distribution, not KL(target ‖
+            current).
+        samples_by_surprise: Whether ``td_error`` is the surprise, so that a prioritized sampler draws by it, as Rainbow
+            does. Otherwise, it is the signed TD error of the means.
+        exploration_start: Share of random actions at first, without ``noisy``.
+        exploration_end: Share of random actions after ``exploration_steps``, without ``noisy``.
+        exploration_steps: Environment steps, random warm-up not counted, over which the share falls linearly.
+        conflict_aversion: Conflict aversion between the tables of a batch, as in :class:`~lightning_replay.agents.DQN`.
 
     Returned by each training step, all from the forward pass before the network changed:
-        loss: the weighted loss.
+        loss: The weighted loss.
         td_error: float32 ``[B]``, signed.
-        surprise: float32 ``[B]``; the squared TD error without ``distributional``.
+        surprise: float32 ``[B]``. Without ``distributional``, it is the squared TD error.
         action_values: float32 ``[B, A]``, means of the distributions under the pass's noise.
         action: int64 ``[B]``, of the batch.
 
@@ -289,8 +293,8 @@ class Rainbow(ExploringAgent):
         """Returns loss and feedback of each row under the noise that was drawn last.
 
         The loss is Huber's, of distributions the cross-entropy between the projected target and the current one. The
-        factor of the bootstrap is the column ``discount`` (γ to the power of the steps in the reward, 0 where they
-        terminated); without it, γ, or 0 after termination.
+        factor of the bootstrap is the column ``discount`` (γ to the power of the steps in the reward, 0 if they
+        terminated). Without it, the factor is γ, or 0 after termination.
         """
         following = batch.get(("next", "observation"))
         outputs = self.outputs(self.network, batch.get("observation"))
@@ -323,7 +327,7 @@ class Rainbow(ExploringAgent):
     def initial_surprise(self, transitions: TensorDictBase) -> Tensor:
         """Returns the surprise of new transitions ``[M]``, float32 ``[M]``, on their device.
 
-        A replay that keeps transitions by surprise calls it at insertion; the data module passes it to the replay.
+        A replay that keeps transitions by surprise calls it at insertion. The data module passes it to the replay.
         Costs two forward passes of the network and one of the target network for every 256 rows, under the noise of the
         last action or update.
         """

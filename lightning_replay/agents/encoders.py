@@ -97,14 +97,14 @@ def entries_of(size: ObservationSize, path: tuple[str, ...] = ()) -> Iterator[tu
 
 
 class Encoder(nn.Module):
-    """Features ``[..., F]`` of an observation, those of its entries in the order of their names.
+    """Features ``[..., F]`` of an observation, the features of its entries in the order of their names.
 
-    Vectors are features as they are, other numbers are flattened, integers one-hot encoded, and images go through
-    convolutions, a linear layer, layer normalisation and tanh (Yarats et al. 2021, https://arxiv.org/abs/1910.01741).
+    Vectors are features as they are, other numbers are flattened, and integers are one-hot encoded. Images go through
+    convolutions, a linear layer, layer normalization, and tanh (Yarats et al. 2021, https://arxiv.org/abs/1910.01741).
     Only the encoders of images are learned.
 
     Args:
-        size: description of the observation, see ``observation_size`` of :class:`~lightning_replay.agents.DQN`.
+        size: Description of the observation, see ``observation_size`` of :class:`~lightning_replay.agents.DQN`.
         normalizes: Whether each vector is normalized by its :class:`RunningNormalization`.
 
     Attributes:

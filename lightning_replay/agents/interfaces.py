@@ -65,7 +65,7 @@ class WatchingAgent(ActingAgent, Protocol):
 
 
 class RolloutAgent(ActingAgent, Protocol):
-    """A LightningModule that learns from rollouts of its own policy, such as :class:`~lightning_replay.agents.PPO`."""
+    """A LightningModule that learns from rollouts of its policy, such as :class:`~lightning_replay.agents.PPO`."""
 
     def act_with_value(self, observation: Any) -> TensorDictBase | dict[str, Any]:
         """Returns columns ``[N, ...]`` to record: ``action``, ``state_value`` and others that the loss needs."""
@@ -77,13 +77,13 @@ class RolloutAgent(ActingAgent, Protocol):
 class TrainingData:
     """Source of the batches of an agent's training steps.
 
-    The data modules of :mod:`lightning_replay.lit` subclass it; :func:`training_data` adapts a user's own.
+    The data modules of :mod:`lightning_replay.lit` subclass it. :func:`training_data` adapts a user's own.
 
     Attributes:
-        observation_space: Space of one environment; ``None`` before ``setup``.
-        action_space: Space of one environment; ``None`` before ``setup``.
+        observation_space: Space of one environment, or ``None`` before ``setup``.
+        action_space: Space of one environment, or ``None`` before ``setup``.
         replay: Buffer that batches are drawn from, or ``None``.
-        rollout_rows: Rows of one rollout; 0 if batches are drawn from a replay, ``None`` if unknown.
+        rollout_rows: Rows of one rollout, 0 if batches are drawn from a replay, or ``None`` if unknown.
         steps_environments: Whether it steps environments with the agent, whose networks must fit the spaces.
         takes_td_errors: Whether :meth:`update_priority` is called after each training step.
         discounting_parts: Parts that have their own ``discount`` or ``gae_lambda``, by the name of their option.
@@ -133,7 +133,7 @@ def training_data(trainer: L.Trainer | None) -> TrainingData | None:
 
 
 def acting_agent(agent: L.LightningModule) -> ActingAgent:
-    """Returns the agent; raises ``TypeError`` if it has no method ``act``."""
+    """Returns the agent, or raises ``TypeError`` if it has no method ``act``."""
     if not callable(getattr(agent, "act", None)):
         raise TypeError(
             f"{type(agent).__name__} has no method act(observation, explore) -> action, which collection and "
@@ -143,7 +143,7 @@ def acting_agent(agent: L.LightningModule) -> ActingAgent:
 
 
 def recurrent_agent(agent: L.LightningModule) -> RecurrentAgent | None:
-    """Returns an agent that declares ``is_recurrent``, and ``None`` for others; ``TypeError`` if it lacks a method."""
+    """Returns an agent that declares ``is_recurrent``, or ``None`` for others. ``TypeError`` if it lacks a method."""
     if not getattr(agent, "is_recurrent", False):
         return None
     if not all(callable(getattr(agent, method, None)) for method in ("initial_state", "act_with_state")):
@@ -202,7 +202,7 @@ def warn_of_discounts(agent: L.LightningModule, replay: TrainingReplay) -> None:
 
 
 def rollout_agent(agent: L.LightningModule) -> RolloutAgent:
-    """Returns the agent; ``TypeError`` if it lacks ``act``, ``act_with_value`` or ``value``, or is recurrent."""
+    """Returns the agent. ``TypeError`` if it lacks ``act``, ``act_with_value`` or ``value``, or is recurrent."""
     if not callable(getattr(agent, "act_with_value", None)) or not callable(getattr(agent, "value", None)):
         raise TypeError(
             f"{type(agent).__name__} lacks act_with_value(observation) or value(observation), which rollouts are "
@@ -264,7 +264,7 @@ _SEVERAL = (
 
 
 class UpdateBatches:
-    """Several batches for one ``training_step``; each is drawn, after due collection, when the loop reaches it.
+    """Several batches for one ``training_step``. Each is drawn, after due collection, when the loop reaches it.
 
     Update the priorities inside the loop, because :class:`UpdatePriorities` runs only after the step.
 
@@ -311,9 +311,10 @@ class UpdatePriorities(L.Callback):
     """After each training step calls ``replay.update_priority`` with the step's ``td_error`` and other signals.
 
     Return it from ``configure_callbacks`` of a LightningModule whose ``training_step`` returns ``{"td_error": ...}``,
-    detached, ``[B]``, and optionally ``surprise`` ``[B]``, ``action_values`` ``[B, A]`` and ``action`` ``[B]`` for a
-    replay that keeps transitions by their priority. Others ignore these, and need no TD errors. It acts after single
-    batches; a ``training_step`` that gets several calls ``batches.update_priority(batch, td_error)`` in its loop.
+    detached, ``[B]``. For a replay that keeps transitions by their priority, it may also return ``surprise`` ``[B]``,
+    ``action_values`` ``[B, A]``, and ``action`` ``[B]``. Others ignore these, and need no TD errors. It acts after
+    single batches. A ``training_step`` that gets several calls ``batches.update_priority(batch, td_error)`` in its
+    loop.
     """
 
     def on_train_batch_end(

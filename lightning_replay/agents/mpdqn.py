@@ -41,40 +41,41 @@ class InvertedGradients(torch.autograd.Function):
 
 
 class MPDQN(ExploringAgent):
-    """Multi-pass deep Q-network: ``Q target = r + γ max_k Q_k'(s', x'(s'))``, where x gives all actions' parameters.
+    """Multi-pass deep Q-network: ``Q target = r + γ max_k Q_k'(s', x'(s'))``, and x gives all actions' parameters.
 
     Acts in ``Tuple(Discrete(K), Box, ..., Box)``, or a Dict of these: :meth:`act` returns the discrete actions and the
     joint vector of all actions' parameters, which a replay stores as ``("action", "discrete")`` and
     ``("action", "parameters")``. Inverting gradients keep parameters within their bounds. With a sparse reward the
     targets must be clipped to the reachable returns (``target_low``, ``target_high``), or the values drift upwards.
-    ``priority_weight`` multiplies each row of the values' loss; training steps return that loss and ``td_error``,
+    ``priority_weight`` multiplies each row of the values' loss. Training steps return that loss and ``td_error``,
     float32 ``[B]``, magnitude. Without a trainer, step the optimizers of
     :meth:`configure_optimizers` on :meth:`losses` and then call :meth:`update_targets`.
-    Bester et al. 2019, https://arxiv.org/abs/1905.04388; default networks, learning rates, τ, γ and gradient norm are
-    those of the authors' soccer agent, which plays 20,000 episodes. Shorter runs may need larger rates. Exploration
-    falls over environment steps instead of episodes; the mixing with Monte-Carlo returns is left out.
+    Bester et al. 2019, https://arxiv.org/abs/1905.04388. Default networks, learning rates, τ, γ, and gradient norm come
+    from the authors' soccer agent, which plays 20,000 episodes. Shorter runs may need larger rates. Exploration falls
+    over environment steps instead of episodes. The mixing with Monte-Carlo returns is left out.
 
     Args:
-        observation_size: as of :class:`~lightning_replay.agents.DQN`; like the next three read from the environment.
-        parameter_sizes: number of parameters of each discrete action, 0 or more.
-        parameter_low: smallest value of each parameter, those of all actions one after the other.
-        parameter_high: largest value of each.
-        hidden_sizes: widths of the hidden layers of both networks, with leaky ReLU between them.
+        observation_size: Size as in :class:`~lightning_replay.agents.DQN`. Like the next three, it is read from the
+            environment.
+        parameter_sizes: Number of parameters of each discrete action, 0 or more.
+        parameter_low: Smallest value of each parameter, all actions one after the other.
+        parameter_high: Largest value of each parameter.
+        hidden_sizes: Widths of the hidden layers of both networks, with leaky ReLU between them.
         value_learning_rate: Adam's, of Q.
         parameter_learning_rate: Adam's, of x.
         discount: γ.
         target_update_rate: τ of the target networks.
-        target_low: smallest reachable return, a lower bound of the targets; ``None`` for no bound.
-        target_high: largest reachable return, an upper bound.
-        gradient_clip: largest norm of each network's gradient, that of Q with its encoder's.
-        exploration_start: share of random actions with random parameters at the first action taken.
-        exploration_end: their share after ``exploration_steps``.
-        exploration_steps: environment steps, random warm-up not counted, over which the share falls linearly.
-        exploration_noise: standard deviation of normal noise on the parameters of actions that are not random, in
+        target_low: Smallest reachable return, a lower bound of the targets, or ``None`` for no bound.
+        target_high: Largest reachable return, an upper bound.
+        gradient_clip: Largest norm of each network's gradient, for Q together with its encoder's.
+        exploration_start: Share of random actions with random parameters at the first action taken.
+        exploration_end: Their share after ``exploration_steps``.
+        exploration_steps: Environment steps, random warm-up not counted, over which the share falls linearly.
+        exploration_noise: Standard deviation of normal noise on the parameters of actions that are not random, in
             halves of their ranges.
 
     Raises:
-        ValueError: no action has a parameter, sizes and bounds disagree, a bound is not finite or its lower one is
+        ValueError: No action has a parameter, sizes and bounds disagree, a bound is not finite or its lower one is
             above the upper, or ``target_low`` is above ``target_high``.
 
     Example:
@@ -152,14 +153,14 @@ class MPDQN(ExploringAgent):
         )
 
     def scaled(self, parameters: Tensor) -> Tensor:
-        """Returns the environment's parameters scaled to [-1, 1]; one that cannot vary is 0."""
+        """Returns the environment's parameters scaled to [-1, 1]. A parameter that cannot vary is 0."""
         return torch.where(self.half_range > 0, (parameters - self.center) / self.half_range, 0.0)
 
     def action_values(self, network: Callable[[Tensor], Tensor], observation: Tensor, parameters: Tensor) -> Tensor:
         """Returns ``Q_k`` of every action ``[B, K]`` by K passes, for scaled parameters.
 
-        ``Q_k`` is the k-th output of a pass in which the parameters of all other actions are zero, so that it depends
-        on its own alone: the K passes are stacked into one.
+        ``Q_k`` is the k-th output of a pass in which the parameters of all other actions are zero. It therefore depends
+        only on its own parameters. The K passes are stacked into one.
         """
         passes = len(self.masks)
         one_at_a_time = parameters.unsqueeze(1) * self.masks
@@ -169,8 +170,8 @@ class MPDQN(ExploringAgent):
     def act(self, observation: Tensor | TensorDictBase, explore: bool) -> tuple[Tensor, Tensor]:
         """Returns discrete actions int64 ``[N]`` and all actions' parameters ``[N, P]`` in the environment's units.
 
-        The most valuable, with noise on its parameters if ``explore``; or with probability ``exploration_rate`` a
-        random action with random parameters.
+        The action is the most valuable, with noise on its parameters if ``explore``. With probability
+        ``exploration_rate``, it is a random action with random parameters.
         """
         with torch.no_grad():
             features = self.features_of(observation)
@@ -188,7 +189,7 @@ class MPDQN(ExploringAgent):
 
     @torch.no_grad()
     def targets(self, batch: TensorDictBase) -> Tensor:
-        """Returns the targets of the taken actions' values ``[B]``; a truncated row keeps its bootstrap."""
+        """Returns the targets of the taken actions' values ``[B]``. A truncated row keeps its bootstrap."""
         options = self.hparams
         features = self.features_of(batch.get("next").get("observation"), target=True)
         # Inverted gradients lead outputs back to the bounds, but do not keep them within.

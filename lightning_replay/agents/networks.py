@@ -100,7 +100,7 @@ class TwoCritics(Perceptron):
         self.register_buffer("support", support, persistent=False)
 
     def values(self, observation: Tensor, action: Tensor, *, frozen: bool = False) -> Tensor:
-        """Returns the values ``[2, ...]``; ``frozen`` parameters get no gradients. Of distributions, they are means."""
+        """Returns the values ``[2, ...]``. ``frozen`` parameters get no gradients. Of distributions, they are means."""
         outputs = self._outputs(observation, action, frozen)
         if self.support is not None:
             outputs = self.means(outputs.softmax(1).mT)
@@ -128,7 +128,7 @@ class TwoCritics(Perceptron):
                 rows = torch.relu_(torch.addcmul(shift.unsqueeze(1), rows, scale.unsqueeze(1)))
             return torch.baddbmm(last_bias.unsqueeze(-1), last_weight, rows.mT)
         # Activations are [2, O, B]: the gradients of the weights then come out in the weights' own layout, without a
-        # copy, and as fast as with two separate critics, whose optimizer has twice as many tensors.
+        # copy. This is as fast as two separate critics, whose optimizer has twice as many tensors.
         columns = inputs.t().expand(2, -1, -1)
         for weight, bias in hidden:
             columns = torch.relu_(torch.baddbmm(bias.unsqueeze(-1), weight, columns))
@@ -165,15 +165,16 @@ def with_noise() -> set_exploration_type:
 class ImageNetwork(nn.Module):
     """Values of all actions of images divided by their largest pixel value: ``[B, *output_shape]``.
 
-    Convolutions, one hidden layer and one output per action (and atom); with ``dueling``
-    (https://arxiv.org/abs/1511.06581) the sum of a state's value and its actions' advantages, whose mean is 0.
+    Convolutions, one hidden layer, and one output per action (and atom). With ``dueling``
+    (https://arxiv.org/abs/1511.06581), outputs are the sum of a state's value and its actions' advantages, whose mean
+    is 0.
 
     Args:
         output_shape: ``(actions,)``, or ``(atoms, actions)`` for logits of distributions.
-        noise_deviation: σ₀ of factorised noise in the fully connected layers (https://arxiv.org/abs/1706.10295);
+        noise_deviation: σ₀ of factorized noise in the fully connected layers (https://arxiv.org/abs/1706.10295).
             ``None`` for plain layers.
 
-    The other arguments are those of :class:`~lightning_replay.agents.Rainbow`.
+    The other arguments are the arguments of :class:`~lightning_replay.agents.Rainbow`.
     """
 
     scale: Tensor
@@ -208,7 +209,7 @@ class ImageNetwork(nn.Module):
             self.body = DuelingCnnDQNet(tuple(output_shape), value_shape, cnn_kwargs=convolutions, mlp_kwargs=layers)
         else:
             self.body = nn.Sequential(ConvNet(**convolutions), MLP(out_features=tuple(output_shape), **layers))
-        # Initialises TorchRL's lazy layers; torch refuses kernels that are larger than the image.
+        # Initializes TorchRL's lazy layers. torch refuses kernels that are larger than the image.
         self(torch.zeros(1, *observation_shape, dtype=torch.uint8))
 
     def forward(self, observation: Tensor) -> Tensor:
@@ -239,15 +240,16 @@ class ActorCritic(nn.Module):
     """Logits of discrete actions and the value of an observation, both linear in the trunk's last hidden layer.
 
     Weights are orthogonal at first, and small in the policy, so that all actions are about equally likely. The
-    arguments are those of :class:`~lightning_replay.agents.PPO`.
+    arguments are the arguments of :class:`~lightning_replay.agents.PPO`.
 
     Attributes:
-        trunk: observations ``[B, ...]`` to hidden units ``[B, H]``.
-        policy: hidden units to logits ``[B, num_actions]``.
-        value: hidden units to values ``[B, 1]``.
+        trunk: Observations ``[B, ...]`` to hidden units ``[B, H]``.
+        policy: Hidden units to logits ``[B, num_actions]``.
+        value: Hidden units to values ``[B, 1]``.
 
     Raises:
-        ValueError: no hidden layer; categories or residual blocks for flat observations; no convolution for images.
+        ValueError: There is no hidden layer, there are categories or residual blocks for flat observations, or there is
+            no convolution for images.
     """
 
     def __init__(
@@ -309,8 +311,8 @@ class ImagePlanes(nn.Module):
     """Images ``[B, H, W, C]`` as planes ``[B, P, H, W]`` for convolutions.
 
     Values are divided by the largest one, ``observation_high``. With ``categories``, the number of them in each of the
-    C ``channels``, they are one-hot encoded instead, such as MiniGrid's object, colour and state of a cell (11, 6 and
-    4). A value beyond the categories is 0 in all planes.
+    C ``channels``, they are one-hot encoded instead. Examples are MiniGrid's object, color, and state of a cell (11, 6,
+    and 4). A value beyond the categories is 0 in all planes.
     """
 
     channel: Tensor

@@ -19,20 +19,21 @@ _LOG_DEVIATIONS = (-5.0, 2.0)
 
 
 class IQL(ContinuousAgent):
-    """Implicit Q-learning: values are an expectile of stored actions' values; the policy imitates the better actions.
+    """Implicit Q-learning: values are an expectile of stored actions' values. The policy imitates the better actions.
 
     Kostrikov et al. 2021, https://arxiv.org/abs/2110.06169. Every update steps the value ``V(s)`` towards the
-    ``expectile`` of the smaller target critic, the policy on ``exp(β (Q(s, a) - V(s))) log π(a|s)``, the critics
-    towards ``r + γ V(s')``, and the target critics. The policy is a normal distribution around ``tanh`` of its network,
-    with one deviation for each action dimension. ``priority_weight`` multiplies each row of all losses.
+    ``expectile`` of the smaller target critic. It also steps the policy on ``exp(β (Q(s, a) - V(s))) log π(a|s)``, the
+    critics towards ``r + γ V(s')``, and the target critics. The policy is a normal distribution around ``tanh`` of its
+    network, with one deviation for each action dimension. ``priority_weight`` multiplies each row of all losses.
 
     Args:
         value_learning_rate: Adam's, of the value.
-        expectile: τ in (0, 1); 0.5 is the mean over stored actions, towards 1 their maximum. The paper takes 0.7 on
-            locomotion and 0.9 where trajectories have to be joined (AntMaze).
-        inverse_temperature: β from 0, which clones all actions alike; 3 on locomotion, 10 on AntMaze.
+        expectile: Expectile τ in (0, 1). 0.5 is the mean over stored actions, towards 1 it is their maximum. The paper
+            takes 0.7 on locomotion and 0.9 if trajectories have to be joined (AntMaze).
+        inverse_temperature: Inverse temperature β from 0, which clones all actions alike. The paper takes 3 on
+            locomotion and 10 on AntMaze.
 
-    The other arguments are those of :class:`SAC`.
+    The other arguments are the arguments of :class:`SAC`.
 
     Example:
         >>> agent = IQL(observation_size=3, action_low=[-2.0], action_high=[2.0])
@@ -129,17 +130,17 @@ class IQL(ContinuousAgent):
 class CQL(SAC):
     """Conservative Q-learning: SAC whose critics are lowered at actions of the policy and raised at stored ones.
 
-    Kumar et al. 2020, https://arxiv.org/abs/2006.04779, equation 4 with the entropy as regulariser, CQL(H), by
-    importance sampling (appendix F): of ``sampled_actions`` uniform actions and as many each of the policy in the
-    state and in the next one. Targets are without entropy, as in the authors' code, and the weight is fixed. TorchRL's
-    ``CQLLoss`` sums over three of the sampled actions at a time, and values those of the next state there and not in
-    the state. ``td_error`` is without the conservative term.
+    Kumar et al. 2020, https://arxiv.org/abs/2006.04779, equation 4 with the entropy as regularizer, CQL(H), by
+    importance sampling (appendix F). It samples ``sampled_actions`` uniform actions, and as many each of the policy in
+    the state and in the next state. Targets are without entropy, as in the authors' code, and the weight is fixed.
+    TorchRL's ``CQLLoss`` sums over three of the sampled actions at a time, and values the actions of the next state
+    there and not in the state. ``td_error`` is without the conservative term.
 
     Args:
-        conservative_weight: α of the conservative term; the authors take 5 on locomotion.
-        sampled_actions: actions of each of the three kinds.
+        conservative_weight: Weight α of the conservative term. The authors take 5 on locomotion.
+        sampled_actions: Number of actions of each of the three kinds.
 
-    The other arguments are those of :class:`SAC`.
+    The other arguments are the arguments of :class:`SAC`.
 
     Example:
         >>> agent = CQL(observation_size=3, action_low=[-2.0], action_high=[2.0], conservative_weight=1.0)

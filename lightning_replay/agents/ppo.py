@@ -41,48 +41,49 @@ def _drawn(log_probs: Tensor) -> Tensor:
 
 
 class PPO(SizedAgent):
-    """Maximises ``E[min(r A, clip(r, 1 ± clip_range) A)]``, r the ratio of new to old action probability.
+    """Maximizes ``E[min(r A, clip(r, 1 ± clip_range) A)]``, r the ratio of new to old action probability.
 
     Each ``training_step`` learns from one rollout, a TensorDict ``[N, T]`` as collected by
-    :class:`~lightning_replay.lit.LevelDataModule`: generalized advantages with the values recorded during
-    collection (a time limit bootstraps from the episode's last observation, a termination does not), normalised over
-    the rollout, then ``epochs`` passes over ``minibatches``, with the losses of TorchRL's ``ClipPPOLoss``. Rows whose
-    ``is_trained`` is False are left out of both. Lightning counts the last gradient step of a rollout:
-    ``global_step`` is the number of rollouts.
+    :class:`~lightning_replay.lit.LevelDataModule`. It computes generalized advantages with the values recorded during
+    collection, normalized over the rollout. A time limit bootstraps from the episode's last observation, and a
+    termination does not. Then it makes ``epochs`` passes over ``minibatches``, with the losses of TorchRL's
+    ``ClipPPOLoss``. Rows whose ``is_trained`` is False are left out of both. Lightning counts the last gradient step of
+    a rollout: ``global_step`` is the number of rollouts.
 
-    Policy and value share a trunk: a perceptron over flat float observations; for images ``uint8 [H, W, C]``
-    convolutions over pixels divided by the largest value or, with ``categories``, over one plane per category.
-    Schulman et al. 2017, https://arxiv.org/abs/1707.06347; the defaults are those of Jiang et al. 2021 on MiniGrid
-    (https://arxiv.org/abs/2010.03934, appendix).
+    Policy and value share a trunk, which is a perceptron over flat float observations. For images ``uint8 [H, W, C]``,
+    it consists of convolutions over pixels divided by the largest value. With ``categories``, they are over one plane
+    per category. Schulman et al. 2017, https://arxiv.org/abs/1707.06347. The defaults come from Jiang et al. 2021 on
+    MiniGrid (https://arxiv.org/abs/2010.03934, appendix).
 
     Args:
-        observation_shape: ``(size,)`` or ``(height, width, channels)``; read from the environment if absent.
-        observation_high: largest value of an image; read from the environment with the shape, else 255.
-        num_actions: number of actions; read from the environment if absent.
-        hidden_sizes: widths of the fully connected layers.
-        channels: of the convolutions over images, one number each.
-        kernel_sizes: of the convolutions; unused with ``residual``.
-        strides: of the convolutions; unused with ``residual``.
-        categories: number of categories in each channel of images that encode objects, (11, 6, 4) for MiniGrid's;
+        observation_shape: ``(size,)`` or ``(height, width, channels)``. If absent, it is read from the environment.
+        observation_high: Largest value of an image. It is read from the environment with the shape, and is 255
+            otherwise.
+        num_actions: Number of actions. If absent, it is read from the environment.
+        hidden_sizes: Widths of the fully connected layers.
+        channels: Output channels of the convolutions over images, one number each.
+        kernel_sizes: Kernel sizes of the convolutions, unused with ``residual``.
+        strides: Strides of the convolutions, unused with ``residual``.
+        categories: Number of categories in each channel of images that encode objects, (11, 6, 4) for MiniGrid's. It is
             ``None`` for pixels.
         learning_rate: Adam's.
         adam_epsilon: Adam's.
         discount: γ.
         gae_lambda: λ.
-        clip_range: largest deviation of the ratio r from 1 that still increases the objective.
-        value_clip: largest deviation of a value from the recorded one; ``None`` does not clip.
-        entropy_coefficient: weight of the entropy, which is maximised.
-        value_coefficient: weight of the mean squared error of the values.
-        gradient_norm: largest norm of the gradient; ``None`` does not clip.
-        epochs: passes over a rollout.
-        minibatches: parts of a rollout in each pass; fewer of the same size where rows are left out.
+        clip_range: Largest deviation of the ratio r from 1 that still increases the objective.
+        value_clip: Largest deviation of a value from the recorded one. ``None`` does not clip.
+        entropy_coefficient: Weight of the entropy, which is maximized.
+        value_coefficient: Weight of the mean squared error of the values.
+        gradient_norm: Largest norm of the gradient. ``None`` does not clip.
+        epochs: Passes over a rollout.
+        minibatches: Parts of a rollout in each pass. If rows are left out, there are fewer parts of the same size.
         mixup_concentration: α of mixreg, :class:`~lightning_replay.transforms.MixMinibatch`, 0.2 in its paper.
-        augmentations: of images, out of which UCB-DrAC chooses one for each rollout, see
-            :class:`~lightning_replay.transforms.UCBAugmentation`; one alone is DrAC, ``None`` augments nothing.
-        augmentation_weight: of the loss that makes policy and value invariant to it.
-        residual: IMPALA's network in place of convolutions alone: for each of ``channels`` a 3 x 3 convolution, a
-            maximum over 3 x 3 with stride 2, and two residual blocks. Level replay has it on Procgen, with
-            ``hidden_sizes`` of 256.
+        augmentations: Augmentations of images, out of which UCB-DrAC chooses one for each rollout, see
+            :class:`~lightning_replay.transforms.UCBAugmentation`. A single one is DrAC, and ``None`` augments nothing.
+        augmentation_weight: Weight of the loss that makes policy and value invariant to it.
+        residual: Whether to use IMPALA's network in place of plain convolutions. For each of ``channels``, it consists
+            of a 3 x 3 convolution, a maximum over 3 x 3 with stride 2, and two residual blocks. Level replay has it on
+            Procgen, with ``hidden_sizes`` of 256.
 
     Returned by each training step, means over its gradient steps, 0 if no row was trained on:
         loss, policy_loss, value_loss, entropy_loss, entropy, clip_fraction, kl_divergence, invariance_loss: scalars.
@@ -161,7 +162,7 @@ class PPO(SizedAgent):
     def act_with_value(self, observation: Tensor) -> TensorDict:
         """Returns the columns of a rollout for observations ``[N, ...]``.
 
-        action int64 ``[N]``; float32: action_log_prob ``[N]``, logits ``[N, A]``, state_value ``[N, 1]``.
+        action int64 ``[N]``, and as float32: action_log_prob ``[N]``, logits ``[N, A]``, state_value ``[N, 1]``.
         """
         logits, value = self.network(observation)
         log_probs = logits.log_softmax(-1)

@@ -18,25 +18,25 @@ from lightning_replay.agents.spaces import SizeReader, discrete_sizes
 class RecurrentDQN(ExploringAgent):
     """Double, dueling Q-learning with an LSTM, on sequences ``[B, T]`` of :func:`~lightning_replay.recipes.sequences`.
 
-    For environments whose observations do not say all that matters (Hausknecht & Stone 2015,
-    https://arxiv.org/abs/1507.06527). The LSTM is unrolled from the state that was stored with each sequence's first
-    step, or from zeros without one; the first ``burn_in`` steps bring it up to date and are not learned from (R2D2,
-    Kapturowski et al. 2019, section 3, https://openreview.net/forum?id=r1lyTjAqYX). Targets are of one step. No
-    sequence goes over the end of an episode: each observation is the one that followed the step before.
+    For environments whose observations do not say all that matters (Hausknecht & Stone 2015). See
+    https://arxiv.org/abs/1507.06527. The LSTM is unrolled from the state that was stored with each sequence's first
+    step, or from zeros without one. The first ``burn_in`` steps bring it up to date and are not learned from. See R2D2,
+    Kapturowski et al. 2019, section 3, https://openreview.net/forum?id=r1lyTjAqYX. Targets are of one step. No sequence
+    goes over the end of an episode: each observation is the one that followed the step before.
 
     The loss is smooth L1 times ``priority_weight``, averaged over the steps that exist (``mask``) and follow the
     burn-in. Training steps return it and ``td_error``, float32 ``[B, T]``, magnitude, 0 at all other steps.
 
     Args:
-        hidden_sizes: widths of the layers before the LSTM.
-        state_size: units H of the LSTM; a stored state has ``2 H`` floats, 512 bytes for 64 units.
-        burn_in: steps at the start of each sequence, that of the replay.
-        gradient_norm: largest norm of the gradient; ``None`` does not clip.
+        hidden_sizes: Widths of the layers before the LSTM.
+        state_size: Units H of the LSTM. A stored state has ``2 H`` floats, 512 bytes for 64 units.
+        burn_in: Steps at the start of each sequence, as many as in the replay.
+        gradient_norm: Largest norm of the gradient. ``None`` does not clip.
 
-    The other arguments are those of :class:`DQN`.
+    The other arguments are the arguments of :class:`DQN`.
 
     Raises:
-        ValueError: in ``fit`` another burn-in than that of the replay.
+        ValueError: In ``fit`` another burn-in than that of the replay.
 
     Example:
         >>> agent = RecurrentDQN(observation_size=4, num_actions=2)

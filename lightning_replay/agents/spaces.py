@@ -36,9 +36,9 @@ class ParameterizedActions:
     all actions one after the other in the environment's units. Masson et al. 2016, https://arxiv.org/abs/1509.01644.
 
     Args:
-        space: of one environment.
-        boxes: the space of each action's parameters.
-        keys: of the discrete action and then of the boxes, where the space is a Dict.
+        space: Action space of one environment.
+        boxes: Space of each action's parameters.
+        keys: Keys of the discrete action and then of the boxes, if the space is a Dict.
     """
 
     space: Space[Any]
@@ -50,7 +50,7 @@ class ParameterizedActions:
         """Reads ``Tuple(Discrete(K), Box_1, ..., Box_K)``, or a Dict of one Discrete and, in its order, K Boxes.
 
         Raises:
-            ValueError: another space.
+            ValueError: Another space.
         """
         if isinstance(space, Dict):
             # The Discrete may be anywhere, because Gymnasium sorts the keys of a plain dictionary.
@@ -217,7 +217,7 @@ def observation_size(space: Space[Any], agent: str = "the agent") -> int | dict[
     """Returns the description of an observation that chooses its encoder, see ``observation_size`` of the agents.
 
     Raises:
-        ValueError: entries without an encoder, all of them by name.
+        ValueError: Entries without an encoder, all of them by name.
     """
     refused = refused_entries(space, lambda part: _described(part) is not None)
     if refused:
@@ -255,7 +255,7 @@ def _described(space: Space[Any]) -> int | dict[str, Any] | None:
 def spaces_of_sizes(sizes: Mapping[str, Any]) -> tuple[Space[Any], Space[Any]]:
     """Returns the spaces of observations and actions that fit an agent's sizes.
 
-    Entries whose numbers may be of several dtypes are spaces without one; without sizes there is no shape either.
+    Entries whose numbers may be of several dtypes are spaces without one. Without sizes there is no shape either.
     """
     observation: Space[Any] = Space()
     if sizes.get("observation_size") is not None:

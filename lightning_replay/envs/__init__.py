@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Environments of the published experiments; importing this module registers them with Gymnasium.
+"""Environments of the published experiments. Importing this module registers them with Gymnasium.
 
 Import it before ``gymnasium.make("HalfField-1v0")``, or name it in the id, ``"lightning_replay.envs:HalfField-1v0"``.
 """

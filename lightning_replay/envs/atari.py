@@ -22,7 +22,7 @@ from lightning_replay.options import (
 
 
 class LifeEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Ends an episode with each life lost; the game continues, and is reset only after its last life.
+    """Ends an episode with each life lost. The game continues, and is reset only after its last life.
 
     If the game continues, the next episode begins with one step of the action 0, which does nothing in Atari.
     ``reset(seed=...)`` and ``reset(options=...)`` always reset the game.
@@ -48,7 +48,7 @@ class LifeEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
         return observation, info
 
     def step(self, action: int) -> tuple[np.ndarray, Any, bool, bool, dict[str, Any]]:
-        """Takes one step; a lost life terminates the episode."""
+        """Takes one step. A lost life terminates the episode."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         lost_life = info["lives"] < self._lives
         self._lives = info["lives"]
@@ -74,16 +74,16 @@ def atari(
     A game starts with up to 30 idle frames, and each action lasts four frames. An image is the brighter of the last two
     frames, in gray at 84 x 84, and an observation is the last four images. For training, an episode ends with a life,
     and rewards are clipped to [-1, 1]. For evaluation, pass ``ends_with_life=False, clips_rewards=False``.
-    Mnih et al. 2015, https://doi.org/10.1038/nature14236; the code of the retention paper takes the same steps.
+    Mnih et al. 2015, https://doi.org/10.1038/nature14236. The code of the retention paper takes the same steps.
 
     Args:
         game: Name of the game in ale-py, such as ``"Breakout"`` of ``"ALE/Breakout-v5"``.
         ends_with_life: Whether a lost life ends an episode, see :class:`LifeEpisodes`.
         clips_rewards: Whether rewards are clipped to [-1, 1].
-        frame_stack: Images in one observation; the first image of an episode is repeated.
+        frame_stack: Images in one observation. The first image of an episode is repeated.
         frame_skip: Frames per action.
         screen_size: Height and width of an image.
-        noops: Most idle frames at the start of a game; at least 1 frame is idle, or none with 0.
+        noops: Most idle frames at the start of a game. At least 1 frame is idle, or none with 0.
         max_frames: Frames after which a game is truncated.
         sticky_action_probability: Chance that a frame repeats the action of the last frame.
         render_mode: ``None``, ``"rgb_array"`` or ``"human"``.
@@ -143,14 +143,14 @@ class MinAtarGame(gymnasium.Env[Any, Any]):
         game: One of :data:`GAMES`.
         sticky_action_probability: Chance that a step repeats the action of the last step.
         difficulty_ramping: Whether asterix, seaquest and space_invaders become harder during an episode.
-        minimal_actions: Whether only actions that have an effect in this game are offered; else, all six are.
+        minimal_actions: Whether only actions that have an effect in this game are offered. Otherwise, all six are.
         max_steps: Steps after which an episode is truncated.
 
     Raises:
-        ValueError: An unknown game; ``max_steps`` that is not positive.
+        ValueError: The game is unknown, or ``max_steps`` is not positive.
         MissingExtraError: The extra ``minatar`` is not installed.
 
-    Action: ``Discrete(6)``: nothing, left, up, right, down, fire; fewer with ``minimal_actions``.
+    Action: ``Discrete(6)``: nothing, left, up, right, down, fire. There are fewer with ``minimal_actions``.
 
     Observation: uint8 ``[channels, 10, 10]`` of 0 and 1: one channel for each kind of object. Moving objects also have
     a channel of their last position, so that no frames need to be stacked.
@@ -188,7 +188,7 @@ class MinAtarGame(gymnasium.Env[Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Begins an episode; the same seed gives the same episode."""
+        """Begins an episode. The same seed gives the same episode."""
         super().reset(seed=seed)
         if seed is not None or not self._is_seeded:  # The game has a generator.
             self._game.seed(int(self.np_random.integers(2**31)))

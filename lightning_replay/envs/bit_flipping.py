@@ -13,14 +13,14 @@ from lightning_replay.options import checked_count, checked_optional_count
 
 
 class BitFlipping(gymnasium.Env[Any, Any]):
-    """Every action flips one bit; reward 0 at the goal, which terminates the episode, and -1 at every other step.
+    """Every action flips one bit. The reward is 0 at the goal, which terminates the episode, and -1 at other steps.
 
     :meth:`reset` draws bits and goal. With 20 bits, an agent hardly ever reaches a goal by chance. Andrychowicz et al.
     2017, https://arxiv.org/abs/1707.01495, section 3.1.
 
     Args:
         bits: Number of bits.
-        max_steps: Steps after which an episode is truncated; ``None`` for the number of bits.
+        max_steps: Steps after which an episode is truncated, or ``None`` for the number of bits.
 
     Action: Discrete, the bit.
 
@@ -49,7 +49,7 @@ class BitFlipping(gymnasium.Env[Any, Any]):
         return self._seen(), {"success": False}
 
     def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Flips one bit; ``action`` is its number."""
+        """Flips one bit. ``action`` is its number."""
         self._state = self._state.copy()
         self._state[action] = 1.0 - self._state[action]
         self._steps += 1

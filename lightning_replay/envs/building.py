@@ -24,7 +24,7 @@ class UnknownEnvironmentError(gymnasium.error.UnregisteredEnv):
 
 
 Step = tuple[Any, Any, bool, bool, dict[str, Any]]
-MAX_EPISODE_STEPS = 50_000  # Evaluation stops there; an Atari game of 108,000 frames has 27,000 steps.
+MAX_EPISODE_STEPS = 50_000  # Evaluation stops there. An Atari game of 108,000 frames has 27,000 steps.
 
 
 def check_env(env: object) -> None:
@@ -77,7 +77,7 @@ def build_environment(
 
 
 def checked_environment(made: Any, env: object) -> gymnasium.Env[Any, Any]:
-    """Returns what ``env`` built; raises ``TypeError`` unless it is an environment with spaces."""
+    """Returns what ``env`` built, or raises ``TypeError`` unless it is an environment with spaces."""
     if not isinstance(made, gymnasium.Env):
         given = "None" if made is None else f"a {type(made).__module__}.{type(made).__qualname__}"
         raise TypeError(
@@ -105,7 +105,7 @@ def _unknown(env: object, error: BaseException) -> UnknownEnvironmentError:
 
 
 def parts_of(space: Space[Any]) -> dict[str, Space[Any]] | None:
-    """Returns the spaces in a Dict or Tuple by the names of their columns; ``None`` for another space."""
+    """Returns the spaces in a Dict or Tuple by the names of their columns, or ``None`` for another space."""
     if isinstance(space, Dict):
         return {str(name): part for name, part in space.spaces.items()}
     if isinstance(space, Tuple):
@@ -162,7 +162,7 @@ _ROUNDING = 1e-5  # float32 values may be out of bounds by this share of the bou
 
 
 def outside_bounds(column: np.ndarray, space: Space[Any], name: str) -> str:
-    """Returns a clause on the rows of a column ``[N, ...]`` that are no values of the space; it may be empty."""
+    """Returns a clause on the rows of a column ``[N, ...]`` that are no values of the space. It may be empty."""
     low, high = bounds_of(space)
     advice = "number them as the space does"
     if column.dtype.kind == "f":
@@ -180,7 +180,7 @@ def outside_bounds(column: np.ndarray, space: Space[Any], name: str) -> str:
 
 
 def integer_bounds_of(space: Space[Any]) -> tuple[Any, Any] | None:
-    """Returns :func:`bounds_of` for a space of whole numbers; ``None`` for another space."""
+    """Returns :func:`bounds_of` for a space of whole numbers, or ``None`` for another space."""
     return bounds_of(space) if isinstance(space, Discrete | MultiDiscrete | MultiBinary) else None
 
 
@@ -192,7 +192,7 @@ def _checked_parts_of(space: Space[Any]) -> Any:
 
 
 def with_checked_steps(make: Callable[[], gymnasium.Env[Any, Any]]) -> CheckedSteps:
-    """Builds an environment with :class:`CheckedSteps`; another process can import this function by its name."""
+    """Builds an environment with :class:`CheckedSteps`. Another process can import this function by its name."""
     return CheckedSteps(make())
 
 
@@ -206,7 +206,7 @@ class CheckedSteps(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._checks_dtypes = True
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begins an episode; raises ``TypeError`` or ``ValueError`` for another interface or observation."""
+        """Begins an episode, or raises ``TypeError`` or ``ValueError`` for another interface or observation."""
         returned = checked_reset(self.env.reset(seed=seed, options=options), self.env)
         self._checks_dtypes = True
         self._check(returned[0], "reset")
@@ -258,7 +258,7 @@ class LimitedEpisodes(TimeLimit[Any, Any]):
     """Truncates episodes of an evaluation that have not ended after ``max_episode_steps``, with a warning."""
 
     def step(self, action: object) -> Step:
-        """Takes one step; the last step of the limit is truncated."""
+        """Takes one step. The last step of the limit is truncated."""
         observation, reward, terminated, truncated, info = checked_step(self.env.step(action), self.env)
         steps = (self._elapsed_steps or 0) + 1
         self._elapsed_steps = steps  # type: ignore[assignment]  # Gymnasium sets None first and gives no type
@@ -274,7 +274,7 @@ class LimitedEpisodes(TimeLimit[Any, Any]):
 
 
 def checked_step(returned: object, env: gymnasium.Env[Any, Any]) -> Step:
-    """Returns the result of ``step``; raises ``TypeError`` unless it is Gymnasium's five values with one reward."""
+    """Returns the result of ``step``, or raises ``TypeError`` unless it is Gymnasium's five values with one reward."""
     if not isinstance(returned, tuple) or len(returned) != 5 or not isinstance(returned[4], dict):
         raise _other_interface("step", returned, "(observation, reward, terminated, truncated, info)", env)
     # NumPy's float64 is a float. Other numbers take longer to recognize.
@@ -284,7 +284,7 @@ def checked_step(returned: object, env: gymnasium.Env[Any, Any]) -> Step:
 
 
 def checked_reward(reward: Any, env: gymnasium.Env[Any, Any]) -> Any:
-    """Returns the reward; raises ``TypeError`` for anything but a number, or an array or tensor without dimensions."""
+    """Returns the reward. Raises ``TypeError`` for anything but a number, or an array or tensor without dimensions."""
     if isinstance(reward, Real) or (getattr(reward, "ndim", None) == 0 and isinstance(reward.item(), Real)):
         return reward
     raise TypeError(
@@ -294,7 +294,7 @@ def checked_reward(reward: Any, env: gymnasium.Env[Any, Any]) -> Any:
 
 
 def checked_reset(returned: object, env: gymnasium.Env[Any, Any]) -> tuple[Any, dict[str, Any]]:
-    """Returns the result of ``reset``; raises ``TypeError`` unless it is Gymnasium's observation and dictionary."""
+    """Returns the result of ``reset``, or raises ``TypeError`` unless it is Gymnasium's observation and dictionary."""
     if not isinstance(returned, tuple) or len(returned) != 2 or not isinstance(returned[1], dict):
         raise _other_interface("reset", returned, "(observation, info)", env)
     return returned
@@ -311,7 +311,7 @@ def _other_interface(method: str, returned: object, accepted: str, env: gymnasiu
 
 
 def checked_info_keys(keys: Sequence[str]) -> tuple[str, ...]:
-    """Returns names of infos; raises for names that are taken, empty, or given twice."""
+    """Returns names of infos, and raises for names that are taken, empty, or given twice."""
     for place, key in enumerate(checked_entries("info_keys", keys, "a sequence of names of infos")):
         check_kind(f"info_keys[{place}]", key, str, "the name of an info")
     taken = {"observation", "reward", "terminated", "truncated", "done"}
@@ -330,10 +330,11 @@ def copied_info(value: Any) -> Any:
 
 
 class TaskChoice:
-    """Base of environments with tasks; keeps the chosen task apart from the task of the running episode.
+    """Base of environments with tasks. Keeps the chosen task apart from the task of the running episode.
 
     A subclass names its tasks in :attr:`TASKS` and calls :meth:`_begin_task` in ``reset``. Through wrappers, set the
-    task with Gymnasium's ``set_wrapper_attr("task", name)``; in a vector, with ``set_attr("task", [name, ...])``.
+    task with Gymnasium's ``set_wrapper_attr("task", name)``. In a vector, set it with
+    ``set_attr("task", [name, ...])``.
 
     Attributes:
         TASKS: Names of the tasks, the target task first.
@@ -347,7 +348,7 @@ class TaskChoice:
 
     @property
     def task(self) -> str:
-        """Name of the task of the next episode; an unknown name raises ``ValueError``."""
+        """Name of the task of the next episode. An unknown name raises ``ValueError``."""
         return self._task
 
     @task.setter

@@ -55,12 +55,12 @@ class FullGrid(MiniGridEnv):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Begins an episode; a seed is a level."""
+        """Begins an episode. A seed is a level."""
         observation, _ = super().reset(seed=seed, options=options)
         return observation, {"difficulty": self.difficulty}
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """Takes one step; an episode that ends in its last step is terminated, and not truncated as in MiniGrid."""
+        """Takes one step. An episode that ends in its last step is terminated, and not truncated as in MiniGrid."""
         observation, reward, terminated, truncated, _ = super().step(action)
         return observation, float(reward), terminated, truncated and not terminated, {"difficulty": self.difficulty}
 
@@ -95,13 +95,13 @@ GOAL_REWARD = 1.0
 
 
 class TabularGrid(MiniGridEnv):
-    """A fixed grid: turn left, turn right, or go forward to the goal; reward 1 there, else ``step_reward``.
+    """A fixed grid: turn left, turn right, or go forward to the goal. Reward 1 there, else ``step_reward``.
 
     An episode terminates at the goal and is truncated after ``max_steps``.
 
     Args:
         max_steps: Steps after which an episode is truncated.
-        step_reward: Reward of every step except the step to the goal; -0.1 in the paper.
+        step_reward: Reward of every step except the step to the goal, -0.1 in the paper.
         one_hot: Whether x, y, and direction are observed as one-hot vectors, from which small networks learn sooner.
         render_mode: ``None`` or ``"rgb_array"``.
 
@@ -198,7 +198,7 @@ class TabularGrid(MiniGridEnv):
 
 
 class ThreeRooms(TabularGrid):
-    """Three rooms in a row; the shortest way takes 23 steps (the mechanism experiment of event tables)."""
+    """Three rooms in a row. The shortest way takes 23 steps (the mechanism experiment of event tables)."""
 
     MAP: tuple[str, ...] = (
         "#################",
@@ -214,7 +214,7 @@ class ThreeRooms(TabularGrid):
 
 
 class TwoRooms(TabularGrid):
-    """Two rooms with a gap far from the straight way to the goal; the shortest way takes 21 steps."""
+    """Two rooms with a gap far from the straight way to the goal. The shortest way takes 21 steps."""
 
     MAP: tuple[str, ...] = (
         "#############",
@@ -239,7 +239,7 @@ _ROOM_SIZE = 5
 
 
 class MultiRooms(FullGrid, MultiRoomEnv):
-    """Rooms of 4 or 5 cells a side, including walls, joined by closed doors; registered as ``MultiRoom-N4-Random-v0``.
+    """Rooms of 4 or 5 cells a side, including walls, joined by closed doors, registered as ``MultiRoom-N4-Random-v0``.
 
     A level is a seed: ``reset(seed=level_id)``. Its ``difficulty`` is its number of rooms. Jiang et al. 2021,
     https://arxiv.org/abs/2010.03934, train on 4000 levels and test on all other levels.
@@ -247,23 +247,23 @@ class MultiRooms(FullGrid, MultiRoomEnv):
     Args:
         min_rooms: Fewest rooms of a level.
         max_rooms: Most rooms of a level, at most 4.
-        max_steps: Steps after which an episode is truncated; ``None`` for 20 times ``max_rooms``.
+        max_steps: Steps after which an episode is truncated, or ``None`` for 20 times ``max_rooms``.
         view_size: Side of the observed square ahead of the agent, an odd number of 3 or more, 7 in MiniGrid. With
             ``None``, the whole grid is observed, as in the paper.
         render_mode: ``None`` or ``"rgb_array"``.
 
     Raises:
-        ValueError: Numbers of rooms that are not 1 <= min_rooms <= max_rooms <= 4; no steps; a ``view_size``
-            that is even or below 3.
+        ValueError: Numbers of rooms that are not 1 <= min_rooms <= max_rooms <= 4, no steps, or a ``view_size`` that is
+            even or below 3.
 
     Action: ``Discrete(7)``, as in MiniGrid: turn left, turn right, forward, pick up, drop, toggle (opens the door
     ahead), done. Pick up, drop, and done do nothing here.
 
-    Observation: uint8 ``[14, 14, 3]``, the whole grid; see :class:`~lightning_replay.envs.grids.FullGrid`. With
-    ``view_size`` uint8 ``[view_size, view_size, 3]``, as in MiniGrid: the view is turned so that the agent looks up
-    from the middle of the last row, and cells that the agent cannot see are 0.
+    Observation: uint8 ``[14, 14, 3]``, the whole grid. See :class:`~lightning_replay.envs.grids.FullGrid`. With
+    ``view_size`` uint8 ``[view_size, view_size, 3]``, as in MiniGrid. The view is turned so that the agent looks up
+    from the middle of the last row. Cells that the agent cannot see are 0.
 
-    Reward: ``1 - 0.9 * steps / max_steps`` at the goal, which terminates the episode; else 0.
+    Reward: ``1 - 0.9 * steps / max_steps`` at the goal, which terminates the episode, else 0.
     """
 
     def __init__(
@@ -317,7 +317,7 @@ class Maze(NamedTuple):
     """
 
     name: str
-    quarters: int  #: Quarters of the 3 x 3 rooms that have doors; 0 for two rooms with a door between them.
+    quarters: int  #: Quarters of the 3 x 3 rooms that have doors, 0 for two rooms with a door between them.
     agent_room: tuple[int, int]  #: Column and row of the room in which the agent starts.
     is_key_in_box: bool
     is_blocked: bool  #: Whether balls obstruct the locked doors.
@@ -339,7 +339,7 @@ _MAZE_ROOM_SIZE = 7
 
 
 class ObstructedMazeGamut(FullGrid, ObstructedMaze_Full_V1):
-    """Pick up the blue ball behind locked doors; registered as ``ObstructedMazeGamut-{Easy, Medium, Hard}-v0``.
+    """Pick up the blue ball behind locked doors, registered as ``ObstructedMazeGamut-{Easy, Medium, Hard}-v0``.
 
     A level is a seed: ``reset(seed=level_id)`` plays maze ``level_id % num_mazes`` of :data:`MAZES`. The number of the
     maze is the ``difficulty`` of the level. All mazes have 3 x 3 rooms of 7 cells a side, including walls, and unused
@@ -355,10 +355,10 @@ class ObstructedMazeGamut(FullGrid, ObstructedMaze_Full_V1):
     Action: ``Discrete(7)``, as in MiniGrid: turn left, turn right, forward, pick up, drop, toggle (opens the door or
     the box ahead), done.
 
-    Observation: uint8 ``[19, 19, 3]``, the whole grid, without the object that the agent carries; see
+    Observation: uint8 ``[19, 19, 3]``, the whole grid, without the object that the agent carries. See
     :class:`~lightning_replay.envs.grids.FullGrid`.
 
-    Reward: ``1 - 0.9 * steps / max_steps`` for the ball, which terminates the episode; else 0. The time limit is
+    Reward: ``1 - 0.9 * steps / max_steps`` for the ball, which terminates the episode, else 0. The time limit is
     MiniGrid's, 4 x 49 steps for each room to visit: 392 steps in the first three mazes, 784, 980, 2156 and 4900.
     """
 
@@ -385,7 +385,7 @@ class ObstructedMazeGamut(FullGrid, ObstructedMaze_Full_V1):
         return MAZES[self.difficulty]
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begins an episode of the seed's maze; without a seed, of a random one."""
+        """Begins an episode of the seed's maze, or without a seed of a random maze."""
         self._set_maze(int(self.np_random.integers(self.num_mazes)) if seed is None else seed % self.num_mazes)
         return super().reset(seed=seed, options=options)
 
@@ -412,7 +412,7 @@ class ObstructedMazeGamut(FullGrid, ObstructedMaze_Full_V1):
         self.place_agent(*self.agent_room)
 
 
-# MiniGrid has 11 kinds, 6 colors, and 4 states of a cell; the direction of the agent is a state.
+# MiniGrid has 11 kinds, 6 colors, and 4 states of a cell. The direction of the agent is a state.
 _ONE_HOT = [np.eye(count, dtype=np.float32) for count in (11, 6, 4)]
 
 

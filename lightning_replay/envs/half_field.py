@@ -40,7 +40,7 @@ class Body:
 
     decay: float  #: Factor of the velocity after every step.
     speed_max: float  #: Largest way in one step, in meters.
-    x: float = 0.0  #: Meters from the midline; the center of the goal is at (52.5, 0).
+    x: float = 0.0  #: Meters from the midline. The center of the goal is at (52.5, 0).
     y: float = 0.0
     velocity_x: float = 0.0  #: Meters per step left over from the last step.
     velocity_y: float = 0.0
@@ -65,7 +65,7 @@ class Body:
         self.velocity_y = velocity_y * self.decay
 
     def stay_on_the_field(self) -> None:
-        """Moves a body that left the half field back onto its edge, where it loses the velocity across the edge."""
+        """Moves a body that left the half field back onto its edge, and removes the velocity across the edge."""
         if not 0.0 <= self.x <= FIELD_LENGTH:
             self.x = min(max(self.x, 0.0), FIELD_LENGTH)
             self.velocity_x = 0.0
@@ -89,7 +89,7 @@ def dash_acceleration(power: float) -> float:
 
 
 def kick_acceleration(power: float, distance: float, angle: float) -> float:
-    """Returns the acceleration of the ball by a kick, in meters per step and step; 0 if the ball is out of reach.
+    """Returns the acceleration of the ball by a kick, in meters per step and step, or 0 if the ball is out of reach.
 
     The effective power is ``power * (1 - 0.25 * abs(angle) / pi - 0.25 * gap / 0.7)``. The angle between the player's
     heading and the ball is in radians, and the gap lies between their surfaces.
@@ -101,7 +101,7 @@ def kick_acceleration(power: float, distance: float, angle: float) -> float:
 
 
 def first_exit(from_x: float, from_y: float, to_x: float, to_y: float) -> tuple[float, float] | None:
-    """Returns the point at which a straight way leaves the half field; ``None`` if the way ends on the field."""
+    """Returns the point at which a straight way leaves the half field, or ``None`` if the way ends on the field."""
     if 0.0 <= to_x <= FIELD_LENGTH and -HALF_WIDTH <= to_y <= HALF_WIDTH:
         return None
     fraction = 1.0  # The way is followed up to the line that it crosses first.
@@ -129,15 +129,15 @@ class Keeper:
     """A player who always catches a ball whose way crosses the 1 x 2 m area around the keeper.
 
     The keeper moves with the dynamics of the players. A shot is on target if the ball would cross the goal line between
-    the posts by its own speed; the keeper then moves to the nearest point on its way. Otherwise, the keeper moves to a
-    point between the center of the goal and the ball: a third of the way, at most 3 m from the center.
+    the posts by its own speed. The keeper then moves to the nearest point on its way. Otherwise, it moves to a point
+    between the center of the goal and the ball: a third of the way, at most 3 m from the center.
     """
 
     def __init__(self) -> None:
         self.body: Body = player()
 
     def start(self, draw: float) -> None:
-        """Places the keeper one meter before the goal line; a draw from [0, 1) picks a point between the posts."""
+        """Places the keeper one meter before the goal line. A draw from [0, 1) picks a point between the posts."""
         # Only the middle half between the posts is used.
         self.body.place(FIELD_LENGTH - 1.0, HALF_GOAL * (2.0 * draw - 1.0) / 2.0)
 
@@ -197,17 +197,18 @@ _BALL_SPEED = BALL_SPEED_MAX * BALL_DECAY
 
 
 def observe(player: Body, heading: float, ball: Body, keeper: Body | None) -> np.ndarray:
-    """Returns the observation; a *seen* point has a distance, angle / 180, and sine and cosine of the angle.
+    """Returns the observation. A *seen* point has a distance, angle / 180, and sine and cosine of the angle.
 
     Angles are relative to the heading of the player. Distances are scaled by the diagonal of the field, and speeds by
     the largest speed after a step.
 
     Returns:
-        float32 ``[34]``, with a keeper ``[40]``: the player's position (0, 1), velocity (2, 3) and heading as sine and
-        cosine (4, 5); the ball's position (6, 7), velocity (8, 9) and velocity relative to the heading (10, 11); the
-        ball seen from the player (12 to 15), its distance up to 10 m (16), whether it can be kicked (17); the center of
-        the goal seen from the ball (18 to 21), then seen from the player (22 to 25); the posts seen from the player
-        (26 to 33); the keeper's position (34, 35), the keeper seen from the player (36 to 39).
+        float32 ``[34]``, with a keeper ``[40]``. First come the player's position (0, 1), velocity (2, 3), and heading
+        as sine and cosine (4, 5). Then come the ball's position (6, 7), velocity (8, 9), and velocity relative to the
+        heading (10, 11). The ball seen from the player (12 to 15) is followed by its distance up to 10 m (16) and
+        whether it can be kicked (17). The center of the goal is seen from the ball (18 to 21), then seen from the
+        player (22 to 25). The posts are seen from the player (26 to 33). Last come the keeper's position (34, 35), and
+        the keeper seen from the player (36 to 39).
     """
     sine, cosine = math.sin(heading), math.cos(heading)
     distance = math.hypot(ball.x - player.x, ball.y - player.y)
@@ -313,9 +314,9 @@ STARTS = {
 
 
 class HalfField(TaskChoice, gymnasium.Env[Any, Any]):
-    """One player, a ball and a goal on 52.5 x 68 meters; reward 5 for a goal, else 0.
+    """One player, a ball, and a goal on 52.5 x 68 meters, with reward 5 for a goal, else 0.
 
-    Speeds, decays, dash, turn with inertia, and kick with its effective power are those of the RoboCup server.
+    Speeds, decays, dash, turn with inertia, and kick with its effective power are as in the RoboCup server.
     There is no stamina and no collision, and sideways dashes are not weaker. The tasks differ only in the start of an
     episode. ``"target"`` is the task of Half Field Offense (Hausknecht et al. 2016). It replaces the game of Li and Ji
     2021, which has no release on PyPI.
@@ -325,10 +326,10 @@ class HalfField(TaskChoice, gymnasium.Env[Any, Any]):
     then truncated, or terminated with ``time_outs_terminate``.
 
     Args:
-        task: One of :attr:`TASKS`; ``None`` is the target. See :class:`~lightning_replay.envs.building.TaskChoice`.
+        task: One of :attr:`TASKS`. ``None`` is the target. See :class:`~lightning_replay.envs.building.TaskChoice`.
         keeper: Whether a keeper guards the goal (``HalfField-1v1``).
         max_steps: Cycles of the server after which an episode is truncated.
-        untouched_limit: Cycles in a row without a kick; ``None`` for no limit.
+        untouched_limit: Cycles in a row without a kick, or ``None`` for no limit.
         frame_skip: Cycles for which each action is repeated.
         time_outs_terminate: Whether episodes terminate when they run out of time, as agents of Half Field Offense
             assume. Otherwise, no target lowers the values of a policy that walks in circles.
@@ -337,11 +338,11 @@ class HalfField(TaskChoice, gymnasium.Env[Any, Any]):
         kick_noise: Noise of a kick with power 100, in meters per step (RoboCup: 0.1).
         render_mode: ``None`` or ``"rgb_array"``.
 
-    Action: ``Tuple(Discrete(3), Box[2], Box[1], Box[2])``: the choice of dash, turn or kick, then the parameters of
-        dash (power in [0, 100], direction), of turn (angle) and of kick (power, direction); angles in degrees in
-        [-180, 180], relative to the player's heading. Values outside are clipped; NaN is refused.
+    Action: ``Tuple(Discrete(3), Box[2], Box[1], Box[2])``: the choice of dash, turn, or kick, then the parameters. Dash
+    has power in [0, 100] and direction, turn has an angle, and kick has power and direction. Angles are in degrees in
+    [-180, 180], relative to the player's heading. Values outside are clipped. NaN is refused.
 
-    Observation: float32 ``[34]`` in [-1, 1], with a keeper ``[40]``; see
+    Observation: float32 ``[34]`` in [-1, 1], with a keeper ``[40]``. See
         :func:`~lightning_replay.envs.half_field.observe`.
 
     Info: ``task`` (index), ``goal``, ``caught`` and ``kicked`` (bool), ``ball_distance`` (of the player from the
@@ -388,7 +389,7 @@ class HalfField(TaskChoice, gymnasium.Env[Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Places ball and player by the task, or by ``options={"task": name}``; the player's heading is drawn."""
+        """Places ball and player by the task, or by ``options={"task": name}``. The player's heading is drawn."""
         super().reset(seed=seed)
         self._begin_task(options)
         start = STARTS[self.task]
@@ -411,7 +412,7 @@ class HalfField(TaskChoice, gymnasium.Env[Any, Any]):
     def step(
         self, action: tuple[int, np.ndarray, np.ndarray, np.ndarray]
     ) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """Takes ``frame_skip`` cycles; ``kicked`` is whether any of the kicks reached the ball."""
+        """Takes ``frame_skip`` cycles. ``kicked`` is whether any of the kicks reached the ball."""
         kicked = False
         for _ in range(self.frame_skip):
             goal, caught, outside, touched = self._cycle(*action)
@@ -425,7 +426,7 @@ class HalfField(TaskChoice, gymnasium.Env[Any, Any]):
         return self._observation(), GOAL_REWARD * goal, terminated, truncated, self._info(goal, caught, kicked)
 
     def render(self) -> np.ndarray | None:  # type: ignore[override]  # Gymnasium returns a type variable that nothing binds
-        """Returns the field from above, uint8 ``[height, width, 3]``; ``None`` without a render mode."""
+        """Returns the field from above, uint8 ``[height, width, 3]``, or ``None`` without a render mode."""
         if self.render_mode is None:
             return None
         keeper = None if self.keeper is None else (self.keeper.body.x, self.keeper.body.y)

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from lightning_replay.envs.grids import FullGrid, reach_the_goal
 from lightning_replay.options import checked_choice, checked_count, checked_counts, checked_entries, checked_flag
 
-# After the grids, which name the extra where MiniGrid is missing.
+# After the grids, which name the extra if MiniGrid is missing.
 # isort: split
 from minigrid.core.constants import COLOR_NAMES, COLOR_TO_IDX, OBJECT_TO_IDX, STATE_TO_IDX
 from minigrid.core.grid import Grid
@@ -28,7 +28,7 @@ _OBSTACLES = {"spikes": lambda: Floor("yellow"), "gap": Wall, "lava": Lava, "doo
 
 
 class ObstacleCourse(FullGrid):
-    """Rooms in a row with an obstacle behind each, seen through a window of 5 x 5 cells; new in every episode.
+    """Rooms in a row with an obstacle behind each, seen through a window of 5 x 5 cells. They are new in every episode.
 
     Kompella et al. 2022, section 5, https://arxiv.org/abs/2211.00576, call it the obstacle course. Registered as
     ``RandomSkills-v0``, it is their randomized multi-skill task. The paper gives no map and no sizes. Here, a room has
@@ -36,7 +36,7 @@ class ObstacleCourse(FullGrid):
     a seed.
 
     A column of obstacles is behind each room. ``"spikes"`` leave only the first row free. ``"gap"`` is a wall with a
-    gap. ``"lava"`` leaves one cell free. ``"door"`` is a wall with two locked doors of different colors; the room
+    gap. ``"lava"`` leaves one cell free. ``"door"`` is a wall with two locked doors of different colors. The room
     before it holds a key for one of them. Each episode draws all cells and colors except the cells of the spikes.
 
     Args:
@@ -51,11 +51,12 @@ class ObstacleCourse(FullGrid):
     Action: ``Discrete(6)``, as in MiniGrid: turn left, turn right, forward, pick up, drop, toggle (opens the door ahead
     with the key of its color).
 
-    Observation: float32 ``[81]``: kind, color, and state of the 5 x 5 cells ahead in MiniGrid's numbers, with the agent
-    in the middle of the last row; whether it carries an object; kind and color of the object, or -1; x, y, and
-    direction. Walls hide nothing. With ``one_hot``, there is one number for each value of these numbers.
+    Observation: float32 ``[81]``. The first 75 are kind, color, and state of the 5 x 5 cells ahead in MiniGrid's
+    numbers, with the agent in the middle of the last row. Then follow whether it carries an object, kind and color of
+    the object, or -1, and x, y, and direction. Walls hide nothing. With ``one_hot``, there is one number for each value
+    of these numbers.
 
-    Reward: 1 at the goal and -1 on lava, which terminate the episode; -1 for stepping on a spike; else 0.
+    Reward: 1 at the goal and -1 on lava, which terminate the episode. It is -1 for stepping on a spike, else 0.
 
     Infos are flags of this step, for event conditions such as ``info_key("key")``: ``spikes`` (stepped on one),
     ``gap``, ``lava`` and ``door`` (the agent came into this column), ``key`` (picked up), ``goal``. ``difficulty`` is
@@ -112,7 +113,7 @@ class ObstacleCourse(FullGrid):
         self.observation_space: spaces.Box = spaces.Box(0.0, 1.0, (sum(values),)) if one_hot else spaces.Box(low, high)
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """Turns, goes forward, picks up, drops, or opens; see the class."""
+        """Turns, goes forward, picks up, drops, or opens. See the class."""
         before = self.agent_pos
         carried = self.carrying
         observation, _, terminated, truncated, info = super().step(action)

@@ -19,9 +19,9 @@ _SECONDS = 0.05  # Duration of one step.
 
 
 class Pendulums:
-    """Simulates ``Pendulum-v1`` of Gymnasium for thousands of environments at once; every value is a tensor.
+    """Simulates ``Pendulum-v1`` of Gymnasium for thousands of environments at once. Every value is a tensor.
 
-    Dynamics, rewards, observations, and starts are those of Gymnasium, in float32. An episode is truncated after
+    Dynamics, rewards, observations, and starts are as in Gymnasium, in float32. An episode is truncated after
     ``max_steps``. Its environment is reset in the same step, and the last observation is in
     ``info["final_observation"]``. No step waits for the device.
 
@@ -67,7 +67,7 @@ class Pendulums:
         self._generator = torch.Generator(self.device)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begins an episode in each environment; the seed determines all that is drawn later."""
+        """Begins an episode in each environment. The seed determines all that is drawn later."""
         if seed is not None:
             self._generator.manual_seed(seed)
         self._angle, self._speed = self._starts()

@@ -27,7 +27,7 @@ Cell = tuple[int, int]
 
 
 class Maze(NamedTuple):
-    """A map: rows of cells, with 1 for a wall; (row, column) of the goal; steps until an episode is truncated."""
+    """A map: rows of cells, with 1 for a wall, (row, column) of the goal, and steps until an episode is truncated."""
 
     walls: Sequence[Sequence[int]]
     goal: Cell
@@ -40,7 +40,7 @@ _SHARES = {"target": 1.0, "far": 2.0 / 3.0, "near": 1.0 / 3.0, "nearest": 0.0}
 
 
 class PointMazeTasks(TaskChoice, gymnasium.Env[Any, Any]):
-    """A ball is pushed through a maze to the goal; reward 1 there, which terminates the episode, else 0.
+    """A ball is pushed through a maze to the goal. Reward 1 there, which terminates the episode, else 0.
 
     The mazes are ``PointMaze_UMaze-v3`` and ``PointMaze_Medium-v3`` of gymnasium-robotics, with their sparse reward and
     random positions within the cells of start and goal. ``"target"`` starts in the cell with the longest way to the
@@ -48,9 +48,9 @@ class PointMazeTasks(TaskChoice, gymnasium.Env[Any, Any]):
     several cells fit, one of them is drawn.
 
     Args:
-        task: One of :attr:`TASKS`; ``None`` is the target. See :class:`~lightning_replay.envs.building.TaskChoice`.
+        task: One of :attr:`TASKS`. ``None`` is the target. See :class:`~lightning_replay.envs.building.TaskChoice`.
         maze: ``"UMaze"`` or ``"Medium"``.
-        max_steps: Steps of 0.01 seconds after which an episode is truncated; ``None``: 300 (UMaze), 600 (Medium).
+        max_steps: Steps of 0.01 seconds after which an episode is truncated. ``None`` is 300 (UMaze) or 600 (Medium).
         frame_skip: Steps of 0.01 seconds for which each action is repeated.
         render_mode: ``None`` or ``"rgb_array"``.
 
@@ -89,10 +89,10 @@ class PointMazeTasks(TaskChoice, gymnasium.Env[Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Starts in a cell of the task; the seed draws the cell and the positions within the cells.
+        """Starts in a cell of the task. The seed draws the cell and the positions within the cells.
 
         ``options`` may have ``task``, a name that becomes :attr:`task`. ``goal_cell`` and ``reset_cell``, (row,
-        column), count only for this episode; distances are then measured from this goal.
+        column), count only for this episode. Distances are then measured from this goal.
         """
         super().reset(seed=seed)
         self._begin_task(options)
@@ -117,7 +117,7 @@ class PointMazeTasks(TaskChoice, gymnasium.Env[Any, Any]):
         return _flat(seen), float(reward), terminated, truncated, self._info(seen, info["success"])
 
     def render(self) -> np.ndarray | None:  # type: ignore[override]  # Gymnasium returns a type variable that nothing binds
-        """Returns the maze from above, uint8 ``[height, width, 3]``; ``None`` without a render mode."""
+        """Returns the maze from above, uint8 ``[height, width, 3]``, or ``None`` without a render mode."""
         return None if self.render_mode is None else self._simulation.render()
 
     def close(self) -> None:

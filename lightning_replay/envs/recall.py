@@ -13,20 +13,20 @@ from lightning_replay.options import checked_count
 
 
 class RecallCue(gymnasium.Env[np.ndarray, int]):
-    """A cue is shown in the first step, and a question asks for it ``delay`` steps later; reward 1 for naming it.
+    """A cue is shown in the first step, and a question asks for it ``delay`` steps later. Reward 1 for naming it.
 
     An episode takes ``delay + 1`` actions, and only the last counts. Without memory, the mean return is at most
     ``1 / num_cues``. The task is "memory length" of bsuite (Osband et al. 2020, https://arxiv.org/abs/1908.03568) with
     added noise.
 
     Args:
-        num_cues: Cues, drawn with equal probability; the number of actions is the same.
+        num_cues: Cues, drawn with equal probability. The number of actions is the same.
         delay: Steps between cue and question, at least 1.
 
     Action: the number of a cue.
 
-    Observation: float32 ``[num_cues + 2]``: the cue, one-hot, and zeros after the first step; 1 with the question, else
-    0; noise, uniform in [-1, 1].
+    Observation: float32 ``[num_cues + 2]``: the cue, one-hot, and zeros after the first step, then 1 with the question,
+    else 0, then noise, uniform in [-1, 1].
     """
 
     def __init__(self, num_cues: int = 2, delay: int = 10) -> None:
@@ -46,7 +46,7 @@ class RecallCue(gymnasium.Env[np.ndarray, int]):
         return self._observed(), {}
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """Takes one step; the action counts only after the question, which ends the episode."""
+        """Takes one step. The action counts only after the question, which ends the episode."""
         is_asked = self._step == self.delay
         self._step += 1
         return self._observed(), float(is_asked and int(action) == self._cue), is_asked, False, {}

@@ -56,7 +56,7 @@ __all__ = [
     "terminal_with_reward",
 ]
 
-# Saves find the classes and functions here by name, also those that ``__all__`` does not export.
+# Saves find the classes and functions here by name, also if ``__all__`` does not export them.
 __getattr__: Getter = lazy_names(
     __name__,
     {

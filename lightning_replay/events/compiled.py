@@ -3,7 +3,7 @@
 
 A call of a condition reads its columns from a TensorDict and compares them with torch, which takes longer than storing
 the row. For one row, calls of a threshold, a flag, and a region take 65 µs, and the compiled pass 6 µs. For a threshold
-they take 14 µs and 2 µs; for 1,024 rows and all three conditions, 187 µs and 54 µs.
+they take 14 µs and 2 µs. For 1,024 rows and all three conditions, they take 187 µs and 54 µs.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Kinds = Mapping[Key, tuple[torch.dtype, torch.Size]]
 
 
 class _Between(NamedTuple):
-    """``low <= component <= high`` for one component of a column, converted to ``dtype`` first; false for NaN."""
+    """``low <= component <= high`` for one component of a column, converted to ``dtype`` first. It is false for NaN."""
 
     key: Key
     component: int
@@ -57,9 +57,9 @@ class _Combined(NamedTuple):
 
 
 class _Program(NamedTuple):
-    """R results for the compiled loop; result r is a comparison of a number, or a combination of earlier results."""
+    """R results for the compiled loop. Result r is a comparison of a number, or a combination of earlier results."""
 
-    columns: np.ndarray  #: int64 ``[R]``, the number that is compared; -1 for a combination.
+    columns: np.ndarray  #: int64 ``[R]``, the number that is compared, or -1 for a combination.
     lows: np.ndarray  #: float64 ``[R]``, least number for which a comparison holds.
     highs: np.ndarray  #: float64 ``[R]``, greatest number for which a comparison holds.
     are_every: np.ndarray  #: bool ``[R]``, whether every part of a combination must hold, or any.
@@ -98,7 +98,7 @@ class ConditionBlock:
         self._program = tuple(_program_of(results, numbers))
 
     def __call__(self, values: Sequence[Tensor | np.ndarray]) -> np.ndarray:
-        """Returns which conditions hold, bool ``[V, N]``, from columns ``[N, ...]``; false for :attr:`others`."""
+        """Returns which conditions hold, bool ``[V, N]``, from columns ``[N, ...]``, and false for :attr:`others`."""
         count = len(values[0])
         numbers = np.empty((self._num_numbers, count))
         first = 0
@@ -164,7 +164,7 @@ def _add(expression: _Between | _Combined, results: dict[_Between | _Combined, i
 
 
 def _expression(condition: ConditionLike, kinds: Kinds) -> _Between | _Combined | None:
-    """Returns a condition as comparisons; ``None`` for a condition that must be called, even to raise its error."""
+    """Returns a condition as comparisons, or ``None`` for a condition that must be called, even to raise its error."""
     if type(condition) is RewardAtLeast:
         return _at_least(_REWARD, condition.threshold, kinds)
     if type(condition) is RewardBelow:

@@ -37,7 +37,7 @@ class ConditionError(ValueError):
 
 
 class Condition(Stateful, ABC):
-    """A predicate over steps; if nothing needs saving, a plain function of the same signature is also accepted.
+    """A predicate over steps. If nothing needs saving, a plain function of the same signature is also accepted.
 
     A step is a row of a TensorDict ``[N]``. An event is a property of its *next* state, so that conditions read
     ``("next", ...)`` and never get the state after a reset. Stratified Sampling from Event Tables, definition 5.
@@ -49,7 +49,7 @@ class Condition(Stateful, ABC):
         """Returns whether the event happened at each step, bool ``[N]``."""
 
     def fresh(self) -> Condition:
-        """Returns the same condition without memory; a condition that has no memory returns itself."""
+        """Returns the same condition without memory. A condition that has no memory returns itself."""
         return self
 
     def seen(self, read: ReadColumn) -> str:
@@ -57,7 +57,7 @@ class Condition(Stateful, ABC):
         return _seen_of(("next", "reward"), read)
 
     def end_episodes(self, trajectories: Sequence[int | None]) -> None:
-        """Discards running episodes that got no done step; does nothing by default."""
+        """Discards running episodes that got no done step. Does nothing by default."""
 
     def __repr__(self) -> str:
         given = vars(self).get("init_arguments")
@@ -78,7 +78,7 @@ ConditionLike = Condition | Callable[[TensorDictBase], Tensor]
 
 
 def holds(condition: ConditionLike, steps: TensorDictBase) -> Tensor:
-    """Evaluates a condition at steps ``[N]``; returns bool ``[N]``, even if the condition returns ``[N, 1]``.
+    """Evaluates a condition at steps ``[N]``, and returns bool ``[N]``, even if the condition returns ``[N, 1]``.
 
     Raises:
         ConditionError: The condition raised an error, wrote into the steps, or returned another shape or dtype.
@@ -117,7 +117,7 @@ def _call_function(function: Callable[[TensorDictBase], Tensor], steps: TensorDi
 
 
 def column(steps: TensorDictBase, key: NestedKey) -> Tensor:
-    """Reads a column; raises :class:`ConditionError` if there is none."""
+    """Reads a column, or raises :class:`ConditionError` if there is none."""
     value = steps.get(key, None)
     if not isinstance(value, Tensor):
         raise ConditionError(f"the steps have no column {key!r}; stored are {_columns(steps)}")
@@ -125,7 +125,7 @@ def column(steps: TensorDictBase, key: NestedKey) -> Tensor:
 
 
 def one_number(steps: TensorDictBase, key: NestedKey) -> Tensor:
-    """Reads a column as ``[N]``; raises :class:`ConditionError` unless it has one number for each step."""
+    """Reads a column as ``[N]``, or raises :class:`ConditionError` unless it has one number for each step."""
     value = column(steps, key)
     if value.numel() != len(steps):
         raise ConditionError(
@@ -136,7 +136,7 @@ def one_number(steps: TensorDictBase, key: NestedKey) -> Tensor:
 
 
 def own(condition: ConditionLike, name: str = "condition") -> ConditionLike:
-    """Returns the condition of the option ``name`` without memory; raises ``TypeError`` for anything else."""
+    """Returns the condition of the option ``name`` without memory, or raises ``TypeError`` for anything else."""
     given: Any = condition
     if not callable(given) or (isinstance(given, type) and issubclass(given, Condition)):
         raise TypeError(
@@ -147,7 +147,7 @@ def own(condition: ConditionLike, name: str = "condition") -> ConditionLike:
 
 
 def state_of(condition: ConditionLike) -> dict[str, Any]:
-    """Returns the state of a condition; empty for a plain function."""
+    """Returns the state of a condition, which is empty for a plain function."""
     return condition.state_dict() if isinstance(condition, Condition) else {}
 
 
@@ -160,7 +160,7 @@ def load_state_of(condition: ConditionLike, state: dict[str, Any]) -> None:
 def warn_of_unmet(
     what: str, condition: ConditionLike, rows: int, stored: TensorDictBase, slots: Tensor, done_key: NestedKey = _DONE
 ) -> bool:
-    """Warns that a condition was true at none of so many rows; returns whether it warned.
+    """Warns that a condition was true at none of so many rows, and returns whether it warned.
 
     If no episode has ended, there is no warning.
     """
@@ -169,7 +169,7 @@ def warn_of_unmet(
         return False
 
     def read(key: NestedKey) -> Tensor | None:
-        """Returns the column of the stored rows, ``[N, ...]``; ``None`` if there is none."""
+        """Returns the column of the stored rows, ``[N, ...]``, or ``None`` if there is none."""
         values = stored.get(key, None)
         return values[slots] if isinstance(values, Tensor) else None
 
@@ -192,7 +192,7 @@ def _columns(steps: TensorDictBase) -> str:
 
 
 class Combination(Condition):
-    """A condition made of several; each is evaluated at every step, because it may follow episodes."""
+    """A condition made of several. Each is evaluated at every step, because it may follow episodes."""
 
     def __init__(self, conditions: Sequence[ConditionLike]) -> None:
         several = checked_entries("conditions", conditions, "a sequence of conditions")
@@ -229,7 +229,7 @@ class Combination(Condition):
 
 @rebuildable
 class EveryOf(Combination):
-    """True if all conditions are true; see :func:`lightning_replay.events.every_of`."""
+    """True if all conditions are true. See :func:`lightning_replay.events.every_of`."""
 
     def __call__(self, steps: TensorDictBase) -> Tensor:
         return self.answers(steps).all(0)
@@ -237,7 +237,7 @@ class EveryOf(Combination):
 
 @rebuildable
 class AnyOf(Combination):
-    """True if at least one condition is true; see :func:`lightning_replay.events.any_of`."""
+    """True if at least one condition is true. See :func:`lightning_replay.events.any_of`."""
 
     def __call__(self, steps: TensorDictBase) -> Tensor:
         return self.answers(steps).any(0)
@@ -248,7 +248,7 @@ class EpisodeCondition(Condition):
 
     It must get every step exactly once, in order of time. The steps of several environments may be interleaved in one
     call, and an episode may continue in the next call. ``trajectory`` (or ``("collector", "traj_ids")``) identifies the
-    episode; steps without it belong to one environment, in order. A done step ends its episode and discards its
+    episode. Steps without it belong to one environment, in order. A done step ends its episode and discards its
     integer. A subclass defines :meth:`follow` and, if an episode does not begin with 0, ``start``.
 
     Args:
@@ -297,7 +297,7 @@ class EpisodeCondition(Condition):
         return torch.from_numpy(happened).to(held.device)
 
     def _follow_all(self, held: np.ndarray, episodes: EpisodeGroups, remembered: np.ndarray) -> np.ndarray:
-        """Returns whether the event happens at each step, bool ``[N]``; replaces the integers of the G episodes."""
+        """Returns whether the event happens at each step, bool ``[N]``, and replaces the integers of the G episodes."""
         happened = np.empty(len(held), dtype=np.bool_)
         rule = _COMPILED.get(type(self).follow)
         if rule is not None:
@@ -329,7 +329,7 @@ class EpisodeCondition(Condition):
         return self.condition.seen(read) if isinstance(self.condition, Condition) else super().seen(read)
 
     def end_episodes(self, trajectories: Sequence[int | None]) -> None:
-        """Discards these episodes; ``None`` is the episode of steps without ``trajectory``."""
+        """Discards these episodes. ``None`` is the episode of steps without ``trajectory``."""
         if None in trajectories:
             self._unnamed = self.start
         named = np.array([name for name in trajectories if name is not None], dtype=np.int64)
@@ -405,9 +405,9 @@ class Sustained(EpisodeCondition):
 class Reestablished(Sustained):
     """True when ``condition`` has held for ``steps`` consecutive steps after it had failed: once for each failure.
 
-    A failure is a step, or several steps in a row, at which the condition is false; an episode may begin with it. An
+    A failure is a step, or several steps in a row, at which the condition is false. An episode may begin with it. An
     episode without failure has no event. Stratified Sampling from Event Tables, history events. The arguments are the
-    arguments of :class:`~lightning_replay.events.sustained`; the step of the event counts.
+    arguments of :class:`~lightning_replay.events.sustained`. The step of the event counts.
 
     ::
 
@@ -418,7 +418,7 @@ class Reestablished(Sustained):
     start = -1
 
     def follow(self, remembered: int, held: bool) -> tuple[bool, int]:
-        """Remembers the steps since the failure; -1 before a failure and after the event."""
+        """Remembers the steps since the failure, with -1 before a failure and after the event."""
         if not held:
             return False, 0
         if remembered < 0 or remembered + 1 == self.steps:
@@ -466,7 +466,7 @@ class RewardBelow(Condition):
 
 @rebuildable
 class TerminalWithReward(Condition):
-    """True if a step terminated its episode with a reward of ``at_least`` or more; truncation does not count."""
+    """True if a step terminated its episode with a reward of ``at_least`` or more. Truncation does not count."""
 
     def __init__(self, at_least: float) -> None:
         self.at_least: float = checked_number("at_least", at_least)
@@ -478,11 +478,11 @@ class TerminalWithReward(Condition):
 
 @rebuildable
 class InfoKey(Condition):
-    """True if the information column ``("next", key)`` is ``at_least`` or more; it has a number or bool for each step.
+    """True if the information column ``("next", key)`` is ``at_least`` or more. It has a number or bool for each step.
 
     Args:
-        key: Name of the information; a tuple of names if it is nested.
-        at_least: Threshold; the default suits a bool, or numbers that are 0 or 1.
+        key: Name of the information, or a tuple of names if it is nested.
+        at_least: Threshold. The default suits a bool, or numbers that are 0 or 1.
     """
 
     def __init__(self, key: str | Sequence[str], at_least: float = 0.5) -> None:
@@ -503,7 +503,7 @@ class KeyInRegion(Condition):
 
     Args:
         key: Key of the column, usually ``("next", "observation")``.
-        low, high: Bounds, one number for all components, or one for each; ``None`` leaves a component unbounded.
+        low, high: Bounds, one number for all components, or one for each. ``None`` leaves a component unbounded.
 
     Raises:
         ValueError: No bound at all, a bound that is NaN, ``low`` above ``high``, or another number of components.
@@ -579,10 +579,10 @@ reestablished = Reestablished
 
 
 def every_of(*conditions: ConditionLike) -> EveryOf:
-    """Returns a condition that is true if all ``conditions`` are true; each is evaluated at every step."""
+    """Returns a condition that is true if all ``conditions`` are true. Each is evaluated at every step."""
     return EveryOf(conditions)
 
 
 def any_of(*conditions: ConditionLike) -> AnyOf:
-    """Returns a condition that is true if one of ``conditions`` is true; each is evaluated at every step."""
+    """Returns a condition that is true if one of ``conditions`` is true. Each is evaluated at every step."""
     return AnyOf(conditions)

@@ -32,7 +32,7 @@ class Event:
     Args:
         condition: Function that tells whether the event happened at each step, TensorDict ``[N]`` to bool ``[N]``. A
             condition with memory is copied, so that each event follows the episodes by itself.
-        history_length: Number τ of steps kept up to and *including* the event; 1 keeps only the step of the event.
+        history_length: Number τ of steps kept up to and *including* the event. 1 keeps only the step of the event.
 
     Raises:
         ValueError: ``condition`` cannot be called, or ``history_length`` is no whole number or below 1.
@@ -56,14 +56,14 @@ class EventTable:
 
     Args:
         name: Name of the table.
-        condition: Condition of its only event; see :class:`Event`. A function that can be imported by name is saved
+        condition: Condition of its only event. See :class:`Event`. A function that can be imported by name is saved
             with the buffer. With a lambda, the buffer is saved, but you must build it again by hand to load it.
         history_length: History length τ of ``condition``.
-        capacity: Number κ of steps kept; at least ``history_length``.
-        share: Share η of each batch drawn from this table, in [0, 1); ``None`` divides evenly what the others leave.
+        capacity: Number κ of steps kept, at least ``history_length``.
+        share: Share η of each batch drawn from this table, in [0, 1). ``None`` divides evenly what the others leave.
             With 0, an ablation, the table is kept, never drawn from, and ignored by corrections.
-        min_size: Number d of steps that the table must hold to be drawn from; ``None`` takes the batch size.
-        events: Events whose histories go into this table, in place of ``condition``; a step enters once.
+        min_size: Number d of steps that the table must hold to be drawn from. ``None`` takes the batch size.
+        events: Events whose histories go into this table, in place of ``condition``. A step enters once.
 
     Attributes:
         events: Tuple of :class:`Event`.

@@ -11,7 +11,7 @@ FIRST, SUSTAINED, REESTABLISHED = range(3)
 
 @compiled
 def recall(rows, memory, start):  # type: ignore[no-untyped-def]
-    """Returns the integer of each episode, int64; episodes without a row begin with ``start``."""
+    """Returns the integer of each episode, int64. Episodes without a row begin with ``start``."""
     remembered = np.full(rows.size, start)
     for episode in range(rows.size):
         if rows[episode] >= 0:
@@ -21,7 +21,7 @@ def recall(rows, memory, start):  # type: ignore[no-untyped-def]
 
 @compiled
 def keep(rows, memory, ended, remembered):  # type: ignore[no-untyped-def]
-    """Writes the integers of episodes that have a row; returns for how many a row must be opened or closed."""
+    """Writes the integers of episodes that have a row, and returns for how many a row must be opened or closed."""
     changed = 0
     for episode in range(rows.size):
         if rows[episode] >= 0:
@@ -32,7 +32,7 @@ def keep(rows, memory, ended, remembered):  # type: ignore[no-untyped-def]
 
 @compiled
 def follow(rule, steps, start, held, order, bounds, done, remembered, happened):  # type: ignore[no-untyped-def]
-    """Follows episodes by a rule; fills in at which steps the event happens, and replaces the remembered integers."""
+    """Follows episodes by a rule. Fills in at which steps the event happens, and replaces the remembered integers."""
     for episode in range(remembered.size):
         now = remembered[episode]
         for place in range(bounds[episode], bounds[episode + 1]):

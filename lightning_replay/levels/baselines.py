@@ -78,11 +78,11 @@ class UniformLevels(_Unscored):
     """Draws every level with the same probability: domain randomization, the usual baseline.
 
     Args:
-        levels: Distinct ids, or their number for 0, 1, 2, ...; ``None`` for any id below 2^31.
+        levels: Distinct ids, or their number for 0, 1, 2, ..., or ``None`` for any id below 2^31.
         seed: Seed for the selector's generator. If ``None``, it is taken from torch's global generator.
 
     Raises:
-        TypeError, ValueError: no level, one given twice, or an id that is no whole number from 0 on.
+        TypeError, ValueError: No level, one given twice, or an id that is no whole number from 0 on.
     """
 
     def __init__(self, levels: int | Iterable[int] | LevelSet | None, seed: int | None = None) -> None:
@@ -93,7 +93,7 @@ class UniformLevels(_Unscored):
         return self._ids[int(torch.randint(len(self._ids), (), generator=self._generator, device="cpu"))]
 
     def _choose_others(self, count: int, taken: set[int]) -> list[int]:
-        # So many levels are drawn that enough are left without those that are taken.
+        # So many levels are drawn that enough are left after the taken levels are removed.
         places = different_places(len(self._ids), count + len(taken), self._generator)
         return [self._ids[place] for place in places if self._ids[place] not in taken][:count]
 
@@ -105,7 +105,7 @@ class SequentialLevels(_Unscored):
         levels: Distinct ids, or their number for 0, 1, 2, ...
 
     Raises:
-        TypeError, ValueError: as :class:`UniformLevels`; also for ``None``.
+        TypeError, ValueError: As :class:`UniformLevels`, and also for ``None``.
     """
 
     saved_attributes: tuple[str, ...] = (*_Unscored.saved_attributes, "place")

@@ -23,7 +23,7 @@ class LevelBatchSampler(Sampler[list[int]]):
 
     Workers that prefetch only fetch the objects: all draws are in the process of the DataLoader, from the scores that
     :meth:`~lightning_replay.levels.LevelBuffer.record` has until then. Call it for baselines too: it ends the draws. A
-    new iteration gives up all draws without a score; nothing else may draw batches from ``levels`` meanwhile.
+    new iteration gives up all draws without a score. Nothing else may draw batches from ``levels`` meanwhile.
 
     Several processes of one training run share the levels: one batch is drawn for all, from one state, and each process
     gets its part. Build ``levels`` of the same set in each process. An iteration begins with the state of rank 0, and
@@ -31,31 +31,32 @@ class LevelBatchSampler(Sampler[list[int]]):
     leaves the others waiting, as in any call of ``torch.distributed``.
 
     Save ``levels`` and this sampler, or torchdata's ``StatefulDataLoader`` of it, at the same time, in one process or
-    in each. After both are loaded, the batches without a score come first, then those of a run without a break; of a
-    batch recorded in part the rest is given up. After the last batch a new iteration follows. The number of processes
-    may have changed, if the batches of all together have as many levels.
+    in each. After both are loaded, the batches without a score come first, then the batches of a run without a break.
+    If a batch was recorded in part, the rest of it is given up. After the last batch a new iteration follows. The
+    number of processes may have changed, if the batches of all together have as many levels.
 
     Args:
         levels: A :class:`~lightning_replay.levels.LevelBuffer` or a baseline.
-        batch_size: Number of entries in the batch of one process: of different levels, or with ``group_size`` of levels
-            times attempts.
-        num_batches: Number of batches in one iteration; ``None`` for no end.
-        rank: Number of this process; that of ``torch.distributed`` if absent, see
+        batch_size: Number of entries in the batch of one process. It counts different levels, or with ``group_size``
+            levels times attempts.
+        num_batches: Number of batches in one iteration, or ``None`` for no end.
+        rank: Number of this process. If absent, ``torch.distributed`` gives the number, see
             :meth:`~lightning_replay.levels.LevelSelector.share`.
         world_size: Number of processes.
         divides: Whether each process gets its part of the batch. If not, each gets the whole batch, of ``batch_size``
             entries, because the trainer divides it (TRL).
-        process_group: Processes of ``torch.distributed`` that share the levels; ``None`` for all.
+        process_group: Processes of ``torch.distributed`` that share the levels, or ``None`` for all.
         group_size: Number of times that each level is repeated, one after the other. A process always gets whole
-            groups. If its ``batch_size`` is no multiple of a group, its batch is larger or smaller than that of others.
+            groups. If its ``batch_size`` is no multiple of a group, its batch is larger or smaller than the batch of
+            others.
         stream: :class:`LevelStream` of ``levels``, which gets its turn before each draw.
         expire_after: Number of later draws after which a draw ends that nobody recorded, see
             :attr:`~lightning_replay.levels.LevelSelector.expire_after`, which it sets.
 
     Raises:
-        TypeError, ValueError: ``levels`` is no level selector, or has fewer levels than a batch; the batch of all
+        TypeError, ValueError: ``levels`` is no level selector, or has fewer levels than a batch, or the batch of all
             processes is no whole number of groups.
-        RuntimeError: several processes were started and are not connected yet.
+        RuntimeError: Several processes were started and are not connected yet.
     """
 
     def __init__(
@@ -134,7 +135,7 @@ class LevelBatchSampler(Sampler[list[int]]):
         waiting = {first: [level_id for *_, level_id in batch] for first, batch in draws}
         again: list[list[int]] = []
         drawn = 0
-        if begun is not None:  # also those that workers have drawn since the state
+        if begun is not None:  # also the draws of workers since the state
             if begun > levels.episodes:
                 raise ValueError("the state of the sampler is loaded and that of its levels is not; load both")
             whole = [first for first, ids in waiting.items() if first > begun and len(ids) == size]
@@ -159,7 +160,7 @@ class LevelBatchSampler(Sampler[list[int]]):
         return list(chain.from_iterable(repeat(level_id, self.group_size) for level_id in ranks.part(batch)))
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the place in the iteration; the batches that await their scores are in the state of ``levels``."""
+        """Returns the place in the iteration. The batches that await their scores are in the state of ``levels``."""
         size = self._count_levels(Ranks.find(**self._processes))
         begun = self._loaded
         if begun is None:
@@ -167,7 +168,7 @@ class LevelBatchSampler(Sampler[list[int]]):
         return {"begun": begun, "batch_size": size}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores :meth:`state_dict`; load the levels, too. ``ValueError`` for the state of another object."""
+        """Restores :meth:`state_dict`. Load the levels, too. ``ValueError`` for the state of another object."""
         size = self._count_levels(Ranks.find(**self._processes))
         if state.get("batch_size") != size or "begun" not in state:
             raise ValueError(

@@ -61,38 +61,43 @@ class LevelBuffer(LevelSelector):
     :func:`plr` has these options.
 
     Args:
-        levels: Distinct ids, their number for 0, 1, 2, ..., or a :class:`LevelSet` of any objects; ``None`` for an
+        levels: Distinct ids, their number for 0, 1, 2, ..., or a :class:`LevelSet` of any objects. ``None`` is for an
             unbounded level set, of which the ``capacity`` best levels are kept.
-        capacity: Largest number of levels with a score; required without ``levels``, otherwise their number.
+        capacity: Largest number of levels with a score. It is required without ``levels``, and otherwise it is their
+            number.
         score: Object of :mod:`~lightning_replay.levels.scores`, a function from a segment to a number, or an
-            :class:`EpisodeScore`; ``L1ValueLoss(0.999, 0.95)`` if absent. Give it the learner's γ and λ. With a
+            :class:`EpisodeScore`. If absent, it is ``L1ValueLoss(0.999, 0.95)``. Give it the learner's γ and λ. With a
             :class:`~lightning_replay.levels.scores.Learnability` two options have other defaults, named below.
-        prioritization: how scores become probabilities; if absent ``Rank()``, for learnability ``Proportional()``.
-        score_temperature: Temperature that flattens the distribution of scores; above 0; 1 if absent. See
+        prioritization: Object that turns scores into probabilities. If absent, it is ``Rank()``, and for learnability
+            ``Proportional()``.
+        score_temperature: Temperature above 0 that flattens the distribution of scores, 1 if absent. See
             :class:`LevelSampler`.
         staleness_weight: Share of probability given to staleness.
-        replay_probability: Probability of replaying rather than playing a new level. ``None``: the share of the levels
-            that have a score, as in the paper for known levels; without ``levels`` 0.5.
-        replay_in_flight: whether a replay by score may take a level that is being played or awaits its score; ``True``,
-            for learnability ``False``. ``False``, for many actors and a low temperature, gives each actor another one
-            of the levels that are left, if any, by their ranks, in time linear in the number of levels with a score.
+        replay_probability: Probability of replaying rather than playing a new level. ``None`` is the share of the
+            levels that have a score, as in the paper for known levels, and 0.5 without ``levels``.
+        replay_in_flight: Whether a replay by score may take a level that is being played or awaits its score. The
+            default is ``True``, and for learnability ``False``. ``False`` is for many actors and a low temperature. It
+            gives each actor another of the levels that are left, if any, by their ranks, in time linear in the number
+            of levels with a score.
         min_fill: Share of the levels, or of ``capacity``, that must have a score before any is replayed. (The paper's
             released code has 1, its text 0.)
-        score_step_size: ``score <- (1 - step) old + step new``; 1 replaces.
+        score_step_size: Step of ``score <- (1 - step) old + step new``. 1 replaces the old score.
         first_score: ``"replace"`` takes a level's first score as it is, ``"smooth"`` averages it with 0: ``step new``,
             as the paper's released code does. In an unbounded set a level competes for its place with that number.
-        train_on_new_levels: whether the learner may learn from episodes on new levels, see :meth:`trains_on`. ``False``
+        train_on_new_levels: Whether the learner may learn from episodes on new levels, see :meth:`trains_on`. ``False``
             is robust PLR (Jiang et al. 2021, https://arxiv.org/abs/2110.02439).
-        editor: from a replayed level's id and a generator to the id of a changed level, played next, scored and not
-            learned from: ACCEL (Parker-Holder et al. 2022, https://arxiv.org/abs/2203.01302). Without ``levels``.
-        generate: from a generator to the id of a new level, without ``levels``; uniform below 2^31 if absent.
+        editor: Function from a replayed level's id and a generator to the id of a changed level. This level is played
+            next, scored, and not learned from: ACCEL (Parker-Holder et al. 2022, https://arxiv.org/abs/2203.01302). It
+            works only without ``levels``.
+        generate: Function from a generator to the id of a new level, without ``levels``. If absent, ids are uniform
+            below 2^31.
         seed: Seed for all random choices. If ``None``, it is taken from torch's global generator.
 
     Raises:
-        ValueError: options that contradict ``levels``, or no capacity.
+        ValueError: Options that contradict ``levels``, or no capacity.
 
     Warns:
-        UserWarning: once, if replays concentrate on few levels although many have a score, see :class:`LevelSampler`.
+        UserWarning: Once, if replays concentrate on few levels although many have a score, see :class:`LevelSampler`.
 
     Example:
         >>> levels = LevelBuffer(levels=range(100), staleness_weight=0.3, seed=0)
@@ -210,7 +215,7 @@ class LevelBuffer(LevelSelector):
             level_id = self._edited.popleft()
             if not self._is_known(level_id):  # it may have been drawn as a new level meanwhile
                 return level_id, True
-        # One random number decides between replay and a new level, and only where both are possible.
+        # One random number decides between replay and a new level, and only if both are possible.
         if (
             not self._new.first
             and self._may_replay
@@ -267,27 +272,28 @@ class LevelBuffer(LevelSelector):
         return level_ids
 
     def record(self, level_id: object, score: object = None, *, outcomes: object = None) -> Tensor:
-        """Scores levels, drawn by :meth:`next_levels` or not; returns their new scores, float64 ``[n]``.
+        """Scores levels, drawn by :meth:`next_levels` or not, and returns their new scores, float64 ``[n]``.
 
-        A level that comes several times gets one score: the mean of those given, or that of all its outcomes. Of each
-        level the draws in the oldest batch end, so record batches in the order in which they were drawn. Of levels that
-        processes :meth:`share`, each gives what it has, perhaps nothing, and gets the scores of its own ids. Outcomes
-        of retired levels change nothing, and their scores are NaN.
+        A level that comes several times gets one score: the mean of the given scores, or the score of all its outcomes.
+        Of each level the draws in the oldest batch end, so record batches in the order in which they were drawn. Of
+        levels that processes :meth:`share`, each gives what it has, perhaps nothing, and gets the scores of the ids
+        that it gave. Outcomes of retired levels change nothing, and their scores are NaN.
 
         Args:
             level_id: Integers ``[n]``.
-            score: finite ``[n]``, for a learnability in [0, 1]; smoothed by ``score_step_size`` as those of episodes.
+            score: Finite ``[n]``, for a learnability in [0, 1]. They are smoothed by ``score_step_size`` like the
+                scores of episodes.
             outcomes: Outcomes instead of scores, for :class:`~lightning_replay.levels.scores.Learnability`: ``[n]`` or
                 ``[n, k]``, each from 0 (failure) to 1 (success).
 
         Raises:
-            TypeError: ids that are no integers.
-            ValueError: unknown ids; both of ``score`` and ``outcomes`` or none; another number of them than of ids, or
-                a NaN or infinite one; outcomes outside [0, 1]. Nothing is changed.
-            RuntimeError: another process that shares the levels gave wrong ones, or drew other levels.
+            TypeError: Ids that are no integers.
+            ValueError: Unknown ids, both of ``score`` and ``outcomes`` or none, another number of them than of ids, a
+                NaN or infinite number, or outcomes outside [0, 1]. Nothing is changed.
+            RuntimeError: Another process that shares the levels gave wrong ones, or drew other levels.
 
         Warns:
-            UserWarning: once, where a level gets more outcomes at a time than the window of the score keeps.
+            UserWarning: Once, if a level gets more outcomes at a time than the window of the score keeps.
         """
         self.check_process()
         ranks = self._own_ranks
@@ -351,7 +357,7 @@ class LevelBuffer(LevelSelector):
         return level_ids, values, f"{kind} {self.table.mark()}"
 
     def forget(self) -> None:
-        """Resets all levels to the start, so that they are measured again; levels in flight stay in flight."""
+        """Resets all levels to the start, so that they are measured again. Levels in flight stay in flight."""
         self.table.clear()
         self._new.restart()
         self._best_returns.clear()
@@ -384,14 +390,15 @@ class LevelBuffer(LevelSelector):
 
     @property
     def num_unseen(self) -> int | None:
-        """Number of levels without a score that nobody plays; ``None`` for an unbounded set."""
+        """Number of levels without a score that nobody plays, or ``None`` for an unbounded set."""
         return self._new.num_idle
 
     def replay_chance(self) -> float:
-        """Returns the probability that the next episode replays a level with a score; draws nothing.
+        """Returns the probability that the next episode replays a level with a score, and draws nothing.
 
-        0 while too few levels have a score, all of them are in flight and none may be replayed, or an edited level of
-        ACCEL is to be played next; 1 if every new level is being played; otherwise the replay probability.
+        It is 0 while too few levels have a score, or all of them are in flight and none may be replayed. It is also 0
+        if an edited level of ACCEL is to be played next. It is 1 if every new level is being played, and otherwise the
+        replay probability.
         """
         return self._chance if self._may_replay and all(map(self._is_known, self._edited)) else 0.0
 
@@ -536,12 +543,12 @@ class LevelBuffer(LevelSelector):
         return TensorDict(columns, [len(self)])
 
     def stats(self) -> dict[str, float]:
-        """Metrics to log: counts and, once a level has a score, those of :meth:`LevelSampler.stats`."""
+        """Metrics to log: counts and, once a level has a score, the metrics of :meth:`LevelSampler.stats`."""
         counts = {"replayed": self.replayed, "refused": self.table.refused, "replaced": self.table.replaced}
         return super().stats() | counts | self.table.stats()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state with all scores; see :meth:`LevelSelector.state_dict`."""
+        """Returns the state with all scores. See :meth:`LevelSelector.state_dict`."""
         return super().state_dict() | {
             "new": self._new.state_dict(),
             # A load does not read the probability, which follows from the options. A save does not have the options.
@@ -654,7 +661,7 @@ def _numbers(name: str, given: object) -> np.ndarray:
 
 
 class UnseenLevels:
-    """Draws a level without a score, if possible one that no actor plays; in constant time where none have weights."""
+    """Draws a level without a score, if possible one that no actor plays, in constant time if none have weights."""
 
     def __init__(self, known: KnownLevels | None, generate: LevelGenerator | None) -> None:
         self._known = known
@@ -690,7 +697,7 @@ class UnseenLevels:
 
     @property
     def num_idle(self) -> int | None:
-        """Number of new levels that nobody plays; ``None`` for an unbounded set."""
+        """Number of new levels that nobody plays, or ``None`` for an unbounded set."""
         return None if self._known is None else len(self.idle.items)
 
     def choose(self, generator: torch.Generator, is_known: Callable[[int], bool]) -> int:
@@ -698,7 +705,7 @@ class UnseenLevels:
         if self.first:
             return self.first[0]
         if self._known is not None:
-            bag = self.idle.items or self._played.items  # two actors on one level, where each level is played
+            bag = self.idle.items or self._played.items  # two actors on one level, if each level is played
             if self._weights is not None:
                 return self._first(bag, 1, generator)[0]
             return bag[int(torch.randint(len(bag), (), generator=generator, device="cpu"))]
@@ -756,7 +763,7 @@ class UnseenLevels:
         return {name: torch.tensor(items, dtype=torch.int64, device="cpu") for name, items in lists.items()}
 
     def load_state_dict(self, state: dict[str, Any], fresh: list[int]) -> None:
-        """Restores :meth:`state_dict`; levels that it does not know, ``fresh``, are new."""
+        """Restores :meth:`state_dict`. Levels that it does not know, ``fresh``, are new."""
         if self._known is not None:
             self.idle = _Bag([*state["idle"].tolist(), *fresh])
             self._played = _Bag(state["played"].tolist())
@@ -844,20 +851,20 @@ def tscl(
 
 
 class LearningProgress:
-    """``|Q|`` of a level, where Q follows the slope of its last returns over the episodes of all levels.
+    """``|Q|`` of a level. Q follows the slope of its last returns over the episodes of all levels.
 
     ``Q <- step_size * slope + (1 - step_size) * Q``, the slope by least squares over the last ``window`` episodes on
     the level. A level with fewer than two has slope 1, so that with the default ``initial_value`` unseen levels come
     first. The window variant of Matiisen et al. 2017, "Teacher-Student Curriculum Learning",
     https://arxiv.org/abs/1707.00183.
 
-    Give it as the ``score`` of a :class:`~lightning_replay.levels.LevelBuffer` with a known set of levels; all of them
+    Give it as the ``score`` of a :class:`~lightning_replay.levels.LevelBuffer` with a known set of levels. All of them
     then have a score from the start. :func:`tscl` puts the usual parts together.
 
     Args:
-        window: Number of returns kept of each level, K; at least 2.
-        step_size: α, in (0, 1].
-        initial_value: Q of a level before its first episode, of either sign; its magnitude is the level's score until
+        window: Number K of returns kept of each level, at least 2.
+        step_size: Step size α, in (0, 1].
+        initial_value: Q of a level before its first episode, of either sign. Its magnitude is the level's score until
             then. With less than 1 a level that was played once comes before those never played.
 
     Attributes:
@@ -875,7 +882,7 @@ class LearningProgress:
         self._q: dict[int, float] = {}
 
     def of_episode(self, level_id: int, episode: int, episode_return: float) -> float:
-        """Computes the level's new score from an episode's number among those of all levels, and its return.
+        """Computes the level's new score from an episode's number among the episodes of all levels, and its return.
 
         :meta private:
         """
@@ -889,7 +896,7 @@ class LearningProgress:
         return abs(q)
 
     def values(self) -> dict[int, float]:
-        """Returns Q with its sign, below 0 where returns fall, by the id of each level that was played."""
+        """Returns Q with its sign, below 0 if returns fall, by the id of each level that was played."""
         return dict(self._q)
 
     def state_dict(self) -> dict[str, Any]:

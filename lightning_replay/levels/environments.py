@@ -48,14 +48,15 @@ def make_level_vector(
     Args:
         env: Id for ``gymnasium.make``, or a function that makes one environment.
         num_envs: Number of sub-environments, each an actor.
-        levels: chooses each actor's next level; ``actors`` and ``check`` as those of :class:`LevelVectorWrapper`.
+        levels: Level selector that chooses each actor's next level. ``actors`` and ``check`` are as in
+            :class:`LevelVectorWrapper`.
         asynchronous: Whether there is one process for each sub-environment.
-        context: start method of these processes; ``None`` is that of ``multiprocessing``. ``"spawn"`` takes seconds
-            each and needs ``if __name__ == "__main__"``.
+        context: Start method of these processes. ``None`` is the method of ``multiprocessing``. ``"spawn"`` takes
+            seconds each and needs ``if __name__ == "__main__"``.
         seed: Seed for the environments' generators (plus 0, 1, 2, …) if levels are set by ``set_level``.
 
     Raises:
-        TypeError, ValueError: what :class:`LevelWrapper` and :class:`LevelVectorWrapper` refuse.
+        TypeError, ValueError: What :class:`LevelWrapper` and :class:`LevelVectorWrapper` refuse.
     """
     checked_count("num_envs", num_envs, of="sub-environments")
     checked_flag("asynchronous", asynchronous)
@@ -70,33 +71,33 @@ def make_level_vector(
 class LevelVectorWrapper(VectorWrapper):
     """Sub-environment k plays the levels of actor k, and begins the next in the step that ends its episode.
 
-    It resets sub-environments itself, so the vector environment must not (``AutoresetMode.DISABLED``;
-    :func:`~lightning_replay.levels.environments.make_level_vector` builds it). Steps have the layout of
-    ``AutoresetMode.SAME_STEP``: where an episode ended, the observation is the next one's first. Sub-environments get
-    their level by ``reset(seed=level_id)``; those with a ``set_level`` method need a
-    :class:`~lightning_replay.levels.environments.LevelWrapper` each, and those whose returns are recorded Gymnasium's
+    It resets sub-environments itself, so the vector environment must not (``AutoresetMode.DISABLED``).
+    :func:`~lightning_replay.levels.environments.make_level_vector` builds it. Steps have the layout of
+    ``AutoresetMode.SAME_STEP``: if an episode ended, the observation is the next one's first. Sub-environments get
+    their level by ``reset(seed=level_id)``. Sub-environments with a ``set_level`` method need a
+    :class:`~lightning_replay.levels.environments.LevelWrapper` each. If returns are recorded, they need Gymnasium's
     ``RecordEpisodeStatistics``.
 
     :meth:`reset` draws a level for every sub-environment and abandons the older active episodes of these actors.
-    Therefore call it also after a level buffer was loaded; before a reset in between, update the levels with the steps
+    Therefore call it also after a level buffer was loaded. Before a reset in between, update the levels with the steps
     collected. ``options={"level_id": ...}`` names levels instead, for which ``levels.start`` is called.
 
     Args:
         env: Vector environment that does not reset itself.
-        levels: chooses each actor's next level.
-        actors: Name of each sub-environment; 0, 1, 2, … if absent.
-        check: whether the first reset checks, by three more, that levels are followed; or the ids of at least two to
-            check with, if not all of 0 to 7 exist.
+        levels: Level selector that chooses each actor's next level.
+        actors: Name of each sub-environment, or 0, 1, 2, … if absent.
+        check: Whether the first reset checks, by three more, that levels are followed. It may also be the ids of
+            at least two to check with, if not all of 0 to 7 exist.
 
     Infos:
         level_id: int64 ``[num_envs]``, the level that the returned observation belongs to.
-        step_level_id: int64 ``[num_envs]``, in :meth:`step` only: the level that the step, its reward and its end
-            belong to, which was ``level_id`` together with the observation acted on.
-        final_obs, final_info: Entries of the last step, if an episode ended; ``_final_obs`` is bool ``[num_envs]``.
+        step_level_id: int64 ``[num_envs]``, in :meth:`step` only. The level that the step, its reward, and its end
+            belong to. It was ``level_id`` together with the observation acted on.
+        final_obs, final_info: Entries of the last step, if an episode ended. ``_final_obs`` is bool ``[num_envs]``.
 
     Raises:
-        ValueError: a vector environment that resets itself or has ``set_level`` but gets levels by seed; another
-            number of actors than of sub-environments; an environment that ignores its level.
+        ValueError: A vector environment that resets itself or has ``set_level`` but gets levels by seed, another number
+            of actors than of sub-environments, or an environment that ignores its level.
 
     Example:
         >>> from lightning_replay.levels.environments import make_level_vector
@@ -143,12 +144,12 @@ class LevelVectorWrapper(VectorWrapper):
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Begins an episode on drawn or named levels, everywhere or where ``options["reset_mask"]`` is true.
+        """Begins an episode on drawn or named levels, everywhere or only for a true ``options["reset_mask"]``.
 
         Args:
-            seed: without effect. The generator of ``levels`` chooses the levels, and a level decides its episode.
-            options: ``level_id``, the levels to play: one for each sub-environment, ``None`` where it is drawn;
-                ``reset_mask``, bool ``[num_envs]``; the environments' own.
+            seed: Seed without effect. The generator of ``levels`` chooses the levels, and a level decides its episode.
+            options: ``level_id``, the levels to play, with one for each sub-environment, or ``None`` if it is drawn.
+                Also ``reset_mask``, bool ``[num_envs]``, and the environments' own options.
         """
         others = dict(options or {})
         mask = others.get("reset_mask")
@@ -176,7 +177,7 @@ class LevelVectorWrapper(VectorWrapper):
     def step(  # type: ignore[override]  # Gymnasium's wrapper returns type variables that nothing binds
         self, actions: Any
     ) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """Takes a step; where an episode ended, the observation is the first of the next level."""
+        """Takes a step. If an episode ended, the observation is the first of the next level."""
         played = self.level_ids
         observations, rewards, terminated, truncated, infos = self.env.step(actions)
         done = np.logical_or(terminated, truncated)
@@ -269,20 +270,20 @@ class LevelWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     Args:
         env: Environment to wrap.
-        next_level: chooses a level at the start of an episode, such as
-            ``functools.partial(levels.next_level, actor=0)``; ``None`` if each reset names its level.
+        next_level: Function that chooses a level at the start of an episode, such as
+            ``functools.partial(levels.next_level, actor=0)``. It is ``None`` if each reset names its level.
         seed: Seed for the environment's generator, used once, if the level is not the seed.
-        check: whether the first reset checks, by three more, that levels are followed; or the ids of at least two to
-            check with, if not all of 0 to 7 exist.
-        level_option: key of the level in the options of the environment's reset.
-        level_set: gives the environment, by ``level_option`` or ``set_level``, the object of an id as it was put into
-            the set, such as a task dictionary; otherwise it gets the id.
+        check: Whether the first reset checks, by three more, that levels are followed. It may also be the ids of
+            at least two to check with, if not all of 0 to 7 exist.
+        level_option: Key of the level in the options of the environment's reset.
+        level_set: Set that gives the environment, by ``level_option`` or ``set_level``, the object of an id as it was
+            put into the set, such as a task dictionary. Otherwise, the environment gets the id.
 
     Attributes:
-        level_id: Id of the level being played, ``None`` before the first reset; also in every info.
+        level_id: Id of the level being played, ``None`` before the first reset. It is also in every info.
 
     Raises:
-        ValueError: an environment that ignores its level; an id outside 0 to ``2**31 - 1``; a reset without a level.
+        ValueError: An environment that ignores its level, an id outside 0 to ``2**31 - 1``, or a reset without a level.
         RuntimeError: ``next_level`` of a level selector that is a copy in another process.
     """
 
@@ -306,7 +307,7 @@ class LevelWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._seed = checked_optional_count("seed", seed, 0)
         self._probes = checked_probes(check)
         self._named: int | None = None
-        self._steps: int | None = None  # steps of the running episode; None between episodes
+        self._steps: int | None = None  # steps of the running episode, or None between episodes
         self._broken_off: list[tuple[int | None, int]] = []  # level and steps of episodes, until the next draw
         self._set_level = env.has_wrapper_attr("set_level") and env.get_wrapper_attr("set_level")
         check_kind("level_option", level_option, str | None, "a key of the options of the environment's reset, or None")
@@ -350,7 +351,7 @@ class LevelWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         return observation, info | {"level_id": level_id}
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Takes a step; ``info["level_id"]`` is its level."""
+        """Takes a step. ``info["level_id"]`` is its level."""
         observation, reward, terminated, truncated, info = checked_step(self.env.step(action), self.env)
         is_done = terminated or truncated
         self._steps = None if is_done or self._steps is None else self._steps + 1
@@ -422,7 +423,7 @@ _ACCEPTED = (
 
 
 def checked_level(level_id: Any) -> int:
-    """Returns a level's id; raises an error unless it is a seed that every environment accepts."""
+    """Returns a level's id, or raises an error unless it is a seed that every environment accepts."""
     check_option("level_id", level_id, Integral, "a whole number from 0 to 2**31 - 1", 0, LEVEL_IDS - 1)
     return int(level_id)
 
@@ -457,7 +458,7 @@ def _require_level_vector(env: VectorEnv[Any, Any, Any], levels: LevelSet | None
     call = getattr(env.unwrapped, "call", None)
     if call is None:  # a vector without sub-environments to look into
         return
-    # Where a level is set by a method, LevelWrapper has to call it with the seed of the reset.
+    # If a level is set by a method, LevelWrapper has to call it with the seed of the reset.
     sets = call("has_wrapper_attr", "set_level")
     wrapped = call("has_wrapper_attr", "plays_level_ids")
     if any(has and not reaches for has, reaches in zip(sets, wrapped, strict=True)):

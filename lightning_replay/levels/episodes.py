@@ -32,12 +32,12 @@ class ActiveEpisode:
 
 
 class ActiveEpisodes:
-    """Active episodes of every actor, oldest first; an actor may have several, even on one level."""
+    """Active episodes of every actor, oldest first. An actor may have several, even on one level."""
 
     def __init__(self) -> None:
         self._of: dict[Actor, list[ActiveEpisode]] = {}
-        # Numbers of the active episodes by level: of an actor's by minus the number; of those drawn for no actor the
-        # newest of each batch, by the first of the batch.
+        # Numbers of the active episodes by level. An actor's are by minus the number. Of the draws for no actor, the
+        # newest of each batch is by the first of the batch.
         self.played: dict[int, dict[int, int]] = {}
         # The levels of each batch that await a score, in the order in which the batches were drawn.
         self._batches: dict[int, set[int]] = {}
@@ -51,7 +51,7 @@ class ActiveEpisodes:
 
     @property
     def num_draws(self) -> int:
-        """Number of draws that await a score; a level counts once a batch."""
+        """Number of draws that await a score. A level counts once a batch."""
         return sum(map(len, self._batches.values()))
 
     def of(self, actor: Actor) -> list[ActiveEpisode]:
@@ -66,7 +66,7 @@ class ActiveEpisodes:
     def oldest(
         self, actor: Actor, level_id: int, steps: int = 0, among: list[ActiveEpisode] | None = None
     ) -> ActiveEpisode:
-        """Returns the oldest episode on a level with room for more steps; raises ``ValueError`` if there is none."""
+        """Returns the oldest episode on a level with room for more steps, or raises ``ValueError`` if there is none."""
         episodes = self.of(actor)
         for episode in (
             episodes if among is None else among
@@ -87,7 +87,7 @@ class ActiveEpisodes:
         return [*itertools.takewhile(lambda one: one is not episode and one.length is not None, among)]
 
     def break_off(self, actor: Actor, level_id: int | None, steps: int) -> ActiveEpisode | None:
-        """Notes that a reset broke off an actor's last episode on a level; returns it if all its steps arrived."""
+        """Notes that a reset broke off an actor's last episode on a level, and returns it if all its steps arrived."""
         for episode in reversed(self.of(actor)[:-1]):
             if episode.level_id == level_id and episode.length is None:
                 episode.length = steps
@@ -117,7 +117,7 @@ class ActiveEpisodes:
             awaited.add(level_id)
 
     def receive_score(self, level_id: int, otherwise: int, batch: int | None = None) -> int:
-        """Ends the level's draws in its oldest batch; returns the newest episode of these, or ``otherwise``."""
+        """Ends the level's draws in its oldest batch, and returns the newest episode of these, or ``otherwise``."""
         for key in self.played.get(level_id, ()) if batch is None else (batch,):
             if key > 0:
                 awaited = self._batches[key]
@@ -148,7 +148,7 @@ class ActiveEpisodes:
         return {"actors": list(self._of), "episodes": episodes, "awaited": awaited, "expired": self.expired}
 
     def load_state_dict(self, state: dict[str, Any], translation: Mapping[int, int] | None = None) -> None:
-        """Restores :meth:`state_dict`, with the present ids of the saved levels; draws on other levels end."""
+        """Restores :meth:`state_dict`, with the present ids of the saved levels. Draws on other levels end."""
         self._of, self.played, self._batches = {}, {}, {}
         self.expired = int(state["expired"])
         for saved, batch, started in state["awaited"].tolist():
@@ -163,7 +163,7 @@ class ActiveEpisodes:
 
 
 def checked_lists(steps: TensorDictBase) -> list[list[Any]] | None:
-    """Reads :class:`ValueColumns` of many segments; ``None`` if a column is missing or wrong in one of them."""
+    """Reads :class:`ValueColumns` of many segments, or ``None`` if a column is missing or wrong in one of them."""
     if not len(steps):
         return None
     names = ("reward", "state_value", "terminated", "done", "truncated")
@@ -224,9 +224,9 @@ class Segment:
             if not math.isfinite(sum(lists.get(name, ()))):
                 raise ValueError(f"{name} of the segment is NaN or infinite; the level's score would be so too")
         logits = given.get("logits")
-        if logits is not None and not logits.max() < math.inf:  # NaN is the largest; -inf is an action without a chance
+        if logits is not None and not logits.max() < math.inf:  # NaN is the largest, -inf is an action without a chance
             raise ValueError("logits of the segment are NaN or infinite; the level's score would be so too")
-        # A score of values takes these lists; one of other columns reads the steps.
+        # A score of values takes these lists. A score of other columns reads the steps.
         columns = [lists.get(name, ()) for name in ("reward", "state_value", "next state_value", "terminated", "done")]
         is_whole = {*map(len, columns)} == {self.length}
         self.columns: ValueColumns | None = ValueColumns._make(columns) if is_whole else None

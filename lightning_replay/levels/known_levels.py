@@ -15,7 +15,7 @@ from lightning_replay.options import check_kind
 
 
 class KnownLevels:
-    """Ids of the levels that may be drawn, and of those that were retired.
+    """Ids of the levels that may be drawn, and of the retired levels.
 
     Args:
         levels: Distinct ids, their number for 0, 1, 2, ..., or a :class:`LevelSet`.
@@ -35,7 +35,7 @@ class KnownLevels:
         return len(self.ids)
 
     def add(self, levels: Any, groups: Any = None, weights: Any = None) -> list[int]:
-        """Adds objects to the level set, or ids; returns the new ids."""
+        """Adds objects to the level set, or ids, and returns the new ids."""
         if self.levels is not None:
             check_kind("levels", levels, Iterable, "objects, one for each new level")
             objects = list(levels)
@@ -55,14 +55,14 @@ class KnownLevels:
         return new
 
     def retire(self, level_ids: Iterable[int]) -> set[int]:
-        """Removes levels for good, and returns those that were members."""
+        """Removes levels for good, and returns the ids among them that were members."""
         leaving = self.members.intersection(level_ids)
         self.set_sets([one for one in self.ids if one not in leaving], self.retired | leaving, self.added)
         return leaving
 
     @property
     def fingerprint(self) -> str:
-        """Digest of the names, or of the objects if they have no names; empty for ids."""
+        """Digest of the names, or of the objects if they have no names. It is empty for ids."""
         if self.levels is None or self.levels.names is None:
             return "" if self.levels is None else self.levels.digest
         return hashlib.sha256("\n".join(self.levels.names).encode()).hexdigest()
@@ -95,7 +95,7 @@ class KnownLevels:
         Ids that were added before the save are taken from it. Objects must be in the level set already.
 
         Raises:
-            ValueError: the save is of ids and not of objects, of ids that were not given, or of other objects.
+            ValueError: The save is of ids and not of objects, of ids that were not given, or of other objects.
         """
         saved = [*state["ids"].tolist(), *state["retired"].tolist()]
         names = state["names"]
@@ -121,7 +121,7 @@ class KnownLevels:
         return {one: one for one in saved}
 
     def load_state_dict(self, state: Mapping[str, Any], translation: Mapping[int, int]) -> None:
-        """Retires the levels that were retired in the save; levels that it does not know stay."""
+        """Retires the levels that were retired in the save. Levels that it does not know stay."""
         was_retired = {translation[one] for one in state["retired"].tolist() if one in translation}
         # The saved order decides the places from which levels are drawn.
         saved = [translation[one] for one in state["ids"].tolist() if one in translation]

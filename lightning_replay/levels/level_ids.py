@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ids of levels and actors: their checks, and the fingerprint of a set; without torch."""
+"""Ids of levels and actors: their checks, and the fingerprint of a set, without torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MOST_HELD_OUT = 1_000_000  # each is looked up among the training levels
 
 
 def checked_level_ids(levels: int | Iterable[int] | LevelSet) -> list[int]:
-    """Returns the ids of a known set; raises an error for repeated ids and for objects without a :class:`LevelSet`."""
+    """Returns the ids of a known set, or raises an error for repeated ids or objects without a :class:`LevelSet`."""
     if isinstance(levels, LevelSet):
         return list(range(len(levels)))
     if isinstance(levels, Iterable):
@@ -44,7 +44,7 @@ def checked_level_ids(levels: int | Iterable[int] | LevelSet) -> list[int]:
 
 
 def checked_level_id(level_id: object) -> int:
-    """Returns an id as an ``int``; it must be a whole number from 0 on."""
+    """Returns an id as an ``int``. It must be a whole number from 0 on."""
     return checked_count("level_id", plain_number(level_id), 0)
 
 
@@ -63,7 +63,7 @@ def checked_held_out(levels: int | Iterable[int]) -> Sequence[int]:
 
 
 def checked_actor(actor: Any) -> Actor:
-    """Returns the number or name of an actor; raises ``TypeError`` for other objects."""
+    """Returns the number or name of an actor, or raises ``TypeError`` for other objects."""
     if isinstance(actor, str):
         return actor
     try:

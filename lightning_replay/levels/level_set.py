@@ -32,17 +32,18 @@ class LevelSet(Sequence[dict[str, Any]]):
 
     Args:
         levels: Objects, one for each level.
-        groups: Name for each object, such as the family of a prompt; or a function from an object to one. See
+        groups: Name for each object, such as the family of a prompt, or a function from an object to a name. See
             :meth:`~lightning_replay.levels.LevelBuffer.group_stats`.
-        weights: Prior weights, above 0, one for each object: factors of the probabilities of new levels, and of those
-            by score.
-        key: from an object to plain values that identify it, for objects that are neither text, numbers, arrays, paths
-            nor lists and dictionaries of them.
+        weights: Prior weights, above 0, one for each object: factors of the probabilities of new levels, and of the
+            probabilities by score.
+        key: Function from an object to plain values that identify it. It is for objects that are neither text, numbers,
+            arrays, paths, nor lists and dictionaries of them.
         name: Column of the ids in a data set, or a function from an object to its id: text or a whole number. Saves
             then refer to the objects by these names, so that the set may grow, shrink, and change its order.
 
     Raises:
-        ValueError: no objects; another number of groups or weights; a weight that is not above 0; a name given twice.
+        ValueError: No objects, another number of groups or weights, a weight that is not above 0, or a name given
+            twice.
 
     Example:
         >>> prompts = LevelSet([{"question": "1 + 1 ="}, {"question": "2 + 3 ="}], groups=["easy", "hard"])
@@ -81,15 +82,15 @@ class LevelSet(Sequence[dict[str, Any]]):
     ) -> list[int]:
         """Appends objects and returns their ids, which are their places.
 
-        A :class:`~lightning_replay.levels.LevelBuffer` of this set has an ``add`` of its own, which calls this method.
+        A :class:`~lightning_replay.levels.LevelBuffer` of this set has a separate ``add``, which calls this method.
 
         Args:
             levels: Objects, one for each new level.
             groups: Name for each object, if the set has groups that no function makes.
-            weights: Weight of each object, if the set has weights; 1 if absent.
+            weights: Weight of each object, if the set has weights, 1 if absent.
 
         Raises:
-            ValueError: as the constructor. Nothing is added.
+            ValueError: As the constructor. Nothing is added.
         """
         check_kind("levels", levels, Iterable, "objects, one for each level")
         if isinstance(levels, Mapping | str):
@@ -208,7 +209,7 @@ class LevelSet(Sequence[dict[str, Any]]):
         Arrays are written as tensors, and paths as text.
 
         Raises:
-            TypeError: an object has other values.
+            TypeError: An object has other values.
         """
         from lightning_replay.saving import write_state
 

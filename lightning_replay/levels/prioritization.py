@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prioritizations of levels by their scores: by rank, proportional, greedy or Boltzmann; and their sum trees."""
+"""Prioritizations of levels by their scores: by rank, proportional, greedy, or Boltzmann, and their sum trees."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from lightning_replay.state import Stateful, uniform
 
 __all__ = ["Boltzmann", "Greedy", "Prioritization", "Proportional", "Rank", "Top"]
 
-_FARTHEST_LOG = 300.0  # weights stay within e^-300 and e^300 of the reference, where float64 sums lose nothing
-_WINDOW = 1_000  # replays, 16 rollouts of 64 environments; an estimate of 5 then has a standard error of 0.3
+_FARTHEST_LOG = 300.0  # weights stay within e^-300 and e^300 of the reference, so that float64 sums lose nothing
+_WINDOW = 1_000  # replays, 16 rollouts of 64 environments. An estimate of 5 then has a standard error of 0.3
 _FEWEST_EFFECTIVE = 5
 _FEWEST_SCORED = 4 * _FEWEST_EFFECTIVE  # 5 effective levels out of fewer are no narrow replay
 
@@ -42,7 +42,7 @@ class Prioritization(Stateful, ABC):
     uses_temperature: ClassVar[bool] = True
 
     def bind(self, score_temperature: float) -> Self:
-        """Returns an empty copy with the same options and a temperature above 0; :class:`Greedy` needs none.
+        """Returns an empty copy with the same options and a temperature above 0. :class:`Greedy` needs none.
 
         :meta private:
         """
@@ -63,15 +63,15 @@ class Prioritization(Stateful, ABC):
 
     @abstractmethod
     def draw(self, generator: torch.Generator) -> int:
-        """Draws a row by its probability; there is at least one."""
+        """Draws a row by its probability. At least one row is needed."""
 
     @abstractmethod
     def probabilities(self, scores: np.ndarray, timestamps: np.ndarray) -> np.ndarray:
-        """Returns the probability of each row, float64 ``[L]``; they sum to 1."""
+        """Returns the probability of each row, float64 ``[L]``. They sum to 1."""
 
 
 class _Ordered(Prioritization):
-    """Keeps rows sorted from the highest score to the lowest; ties by the older timestamp, then the lower row."""
+    """Keeps rows sorted from the highest score to the lowest. Ties go by the older timestamp, then the lower row."""
 
     _order: SortedList
     _keys: list[tuple[float, int, int]]
@@ -104,7 +104,7 @@ class Rank(_Ordered):
     """
 
     def fill(self, scores: np.ndarray, timestamps: np.ndarray) -> None:
-        """Sorts all rows; weights are computed at the next draw.
+        """Sorts all rows. Weights are computed at the next draw.
 
         :meta private:
         """
@@ -139,7 +139,7 @@ class Rank(_Ordered):
 
 
 class Greedy(_Ordered):
-    """Draws the highest score, ties with equal probability; the temperature has no effect.
+    """Draws the highest score, ties with equal probability. The temperature has no effect.
 
     Args:
         epsilon: Share of draws that take any level.
@@ -173,13 +173,13 @@ class Greedy(_Ordered):
 
 
 class Top(Greedy):
-    """Draws the ``count`` highest scores with equal probability; the temperature has no effect.
+    """Draws the ``count`` highest scores with equal probability. The temperature has no effect.
 
     The buffer of the most learnable levels in Rutherford et al. 2024, algorithm 1, https://arxiv.org/abs/2408.15099,
     which changes only if all levels are measured again. Here it also changes with every recorded score.
 
     Args:
-        count: K, levels that are drawn; all where fewer have a score.
+        count: Number K of levels that are drawn, or all if fewer have a score.
         epsilon: Share of draws that take any level with a score.
     """
 
@@ -197,7 +197,7 @@ class Top(Greedy):
 
 
 class _Weighted(Prioritization):
-    """Draws rows in proportion to weights, whose logarithms a subclass computes; uniformly if all weights are 0."""
+    """Draws rows in proportion to weights, whose logarithms a subclass computes, or uniformly if all weights are 0."""
 
     saved_attributes: tuple[str, ...] = ("_reference",)  # The sums are rounded relative to it.
     _tree: SumTree
@@ -206,7 +206,7 @@ class _Weighted(Prioritization):
 
     @abstractmethod
     def log_weights(self, scores: np.ndarray) -> np.ndarray:
-        """Returns the logarithm of each row's weight, ``-inf`` for weight 0; ``[L]``."""
+        """Returns the logarithm of each row's weight, ``-inf`` for weight 0, as ``[L]``."""
 
     def fill(self, scores: np.ndarray, timestamps: np.ndarray) -> None:
         """Builds the tree of all weights.
@@ -232,7 +232,7 @@ class _Weighted(Prioritization):
         return math.exp(max(log - self._reference, -2.0 * _FARTHEST_LOG)) if log > -math.inf else 0.0
 
     def put(self, row: int, score: float, timestamp: int) -> None:
-        """Changes or adds a weight; rescales all weights if it is far above the others.
+        """Changes or adds a weight, and rescales all weights if it is far above the others.
 
         :meta private:
         """
@@ -264,7 +264,7 @@ class _Weighted(Prioritization):
 
 
 class Proportional(_Weighted):
-    """Probability proportional to ``max(score, 0) ** (1 / score_temperature)``; uniform where no score is above 0."""
+    """Probability proportional to ``max(score, 0) ** (1 / score_temperature)``. Uniform if no score is above 0."""
 
     def log_weights(self, scores: np.ndarray) -> np.ndarray:
         """Returns the logarithm of each weight, ``-inf`` for a score of at most 0.
@@ -288,7 +288,7 @@ class Boltzmann(_Weighted):
 
 
 def by_rank(scores: np.ndarray, timestamps: np.ndarray) -> np.ndarray:
-    """Returns the rows by falling score; of equal scores, the level that was played longer ago comes first."""
+    """Returns the rows by falling score. Of equal scores, the level that was played longer ago comes first."""
     falling = -scores
     order = np.argsort(falling)
     ordered = falling[order]
@@ -360,7 +360,7 @@ class SumTree:
 
 def effective_number(probabilities: np.ndarray) -> float:
     """Returns how many equally likely levels would repeat as often."""
-    # Two independent draws take the same level with probability 1 / n: n is L where all are equal, 1 where one has all.
+    # Two independent draws take the same level with probability 1 / n: n is L if all are equal, 1 if one has all.
     return float(1.0 / np.square(probabilities).sum())
 
 

@@ -19,23 +19,23 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Ranks:
-    """Number of this process among those that share a set of levels; see :meth:`find`."""
+    """Number of this process among the processes that share a set of levels. See :meth:`find`."""
 
     rank: int = 0
     world_size: int = 1
     divides: bool = True  #: Whether a process gets its part of a batch, and not the whole batch.
-    process_group: Any = None  #: Process group of ``torch.distributed``; ``None`` for all processes.
+    process_group: Any = None  #: Process group of ``torch.distributed``, or ``None`` for all processes.
     is_connected: bool = False  #: Whether ``torch.distributed`` connects the processes.
 
     @classmethod
     def find(
         cls, rank: int | None = None, world_size: int | None = None, divides: bool = True, process_group: Any = None
     ) -> Ranks:
-        """Returns the given numbers, or those of ``torch.distributed`` if they are absent.
+        """Returns the given numbers, or the numbers of ``torch.distributed`` if they are absent.
 
         Raises:
-            ValueError: only one of both is given, or the rank is not below ``world_size``.
-            RuntimeError: a launcher started several processes that are not connected yet, or ``process_group`` is given
+            ValueError: Only one of both is given, or the rank is not below ``world_size``.
+            RuntimeError: A launcher started several processes that are not connected yet, or ``process_group`` is given
                 without a connection.
         """
         is_connected = distributed.is_available() and distributed.is_initialized()
@@ -57,7 +57,7 @@ class Ranks:
         own = checked_count("rank", rank, 0)
         if own >= size:
             raise ValueError(f"rank is {rank} and world_size is {world_size}; ranks are counted from 0 to {size - 1}")
-        # Numbers that differ from those of the connection are of processes that it does not connect.
+        # Numbers that differ from the connection's numbers are of processes that it does not connect.
         connects = is_connected and (
             distributed.get_rank(process_group),
             distributed.get_world_size(process_group),

@@ -3,7 +3,7 @@
 
 Most scores exist twice: a class accepts a segment, and a function accepts tensors. A segment is a TensorDict ``[T]`` in
 TorchRL's layout.
-Table 1 of Jiang et al. 2021, "Prioritized Level Replay", https://arxiv.org/abs/2010.03934; positive value loss and
+Table 1 of Jiang et al. 2021, "Prioritized Level Replay", https://arxiv.org/abs/2010.03934. Positive value loss and
 MaxMC from Jiang et al. 2021, "Replay-Guided Adversarial Environment Design", https://arxiv.org/abs/2110.02439.
 """
 
@@ -58,7 +58,7 @@ class EpisodeScore(Protocol):
     """A score of whole episodes, such as :class:`~lightning_replay.levels.LearningProgress`.
 
     Attributes:
-        initial_score: Score of every level before its first episode; with ``None`` levels are new until then.
+        initial_score: Score of every level before its first episode. With ``None`` levels are new until then.
     """
 
     initial_score: float | None
@@ -84,7 +84,7 @@ class ValueColumns(NamedTuple):
 
     @classmethod
     def of(cls, *tensors: Tensor) -> Self:
-        """Converts tensors ``[T]`` or ``[T, 1]``, in the order of the attributes; ``done`` may be left out."""
+        """Converts tensors ``[T]`` or ``[T, 1]``, in the order of the attributes. ``done`` may be left out."""
         columns: list[list[Any]] = [_numbers(tensor) for tensor in tensors]
         lengths = [len(column) for column in columns]
         if len(set(lengths)) > 1:
@@ -93,7 +93,7 @@ class ValueColumns(NamedTuple):
         return cls._make([*columns[:4], columns[-1]])
 
     def td_errors(self, discount: float) -> list[float]:
-        """δ_t = r_t + γ V(s_{t+1}) - V(s_t); bootstraps after a truncation, not after a termination."""
+        """δ_t = r_t + γ V(s_{t+1}) - V(s_t). Bootstraps after a truncation, not after a termination."""
         return [
             reward + (0.0 if terminated else discount * following) - value
             for reward, value, following, terminated, _ in zip(*self, strict=True)
@@ -123,8 +123,8 @@ class SegmentScore(Discounting, ABC):
 
     Attributes:
         needs_best_return: Whether the level buffer adds the key ``best_return``, see :class:`MaxMC`.
-        discount: γ of the score, compared with the learner's; ``None`` if it has none.
-        gae_lambda: λ of the score, likewise.
+        discount: Discount γ of the score, compared with the learner's, or ``None`` if it has none.
+        gae_lambda: Parameter λ of the score, likewise.
     """
 
     needs_best_return: ClassVar[bool] = False
@@ -141,7 +141,7 @@ def discounts_of(part: object) -> dict[str, float]:
 
 
 class ValueScore(SegmentScore):
-    """Base class of the scores of rewards and values; a subclass computes its score from their lists.
+    """Base class of the scores of rewards and values. A subclass computes its score from their lists.
 
     Needs ``state_value`` and ``("next", "reward" | "state_value" | "terminated" | "done")``, one number per step.
 
@@ -176,7 +176,7 @@ class ValueScore(SegmentScore):
 
 
 class OneStepTdError(ValueScore):
-    """Mean of ``|δ_t|``, the last step included; see :func:`td_errors`."""
+    """Mean of ``|δ_t|``, the last step included. See :func:`td_errors`."""
 
     def of_columns(self, columns: ValueColumns) -> float:
         """Computes the mean of ``|δ_t|``.
@@ -229,19 +229,19 @@ class SignedGae(_AdvantageScore):
 
 
 def policy_entropy(logits: Tensor) -> Tensor:
-    """Mean entropy of the policy over ln(number of actions): 1 for a uniform one; ``logits`` is ``[T, A]``."""
-    entropy = torch.special.entr(_probabilities(logits)).sum(-1)  # 0 where an action has no chance
+    """Mean entropy of the policy over ln(number of actions): 1 for a uniform one. ``logits`` is ``[T, A]``."""
+    entropy = torch.special.entr(_probabilities(logits)).sum(-1)  # 0 if an action has no chance
     return (entropy / math.log(logits.shape[-1])).mean()
 
 
 def min_margin(logits: Tensor) -> Tensor:
-    """Mean of 1 - (p_first - p_second) of the two likeliest actions; ``logits`` is ``[T, A]``."""
+    """Mean of 1 - (p_first - p_second) of the two likeliest actions. ``logits`` is ``[T, A]``."""
     first, second = _probabilities(logits).topk(2, dim=-1).values.unbind(-1)
     return (1.0 - (first - second)).mean()
 
 
 def least_confidence(logits: Tensor) -> Tensor:
-    """Mean of 1 - p of the likeliest action; ``logits`` is ``[T, A]``."""
+    """Mean of 1 - p of the likeliest action. ``logits`` is ``[T, A]``."""
     return (1.0 - _probabilities(logits).amax(-1)).mean()
 
 
@@ -273,8 +273,8 @@ class LeastConfidence(_PolicyScore):
 class MaxMC(SegmentScore):
     """Mean of R_best - V(s_t), R_best the largest undiscounted return of an episode on the level.
 
-    The level buffer adds the key ``best_return``, ``[T]``: of finished episodes and of this one, once it is done;
-    before any has finished, the return so far.
+    The level buffer adds the key ``best_return``, ``[T]``: of finished episodes and of this one, once it is done.
+    Before any has finished, it is the return so far.
     """
 
     needs_best_return = True
@@ -284,17 +284,17 @@ class MaxMC(SegmentScore):
 
 
 def max_mc(state_value: Tensor, best_return: Tensor | float) -> Tensor:
-    """Mean of R_best - V(s_t), see :class:`MaxMC`; ``state_value`` is ``[T]``."""
+    """Mean of R_best - V(s_t), see :class:`MaxMC`. ``state_value`` is ``[T]``."""
     values = torch.tensor(_numbers(state_value), dtype=torch.float64, device="cpu")
     return (torch.as_tensor(best_return, dtype=torch.float64, device="cpu").reshape(-1) - values).mean()
 
 
 class Learnability:
-    """p (1 - p), p the success rate over a level's last ``window`` outcomes: 0 where all fail or all succeed.
+    """p (1 - p), p the success rate over a level's last ``window`` outcomes: 0 if all fail or all succeed.
 
-    For :meth:`~lightning_replay.levels.LevelBuffer.record`, or for whole episodes, whose return is the outcome. A
-    :class:`~lightning_replay.levels.LevelBuffer` with this score draws ``Proportional()`` to it at temperature 1 and
-    leaves levels in flight out, unless it is given other options: many levels share a high score, and the defaults of
+    Use it with :meth:`~lightning_replay.levels.LevelBuffer.record`, or for whole episodes, whose return is the outcome.
+    A :class:`~lightning_replay.levels.LevelBuffer` with this score draws ``Proportional()`` to it at temperature 1 and
+    leaves levels in flight out, unless it is given other options. Many levels share a high score, and the defaults of
     level replay would take few of them. Rutherford et al. 2024, "No Regrets: Investigating and Improving Regret
     Approximations for Curriculum Discovery", section 4, https://arxiv.org/abs/2408.15099. With
     :class:`~lightning_replay.levels.Top` and :meth:`~lightning_replay.levels.LevelBuffer.forget` it is that paper's
@@ -302,10 +302,10 @@ class Learnability:
 
     Args:
         window: Number of outcomes kept of each level.
-        success: Return from which an episode is a success; ``None`` takes the return, in [0, 1], as the outcome.
+        success: Return from which an episode is a success. ``None`` takes the return, in [0, 1], as the outcome.
 
     Raises:
-        ValueError: later, a return that is no outcome; a score of a subclass's ``of_rate`` that is not finite.
+        ValueError: Later, a return that is no outcome, or a score of a subclass's ``of_rate`` that is not finite.
 
     Example:
         >>> Learnability(window=4).of_outcomes([7], np.array([[0.0, 1.0, 1.0, 1.0]])).tolist()
@@ -319,7 +319,7 @@ class Learnability:
         self.success: float | None = None if success is None else checked_number("success", success)
         self._has_warned = False
         self._rows: dict[int, int] = {}
-        self._outcomes = np.zeros((0, self.window))  # one row for each level; outcome n is at n modulo the window
+        self._outcomes = np.zeros((0, self.window))  # one row for each level, outcome n is at n modulo the window
         self._counts = np.zeros(0, np.int64)  # outcomes ever given
 
     def of_rate(self, rate: np.ndarray, count: np.ndarray) -> np.ndarray:
@@ -368,7 +368,7 @@ class Learnability:
         return scores[place]
 
     def of_episode(self, level_id: int, episode: int, episode_return: float) -> float:
-        """Computes the new score from an episode's outcome; raises ``ValueError`` for a return outside [0, 1].
+        """Computes the new score from an episode's outcome, or raises ``ValueError`` for a return outside [0, 1].
 
         :meta private:
         """
@@ -381,7 +381,7 @@ class Learnability:
         return float(self.of_outcomes([level_id], np.array([[outcome]]))[0])
 
     def columns(self, level_ids: Sequence[int]) -> dict[str, Tensor]:
-        """Returns ``successes`` and ``outcomes`` in the window, and ``uncertainty``, of levels; float64 ``[L]`` each.
+        """Returns ``successes`` and ``outcomes`` in the window, and ``uncertainty``, of levels, float64 ``[L]`` each.
 
         The uncertainty is the standard deviation of the success rate under a uniform prior.
         """
@@ -404,7 +404,7 @@ class Learnability:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores :meth:`state_dict`; ``ValueError`` if the window differs or the entries are not outcomes."""
+        """Restores :meth:`state_dict`. ``ValueError`` if the window differs or the entries are not outcomes."""
         outcomes = state["outcomes"].cpu().numpy().copy()
         counts = state["counts"].cpu().numpy().copy()
         if outcomes.shape != (len(counts), self.window) or len(state["level_id"]) != len(counts):
@@ -421,7 +421,7 @@ class Learnability:
 def one_step_td_error(
     reward: Tensor, state_value: Tensor, next_state_value: Tensor, terminated: Tensor, *, discount: float = 0.999
 ) -> Tensor:
-    """:class:`OneStepTdError` of tensors; arguments as :func:`td_errors`."""
+    """:class:`OneStepTdError` of tensors, with arguments as :func:`td_errors`."""
     return OneStepTdError(discount)._score(reward, state_value, next_state_value, terminated)
 
 
@@ -451,9 +451,9 @@ gae: Callable[..., Tensor] = _function_of(SignedGae, "gae")
 def td_errors(
     reward: Tensor, state_value: Tensor, next_state_value: Tensor, terminated: Tensor, *, discount: float
 ) -> Tensor:
-    """δ_t = r_t + γ V(s_{t+1}) - V(s_t), float64 ``[T]``; bootstraps after a truncation, not after a termination.
+    """δ_t = r_t + γ V(s_{t+1}) - V(s_t), float64 ``[T]``. Bootstraps after a truncation, not after a termination.
 
-    ``discount`` is γ; the others are ``[T]`` or ``[T, 1]`` of at least one step, described in :class:`ValueColumns`.
+    ``discount`` is γ. The others are ``[T]`` or ``[T, 1]`` of at least one step, described in :class:`ValueColumns`.
     """
     columns = ValueColumns.of(reward, state_value, next_state_value, terminated)
     return torch.tensor(columns.td_errors(checked_share("discount", discount)), dtype=torch.float64, device="cpu")
@@ -471,7 +471,7 @@ def generalized_advantages(
 ) -> Tensor:
     """A_t = Σ_k (γλ)^k δ_{t+k} up to the episode's last step, float64 ``[T]`` (Schulman et al. 2016).
 
-    Arguments and errors as :func:`td_errors`; ``gae_lambda`` is λ.
+    Arguments and errors are as in :func:`td_errors`. ``gae_lambda`` is λ.
     """
     columns = ValueColumns.of(reward, state_value, next_state_value, terminated, done)
     decays = checked_share("discount", discount), checked_share("gae_lambda", gae_lambda)

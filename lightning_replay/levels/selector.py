@@ -33,20 +33,21 @@ _DRAWS_KEPT = 4096
 
 
 class LevelSelector(SeededStateful, ABC):
-    """Chooses the level each actor plays next; base class of the level selectors.
+    """Chooses the level each actor plays next. Base class of the level selectors.
 
     Call :meth:`next_level` at the start of an episode and :meth:`update` with its steps. Steps may arrive after the
     actor's next episode has begun. Therefore an actor may have several active episodes, and an update names its level.
 
     Args:
-        levels: Distinct ids, their number for 0, 1, 2, ..., or a :class:`LevelSet`; ``None`` if the set is unbounded.
+        levels: Distinct ids, their number for 0, 1, 2, ..., or a :class:`LevelSet`, or ``None`` if the set is
+            unbounded.
     """
 
     # Whether some episodes may be scored and not learned from, see trains_on.
     plays_unlearned: bool = False
     levels: LevelSet | None = None  #: Objects of the levels, if they were given as a set.
-    score: Any = None  #: Score of a segment of an episode; ``None`` if levels have no scores.
-    #: Number of later draws after which a draw by :meth:`next_levels` ends that nobody recorded; ``None``: 32 batches
+    score: Any = None  #: Score of a segment of an episode, or ``None`` if levels have no scores.
+    #: Number of later draws after which a draw by :meth:`next_levels` ends that nobody recorded. ``None`` is 32 batches
     #: of its size, and at least 4,096. A later :meth:`record` still counts.
     expire_after: int | None = None
     reads_all_columns: bool = False  # whether the score is the user's, and may read any column of a rollout
@@ -66,23 +67,23 @@ class LevelSelector(SeededStateful, ABC):
 
     @property
     def count(self) -> int | None:
-        """Number of all levels, with a score or without; ``None`` if the level set is unbounded."""
+        """Number of all levels, with a score or without, or ``None`` if the level set is unbounded."""
         return None if self.known is None else len(self.known)
 
     def add(
         self, levels: Any, *, groups: Sequence[str] | None = None, weights: Sequence[float] | None = None
     ) -> list[int]:
-        """Adds levels during a run, and returns their ids; they are drawn before any other level.
+        """Adds levels during a run, and returns their ids. They are drawn before any other level.
 
         Processes that :meth:`share` the levels add the same ones, at the same time.
 
         Args:
             levels: Objects for the :class:`LevelSet`, which gets them, or ids that were never levels before.
             groups: Group of each object, if the set has groups.
-            weights: Weight of each object, if the set has weights; 1 if absent.
+            weights: Weight of each object, if the set has weights, 1 if absent.
 
         Raises:
-            ValueError: the set is unbounded, or cannot take these levels. Nothing is added.
+            ValueError: The set is unbounded, or cannot take these levels. Nothing is added.
         """
         self.check_process()
         if self.known is None:
@@ -97,7 +98,7 @@ class LevelSelector(SeededStateful, ABC):
         Processes that :meth:`share` the levels retire the same ones, at the same time.
 
         Raises:
-            ValueError: unknown ids, or all levels, or an unbounded set.
+            ValueError: Unknown ids, or all levels, or an unbounded set.
         """
         self.check_process()
         if self.known is None:
@@ -127,12 +128,12 @@ class LevelSelector(SeededStateful, ABC):
         return f"{type(self).__name__}({known}, {len(self)} with a score, {self.episodes} episodes)"
 
     def next_level(self, actor: Actor) -> int:
-        """Chooses the level of an actor's next episode; the staleness of all levels grows by one.
+        """Chooses the level of an actor's next episode. The staleness of all levels grows by one.
 
         ``actor`` is the number or name of an environment that plays one episode at a time.
 
         Raises:
-            RuntimeError: this selector is a copy in another process, see :meth:`claim`.
+            RuntimeError: This selector is a copy in another process, see :meth:`claim`.
         """
         self.check_process()
         actor = checked_actor(actor)
@@ -144,7 +145,7 @@ class LevelSelector(SeededStateful, ABC):
         return level_id
 
     def claim(self) -> None:
-        """Allows the use of a copy in this process; call it only if the whole run is in this process.
+        """Allows the use of a copy in this process. Call it only if the whole run is in this process.
 
         If a fork or a pickle brings a selector to another process, the copy refuses to choose levels and to learn.
         Copies beside environments in several processes would all play the same levels, and would receive no scores.
@@ -174,22 +175,22 @@ class LevelSelector(SeededStateful, ABC):
         divides: bool = True,
         process_group: Any = None,
     ) -> Ranks:
-        """Makes these levels one set for all processes that train together; returns what it found.
+        """Makes these levels one set for all processes that train together, and returns what it found.
 
-        Each process calls this method, with levels of its own built from the same set. All take over the state of
+        Each process calls this method, with its own levels built from the same set. All take over the state of
         rank 0. From then on, :meth:`next_levels` draws one batch for all and returns the part of this process, and
         :meth:`record` and :meth:`abandon_levels` gather what all processes give. Each process must make these calls
         equally often. Without ``torch.distributed``, give all of them to each process yourself.
 
         Args:
-            rank: Number of this process; that of ``torch.distributed`` if absent.
+            rank: Number of this process. If absent, ``torch.distributed`` gives the number.
             world_size: Number of processes. With ``rank=0, world_size=1`` the levels belong to this process alone.
             divides: Whether a process gets its part of a batch, and not the whole batch, which the trainer divides.
-            process_group: Processes of ``torch.distributed`` that share the levels; ``None`` for all.
+            process_group: Processes of ``torch.distributed`` that share the levels, or ``None`` for all.
 
         Raises:
-            ValueError: the levels of the processes are not the same set.
-            RuntimeError: several processes were started and are not connected.
+            ValueError: The levels of the processes are not the same set.
+            RuntimeError: Several processes were started and are not connected.
         """
         self.ranks = Ranks.find(rank, world_size, divides, process_group)
         if self.ranks.is_connected:  # A launcher may have brought the levels here by a pickle.
@@ -198,7 +199,7 @@ class LevelSelector(SeededStateful, ABC):
         return self.ranks
 
     def synchronize(self) -> None:
-        """Takes over the state of rank 0 in all processes that share these levels; each must call it."""
+        """Takes over the state of rank 0 in all processes that share these levels. Each must call it."""
         ranks = self._own_ranks
         if not ranks.is_connected:
             return
@@ -226,18 +227,19 @@ class LevelSelector(SeededStateful, ABC):
         return self.ranks
 
     def next_levels(self, count: int, *, replace: bool = False) -> Tensor:
-        """Draws the levels of a batch, int64 ``[count]``, for no actor; they are in flight until :meth:`record`.
+        """Draws the levels of a batch, int64 ``[count]``, for no actor. They are in flight until :meth:`record`.
 
         Every draw is one more episode. With ``replace`` levels are drawn one after the other as by :meth:`next_level`,
-        and may come twice. Without it each is drawn by the probabilities before the batch from those not drawn yet,
-        in time linear in the number of levels with a score; where too few are left, levels in flight too.
+        and may come twice. Without it each is drawn by the probabilities before the batch from the levels not drawn
+        yet. This takes time linear in the number of levels with a score. If too few are left, levels in flight are
+        drawn too.
 
         Of levels that processes :meth:`share`, ``count`` is the number for one process. A draw that nobody recorded
         ends as ``expire_after`` says.
 
         Raises:
-            ValueError: without ``replace``, more levels than there are; episodes that are not learned from (``editor``,
-                ``train_on_new_levels=False``), which only actors can tell apart.
+            ValueError: Without ``replace``, more levels than there are, or episodes that are not learned from
+                (``editor``, ``train_on_new_levels=False``), which only actors can tell apart.
         """
         ranks = self._own_ranks
         checked_count("count", count, of="levels")
@@ -274,19 +276,19 @@ class LevelSelector(SeededStateful, ABC):
             )
 
     def record(self, level_id: object, score: object = None, *, outcomes: object = None) -> Any:
-        """Ends draws by :meth:`next_levels`; baselines use no scores."""
+        """Ends draws by :meth:`next_levels`. Baselines use no scores."""
         self.check_process()
         self.abandon_levels(level_id)
 
     def abandon_levels(self, level_id: object) -> None:
-        """Ends draws by :meth:`next_levels` that get no score, as those of a lost batch: of each level the oldest."""
+        """Ends draws by :meth:`next_levels` that get no score, as after a lost batch: of each level the oldest."""
         parts = self._own_ranks.gather(lambda: self.checked_ids(level_id))
         for one in dict.fromkeys(itertools.chain.from_iterable(parts)):
             if self.is_level(one):
                 self.end_draw(one)
 
     def end_draw(self, level_id: int, batch: int | None = None) -> None:
-        """Ends the draw of a level in the batch that began with this episode; ``None``: in its oldest one.
+        """Ends the draw of a level in the batch that began with this episode, or with ``None`` in its oldest one.
 
         :meta private:
         """
@@ -304,7 +306,7 @@ class LevelSelector(SeededStateful, ABC):
         return self.known is None or level_id in self.known.members
 
     def checked_ids(self, level_id: object) -> list[int]:
-        """Returns ids ``[n]``, retired ones included; ``TypeError`` for no integers, ``ValueError`` for unknown ones.
+        """Returns ids ``[n]``, retired ones included. ``TypeError`` for no integers, ``ValueError`` for unknown ones.
 
         :meta private:
         """
@@ -331,7 +333,7 @@ class LevelSelector(SeededStateful, ABC):
     def _next(self, actor: Actor) -> int: ...
 
     def start(self, actor: Actor, level_id: int) -> None:
-        """Begins an episode on a level that was chosen elsewhere; it counts like any other."""
+        """Begins an episode on a level that was chosen elsewhere. It counts like any other."""
         self.check_process()
         self._play(checked_actor(actor), self.checked(level_id))
 
@@ -339,7 +341,7 @@ class LevelSelector(SeededStateful, ABC):
     def _play(self, actor: Actor, level_id: int) -> None: ...
 
     def checked(self, level_id: int) -> int:
-        """Returns the id of one of the levels; raises ``ValueError`` for other ids.
+        """Returns the id of one of the levels, or raises ``ValueError`` for other ids.
 
         :meta private:
         """
@@ -353,7 +355,7 @@ class LevelSelector(SeededStateful, ABC):
         return self.known is not None and level_id in self.known.retired
 
     def check_held_out(self, level_ids: Iterable[int]) -> None:
-        """Refuses levels that are trained on; of an unbounded set none is known beforehand to be.
+        """Refuses levels that are trained on. Of an unbounded set none is known beforehand to be.
 
         :meta private:
         """
@@ -362,32 +364,32 @@ class LevelSelector(SeededStateful, ABC):
             raise ValueError(f"{len(both)} of held_out_levels are trained on, as {both[:3]}; give others, or how many")
 
     def update(self, actor: Actor, level_id: int, steps: TensorDictBase, episode_done: bool) -> float | None:
-        """Scores steps of a level with the learner's values; a long episode may come in several pieces.
+        """Scores steps of a level with the learner's values. A long episode may come in several pieces.
 
-        The steps belong to the actor's oldest active episode on this level. Two actors on one level do not interfere;
-        both episodes count, and the later score is kept.
+        The steps belong to the actor's oldest active episode on this level. Two actors on one level do not interfere.
+        Both episodes count, and the later score is kept.
 
         Args:
             actor: Actor that made the steps.
             level_id: Id of the level that the steps were made on.
-            steps: TensorDict ``[T]``, T at least 1: ``state_value``, ``logits`` where the score needs them, ``("next",
+            steps: TensorDict ``[T]``, T at least 1: ``state_value``, ``logits`` if the score needs them, ``("next",
                 "reward" | "state_value" | "terminated" | "truncated" | "done")``, each ``[T]`` or ``[T, 1]``.
-            episode_done: Whether the episode ended with the last step; equals its ``done``.
+            episode_done: Whether the episode ended with the last step. It equals its ``done``.
 
         Returns:
             The level's new score, if the episode is done and scored.
 
         Raises:
-            TypeError: steps that are not a TensorDict.
-            ValueError: the actor does not play this level; no steps, NaN, or steps of several episodes; a score that is
-                not finite. Then, and if the score function fails, nothing is changed.
+            TypeError: Steps that are not a TensorDict.
+            ValueError: The actor does not play this level, there are no steps, NaN, or steps of several episodes, or
+                the score is not finite. Then, and if the score function fails, nothing is changed.
         """
         segment = Segment(steps, episode_done)  # checked as a whole before anything is learned from it
         episode = self.running.oldest(actor, level_id, segment.length)
         return self.learn_all([(actor, episode, segment, episode_done)])[0]
 
     def _learn(self, episode: ActiveEpisode, segment: Segment, is_done: bool) -> float | None:
-        return None  # scores nothing by default; an override raises before anything is changed
+        return None  # scores nothing by default, and an override raises before anything is changed
 
     def learn_all(self, learned: Sequence[tuple[Actor, ActiveEpisode, Segment, bool]]) -> list[float | None]:
         """As :meth:`update` one by one, of checked segments, and of each whether its episode is done.
@@ -414,8 +416,8 @@ class LevelSelector(SeededStateful, ABC):
         """Turns non-zero partial scores of unfinished episodes into scores, and resets them.
 
         The released code of the paper does so after every policy update, so that an episode over three rollouts gets
-        three; the paper itself joins the pieces, which is what happens if this is never called. A partial score of
-        exactly 0 changes no score, and a level without one remains new; its steps are dropped too.
+        three. The paper itself joins the pieces, which happens if this is never called. A partial score of exactly 0
+        changes no score, and a level without one remains new. Its steps are dropped too.
         """
 
     def trains_on(self, actor: Actor, level_id: int) -> bool:
@@ -441,7 +443,7 @@ class LevelSelector(SeededStateful, ABC):
         return len(episodes)
 
     def probabilities(self) -> TensorDict:
-        """Returns the replay distribution over the levels with a score, ``[L]``; all others have probability 0.
+        """Returns the replay distribution over the levels with a score, ``[L]``. All others have probability 0.
 
         ``level_id`` int64, ``probability`` float64, ``score`` float64, ``staleness`` int64 in episodes.
         """
@@ -463,10 +465,11 @@ class LevelSelector(SeededStateful, ABC):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """State as tensors and plain values; after :meth:`load_state_dict` the next choices are the same.
+        """State as tensors and plain values. After :meth:`load_state_dict` the next choices are the same.
 
-        Active episodes are kept. Where environments start new episodes on resuming, first let every actor choose, then
-        drop the old ones with :meth:`abandon_all_but_newest`: the choices then equal those of an uninterrupted run.
+        Active episodes are kept. If environments start new episodes on resuming, first let every actor choose, then
+        drop the old ones with :meth:`abandon_all_but_newest`: the choices then equal the choices of an uninterrupted
+        run.
         """
         return {
             "version": _FORMAT,
@@ -482,7 +485,7 @@ class LevelSelector(SeededStateful, ABC):
         The set may have grown since the save, or have lost levels: ids decide, or the names of a :class:`LevelSet`.
 
         Raises:
-            ValueError: the state is of another format, another class or other levels; nothing is changed.
+            ValueError: The state is of another format, another class, or other levels. Nothing is changed.
         """
         before = self.state_dict()
         kind = before["kind"]
@@ -528,7 +531,7 @@ class LevelSelector(SeededStateful, ABC):
         write_state(path, self.state_dict(), of=type(self).__name__)
 
     def load(self, path: str | Path) -> None:
-        """Reads what :meth:`save` wrote; raises ``FileNotFoundError``, ``DamagedFileError`` and ``ValueError``."""
+        """Reads what :meth:`save` wrote. Raises ``FileNotFoundError``, ``DamagedFileError``, and ``ValueError``."""
         load_state(path, self.load_state_dict)
 
 
@@ -544,10 +547,10 @@ def update_rollout(
         rollout: ``[actors, T]`` with the keys of :meth:`LevelSelector.update`. If the score is your own function or
             class, it receives all keys. Other scores ignore the other keys.
         level_id: int64 ``[actors, T]`` or ``[actors, T, 1]``: the level under which each step's observation was made.
-        actors: Names of the actors; 0, 1, 2, ... if absent.
+        actors: Names of the actors, or 0, 1, 2, ... if absent.
 
     Raises:
-        ValueError: shapes that do not fit, a level that changes within an episode, or what ``update`` refuses.
+        ValueError: Shapes that do not fit, a level that changes within an episode, or what ``update`` refuses.
     """
     steps, cut = _cut(rollout, level_id, actors, all_columns=levels.reads_all_columns)
     remaining = {actor: levels.running.of(actor)[:] for actor, *_ in cut}
@@ -572,7 +575,7 @@ def segments(
 ) -> Iterator[tuple[Actor, int, TensorDictBase, bool]]:
     """Yields actor, level, steps ``[T']`` and whether the episode is done, for every piece of an episode in a rollout.
 
-    Arguments and errors are those of :func:`update_rollout`. The steps have all columns, on the CPU.
+    Arguments and errors are as in :func:`update_rollout`. The steps have all columns, on the CPU.
     """
     steps, cut = _cut(rollout, level_id, actors, all_columns=True)
     for actor, level, place, done in cut:

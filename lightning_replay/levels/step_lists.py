@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps of a level vector as lists, for loops whose vectors step environments in processes of their own."""
+"""Steps of a level vector as lists, for loops whose vectors step environments in other processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lightning_replay.options import check_kind
 class StepLists:
     """Steps of a level vector as lists with an entry for each environment, as torch-ac's ``ParallelEnv`` returns them.
 
-    torch-ac steps environments in processes of their own, which cannot choose levels. Build the vector by
+    torch-ac steps environments in other processes, which cannot choose levels. Build the vector by
     ``make_level_vector(..., asynchronous=True)``: it has such processes, and the process that trains chooses. Then set
     ``algo.env`` and ``algo.obs``, see the page on migrating.
 
@@ -44,12 +44,12 @@ class StepLists:
         self._steps: list[list[np.ndarray]] = []  # Level, reward, and flags of each step, [num_envs] each.
 
     def reset(self) -> list[Any]:
-        """Begins an episode on a drawn level everywhere; returns the observations."""
+        """Begins an episode on a drawn level everywhere, and returns the observations."""
         self._steps = []
         return [*iterate(self.envs.observation_space, self.envs.reset()[0])]
 
     def step(self, actions: Sequence[Any] | np.ndarray) -> tuple[list[Any], ...]:
-        """Takes a step; returns observations, rewards, ``terminated``, ``truncated``, and infos."""
+        """Takes a step, and returns observations, rewards, ``terminated``, ``truncated``, and infos."""
         observations, *results, infos = self.envs.step(np.asarray(actions))
         self._steps.append([infos["step_level_id"], *map(np.copy, results)])
         each = [of_rows(infos, np.arange(self.envs.num_envs) == row) for row in range(self.envs.num_envs)]
@@ -66,7 +66,7 @@ class StepLists:
             TensorDict ``[num_envs, T]`` with ``level_id``. At a truncated end the next value is the value before it.
 
         Raises:
-            ValueError: No steps, or values of another number of steps or environments; the steps are kept.
+            ValueError: No steps, or values of another number of steps or environments. The steps are kept.
         """
         if not self._steps:
             raise ValueError("no step was taken since the last rollout; call step() first")

@@ -23,9 +23,9 @@ class LevelStream:
 
     Args:
         levels: Buffer of a :class:`LevelSet`, which has the first objects of the source.
-        source: Objects that follow those of the set, an iterable in a fixed order.
-        num_new: Number of levels without a score that are kept ready; at least that of a batch.
-        capacity: Largest number of levels with a score. The least likely of more are retired, never those in flight;
+        source: Objects that follow the objects of the set, an iterable in a fixed order.
+        num_new: Number of levels without a score that are kept ready, at least as many as a batch needs.
+        capacity: Largest number of levels with a score. The least likely of more are retired, never those in flight.
             ``None`` keeps all.
 
     Raises:
@@ -56,7 +56,7 @@ class LevelStream:
         self._source: Iterator[Any] = iter(source)
 
     def top_up(self) -> list[int]:
-        """Adds levels until ``num_new`` have no score, or the source ends; returns their ids."""
+        """Adds levels until ``num_new`` have no score, or the source ends, and returns their ids."""
         levels = self.levels
         missing = self.num_new - (levels.num_unseen or 0)
         new = [*itertools.islice(self._source, max(missing, 0))]
@@ -73,7 +73,7 @@ class LevelStream:
         return added
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns how many objects were read; the levels have a state of their own."""
+        """Returns how many objects were read. The levels have a separate state."""
         assert self.levels.levels is not None
         return {"objects": len(self.levels.levels)}
 
@@ -81,7 +81,7 @@ class LevelStream:
         """Reads the objects again that were read before the save. Load the levels after it.
 
         Raises:
-            ValueError: the source ends before.
+            ValueError: The source ends before.
         """
         known = self.levels.levels
         assert known is not None

@@ -91,7 +91,7 @@ class LevelTable:
         return self._rows.get(level_id, REFUSED)
 
     def place(self, level_id: int, score: float, timestamp: int, capacity: int) -> tuple[int, int | None]:
-        """Sets the score of a level begun in episode ``timestamp``; returns its row (-1: refused), and the evicted."""
+        """Sets the score of a level begun in episode ``timestamp``. Returns its row (-1: refused), and the evicted."""
         row = self._rows.get(level_id)
         if row is not None:
             # Another actor may have begun the level since this episode did.
@@ -143,12 +143,12 @@ class LevelTable:
         return np.fromiter(map(self._rows.get, level_ids, repeat(REFUSED)), np.int64)
 
     def rows_among(self, level_ids: Iterable[int]) -> np.ndarray:
-        """Returns the rows of those of the levels that have one."""
+        """Returns the rows of the levels among these that have one."""
         rows = self.rows_of(level_ids)
         return rows[rows != REFUSED]
 
     def place_all(self, level_ids: list[int], rows: np.ndarray, scores: np.ndarray, started: np.ndarray) -> list[int]:
-        """Sets scores ``[n]`` of different levels, in further rows where ``rows`` is -1; returns those levels."""
+        """Sets scores ``[n]`` of different levels, in further rows if ``rows`` is -1, and returns those levels."""
         is_new = rows == REFUSED
         new = list(itertools.compress(level_ids, is_new))
         added = range(self._count, self._count + len(new))
@@ -164,7 +164,7 @@ class LevelTable:
         self._is_behind |= changes > 1 and 16 * changes > self._count  # a change takes as long as 16 rows of a new tree
 
     def put_all(self, rows: np.ndarray, scores: np.ndarray, timestamps: np.ndarray) -> None:
-        """As :meth:`put` one by one, of different rows, those that are added in their order."""
+        """As :meth:`put` one by one, of different rows. Added rows keep their order."""
         self.defer(len(rows))
         if len(rows) <= 1 or not self._is_behind:
             for row, score, timestamp in zip(rows.tolist(), scores.tolist(), timestamps.tolist(), strict=True):
@@ -184,20 +184,20 @@ class LevelTable:
             self._generations = np.resize(self._generations, size)
 
     def begin_episode(self, row: int = REFUSED) -> int:
-        """Counts an episode, on the level of ``row`` if it has one, which then has staleness 0; returns its number."""
+        """Counts an episode, on the level of ``row`` if it has one, which then has staleness 0. Returns its number."""
         self.episodes += 1
         if row != REFUSED:
             self.put(row, float(self._scores[row]), self.episodes)
         return self.episodes
 
     def clear(self) -> None:
-        """Removes all levels; the number of episodes stays."""
+        """Removes all levels. The number of episodes stays."""
         state = self.state_dict()
         self.load_state_dict(state | {key: state[key][:0] for key in ("score", "timestamp", "generation")})
         self.level_ids, self._rows = [], {}
 
     def remove(self, level_ids: Collection[int]) -> None:
-        """Removes the rows of levels; the others keep their order."""
+        """Removes the rows of levels. The others keep their order."""
         rows = self.rows_among(level_ids)
         if not len(rows):
             return
@@ -213,7 +213,7 @@ class LevelTable:
         self._concentration = ReplayConcentration(self._order)
 
     def least_probable(self) -> int:
-        """Returns the row of least replay probability; of equal rows, the lowest score.
+        """Returns the row of least replay probability, and of equal rows, the lowest score.
 
         :meta private:
         """
@@ -222,20 +222,20 @@ class LevelTable:
         return int(least[np.argmin(self.scores[least])])  # equal scores: the lowest row
 
     def draw_all(self, count: int, in_flight: Collection[int] = ()) -> np.ndarray:
-        """Draws ``count`` different rows, int64 ``[count]``, as one by one, and those of probability 0 last."""
+        """Draws ``count`` different rows, int64 ``[count]``, as one by one, and rows of probability 0 last."""
         least = np.full(self._count, 1e-200)
         least[self.rows_among(in_flight)] = 1e-300  # the very last
         return draw_different(np.maximum(self.probabilities(in_flight), least), count, self.generator)
 
     def draw(self, in_flight: Collection[int] = ()) -> int:
-        """Draws a row; levels ``in_flight`` are drawn only for their staleness."""
+        """Draws a row. Levels ``in_flight`` are drawn only for their staleness."""
         if self._count == 0:
             raise RuntimeError("no level has a score yet, so none can be replayed; play new levels first")
         self._catch_up()
         # A mixture of two draws: by staleness with this probability, else by score.
         if self.staleness_weight > 0.0 and uniform(self.generator) < self.staleness_weight:
             total = int(self.episodes * self._count - self._sums.total)
-            # In integers, without rounding; uniform while no level is stale.
+            # In integers, without rounding, and uniform while no level is stale.
             drawn = int(torch.randint(total or self._count, (), generator=self.generator, device="cpu"))
             row = self._sums.find_below(self.episodes, self._count, drawn) if total else drawn
         elif in_flight or self.weights is not None:
@@ -269,7 +269,7 @@ class LevelTable:
         return by_score
 
     def probabilities(self, in_flight: Collection[int] = ()) -> np.ndarray:
-        """Returns the replay probability of each row, float64 ``[L]``; by score levels ``in_flight`` have none."""
+        """Returns the replay probability of each row, float64 ``[L]``. By score, levels ``in_flight`` have none."""
         if self._count == 0:
             return np.zeros(0)
         by_score = self._by_score(in_flight)
@@ -310,7 +310,7 @@ class LevelTable:
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores :meth:`state_dict`; trees are built before the next draw."""
+        """Restores :meth:`state_dict`. Trees are built before the next draw."""
         self.episodes, self.dropped = int(state_dict["episodes"]), int(state_dict["dropped"])
         self._scores = state_dict["score"].cpu().numpy().astype(np.float64)
         self._timestamps = state_dict["timestamp"].cpu().numpy().astype(np.int64)
@@ -356,7 +356,7 @@ def different_places(count: int, drawn: int, generator: torch.Generator) -> list
 
 
 def draw_different(weights: np.ndarray, count: int, generator: torch.Generator) -> np.ndarray:
-    """Draws ``count`` different places in proportion to weights above 0, as one by one from those that are left."""
+    """Draws ``count`` different places in proportion to weights above 0, as one by one from the places left."""
     # The first of exponential waiting times come in that order (Efraimidis and Spirakis 2006, "Weighted random
     # sampling with a reservoir").
     times = torch.empty(len(weights), dtype=torch.float64, device="cpu").exponential_(generator=generator).numpy()

@@ -33,7 +33,7 @@ _inlined = njit(inline="always")
 
 
 class LeavingOrder:
-    """A flat tree of minima over ``capacity`` slots, which finds the slot that is evicted first; on the CPU.
+    """A flat tree of minima over ``capacity`` slots, which finds the slot that is evicted first, on the CPU.
 
     The lowest priority comes first, and the oldest of equal rows. The key of a slot is one int64: its float32 priority
     is the upper half, and its arrival the lower half. So keys compare by priority and then by age, and all keys differ.
@@ -44,7 +44,7 @@ class LeavingOrder:
         counts = [_rounded_up(capacity)]
         while len(counts) == 1 or counts[-1] > WIDEST_TOP:
             counts.append(_rounded_up(counts[-1] // _FAN_OUT))
-        #: All levels one after the other, int64; the keys of the slots come first.
+        #: All levels one after the other, int64. The keys of the slots come first.
         self.nodes: np.ndarray = np.full(sum(counts), _ABSENT)
         #: Place in ``nodes`` at which each level begins, and the end of the last level.
         self.starts: np.ndarray = np.cumsum([0, *counts])
@@ -64,7 +64,7 @@ class LeavingOrder:
         self.write(slots, key_of(priority, arrival))
 
     def set(self, slots: np.ndarray, priority: np.ndarray) -> None:
-        """Sets priorities of rows that keep their arrival; the last of several priorities for one slot counts."""
+        """Sets priorities of rows that keep their arrival. The last of several priorities for one slot counts."""
         self.write(slots, key_of(priority, self.arrival(slots)))
 
     def remove(self, slots: np.ndarray) -> None:
@@ -91,7 +91,7 @@ class LeavingOrder:
         return self.nodes[slots] & ARRIVALS
 
     def write(self, slots: np.ndarray, keys: np.ndarray) -> None:
-        """Sets keys, int64 ``[n]``, as :func:`key_of` returns them; the last of several keys for one slot counts."""
+        """Sets keys, int64 ``[n]``, as :func:`key_of` returns them. The last of several keys for one slot counts."""
         self.nodes[slots] = keys  # NumPy writes in order.
         for below, level in zip(self._levels[:-1], self._levels[1:], strict=True):
             slots = slots >> _SHIFT
@@ -164,9 +164,10 @@ def _set(slot, key, nodes, starts):  # type: ignore[no-untyped-def]
 
 @compiled
 def evict_lowest(bits, begin, first_arrival, always_admits, ties_enter, slots, nodes, starts):  # type: ignore[no-untyped-def]
-    """Gives ``slots``, int64 ``[M]``, to the rows from ``begin`` on that enter one by one; returns how many did.
+    """Gives ``slots``, int64 ``[M]``, to the rows from ``begin`` on that enter one by one, and returns how many did.
 
-    ``bits`` are those of their float32 priorities, int32 ``[M]``; ``nodes`` and ``starts`` of a :class:`LeavingOrder`.
+    ``bits`` are the bits of their float32 priorities, int32 ``[M]``. ``nodes`` and ``starts`` are of a
+    :class:`LeavingOrder`.
     """
     lowest, slot = _lowest(nodes, starts)
     evicted = 0
@@ -187,7 +188,7 @@ def evict_lowest(bits, begin, first_arrival, always_admits, ties_enter, slots, n
 
 
 class Factors(NamedTuple):
-    """Surprise, on-policyness, and the priority of both, float32 ``[n]`` each; a surprise of NaN is unknown."""
+    """Surprise, on-policyness, and the priority of both, float32 ``[n]`` each. A surprise of NaN is unknown."""
 
     surprise: np.ndarray
     on_policyness: np.ndarray
@@ -233,7 +234,7 @@ class RetainedRows:
         self._rule = rule
         self.generator: torch.Generator = generator
         self._chances = PriorityTree(capacity) if rule.is_stochastic else None
-        self.surprise: np.ndarray = np.empty(capacity, dtype=np.float32)  # Each row has its latest; NaN is unknown.
+        self.surprise: np.ndarray = np.empty(capacity, dtype=np.float32)  # Each row has its latest. NaN is unknown.
         # The on-policyness is needed again if a schedule changes the priorities.
         self._on_policyness = np.ones(capacity * (rule.schedule is not None), dtype=np.float32)
         # Feedback for a row is counted if it discounts the priority.
@@ -258,7 +259,7 @@ class RetainedRows:
         return priority
 
     def offer(self, factors: Factors, first_arrival: int, always_admits: bool) -> Decisions:
-        """Decides on new rows ``[M]``, one after the other; the arrivals are numbered from ``first_arrival`` on."""
+        """Decides on new rows ``[M]``, one after the other. The arrivals are numbered from ``first_arrival`` on."""
         priority = self._first_priorities(factors, slice(None))
         count = len(priority)
         slots = np.full(count, -1)
@@ -287,8 +288,8 @@ class RetainedRows:
     ) -> tuple[int, np.ndarray] | None:
         """Decides on the new row at place ``row`` of ``factors``, which evicts rows until no frame is ``lacking``.
 
-        Returns the slot of the row, and the slots whose rows left; ``None`` if the row is refused. Unless it was free,
-        the slot of the row is also among the slots whose rows left.
+        Returns the slot of the row, and the slots whose rows left, or ``None`` if the row is refused. Unless it was
+        free, the slot of the row is also among the slots whose rows left.
         """
         priority = self._first_priorities(factors, slice(row, row + 1))
         candidate = int(key_of(priority, np.array([arrival]))[0]) >> ARRIVAL_BITS
@@ -363,7 +364,7 @@ class RetainedRows:
         return np.delete(slots, self._holes) if self._holes else slots
 
     def update(self, slots: np.ndarray, factors: Factors) -> None:
-        """Sets the factors of stored rows; the last of several factors for one slot counts."""
+        """Sets the factors of stored rows. The last of several factors for one slot counts."""
         if len(self._draws):
             np.add.at(self._draws, slots, 1)
         priority = self._discounted(slots, factors.priority)
@@ -375,7 +376,7 @@ class RetainedRows:
             self._on_policyness[slots] = factors.on_policyness
 
     def recompute(self) -> None:
-        """Computes all priorities again by the rule; rows of unknown surprise get the largest of the others."""
+        """Computes all priorities again by the rule. Rows of unknown surprise get the largest of the others."""
         slots = self.stored()
         surprise, weight = (torch.from_numpy(column[slots]) for column in (self.surprise, self._on_policyness))
         priority = self._discounted(slots, self._rule.priority(surprise, weight).numpy())
@@ -386,7 +387,7 @@ class RetainedRows:
             self.order.set(slots, self._known(priority))
 
     def renumber(self) -> int:
-        """Renumbers arrivals in their order from 0 on; returns the next number."""
+        """Renumbers arrivals in their order from 0 on, and returns the next number."""
         slots = self.stored()
         rank = np.empty(len(slots), dtype=np.int64)
         rank[np.argsort(self.order.arrival(slots))] = np.arange(len(slots))

@@ -14,7 +14,7 @@ from lightning_replay.schedules import Constant, Schedule, checked_schedule
 
 
 class RetentionRule:
-    """Retention priorities for :class:`~lightning_replay.writers.RetentionWriter`; the lowest row is evicted.
+    """Retention priorities for :class:`~lightning_replay.writers.RetentionWriter`. The lowest row is evicted.
 
     Attributes:
         always_admits: Whether a candidate enters a full buffer even if its priority is the lowest.
@@ -23,8 +23,8 @@ class RetentionRule:
         weighs_actions: Whether feedback may have ``action_values`` and ``action``.
         needs_actions: Whether feedback without them is refused.
         is_stochastic: Whether the victim is drawn, in proportion to :meth:`chance`.
-        surprise_exponent: Exponent of the surprise in the priority; ``None`` if there is none.
-        draw_discount: Factor of the priority for each feedback for the row; 1 changes nothing.
+        surprise_exponent: Exponent of the surprise in the priority, or ``None`` if there is none.
+        draw_discount: Factor of the priority for each feedback for the row. 1 changes nothing.
     """
 
     always_admits = takes_surprise = learns = needs_actions = weighs_actions = is_stochastic = False
@@ -35,7 +35,7 @@ class RetentionRule:
         pass  # The constructor of object takes any arguments. This one makes a rebuildable rule refuse them by name.
 
     def first_priority(self, rows: TensorDictBase) -> Tensor | None:
-        """Returns priorities ``[M]`` of new rows; ``None`` if priorities depend on surprise or feedback."""
+        """Returns priorities ``[M]`` of new rows, or ``None`` if priorities depend on surprise or feedback."""
         return None
 
     def on_policyness(self, action_values: Tensor, action: Tensor) -> Tensor:
@@ -52,11 +52,11 @@ class RetentionRule:
 
     @property
     def schedule(self) -> Schedule | None:
-        """Schedule that changes the priorities of stored rows; ``None`` if there is none."""
+        """Schedule that changes the priorities of stored rows, or ``None`` if there is none."""
         return None
 
     def follow(self, value: float) -> bool:
-        """Sets the present value of :attr:`schedule`; returns whether priorities change."""
+        """Sets the present value of :attr:`schedule`, and returns whether priorities change."""
         return False
 
 
@@ -81,7 +81,7 @@ class _Surprising(RetentionRule):
 
     @property
     def schedule(self) -> Schedule | None:
-        """Schedule of the exponent; ``None`` for a constant."""
+        """Schedule of the exponent, or ``None`` for a constant."""
         return None if isinstance(self._schedule, Constant) else self._schedule
 
     def follow(self, value: float) -> bool:
@@ -116,7 +116,7 @@ class _Weighing:
 
 
 class _WeighingAlone(_Weighing, RetentionRule):
-    """Rules without surprise; the on-policyness of new rows is 1, because the present policy chose their actions."""
+    """Rules without surprise. The on-policyness of new rows is 1, because the present policy chose their actions."""
 
     learns = needs_actions = True
 
@@ -131,15 +131,15 @@ class _WeighingAlone(_Weighing, RetentionRule):
 
 @rebuildable
 class SurpriseOnPolicyness(_Weighing, _Surprising):
-    """The rule of the paper: surprise times on-policyness; the lowest row leaves, and it may be the candidate.
+    """The rule of the paper: surprise times on-policyness. The lowest row leaves, and it may be the candidate.
 
     Feedback without ``action_values`` counts as on-policyness 1, so that only surprise decides.
 
     Args:
         q_inverse_temperature: Inverse temperature β, which multiplies Q inside the softmax. With 0, only surprise
             decides.
-        greedy_epsilon: On-policyness of actions that are not greedy, in place of the softmax; slightly worse.
-        surprise_exponent: Exponent of the surprise; a schedule anneals all stored priorities.
+        greedy_epsilon: On-policyness of actions that are not greedy, in place of the softmax. It is slightly worse.
+        surprise_exponent: Exponent of the surprise. A schedule anneals all stored priorities.
         draw_discount: Factor in (0, 1] by which each reported TD error multiplies the priority of its row. Rows with
             irreducible error therefore leave after some draws. 1 is the rule of the paper. docs/retention.md shows
             measurements of 0.9.
@@ -161,7 +161,7 @@ class SurpriseOnly(_Surprising):
     """The ablation without on-policyness: ``action_values`` are ignored.
 
     Args:
-        surprise_exponent: Exponent of the surprise; it does not change the order of stored rows.
+        surprise_exponent: Exponent of the surprise. It does not change the order of stored rows.
         draw_discount: Factor for each draw, see :class:`SurpriseOnPolicyness`.
     """
 
@@ -200,7 +200,7 @@ class SmallestReturnLeaves(RetentionRule):
     always_admits = True
 
     def first_priority(self, rows: TensorDictBase) -> Tensor | None:
-        """Returns the rewards; raises ``ValueError`` unless each row has one number that is not NaN.
+        """Returns the rewards, or raises ``ValueError`` unless each row has one number that is not NaN.
 
         :meta private:
         """
@@ -216,13 +216,13 @@ class SmallestReturnLeaves(RetentionRule):
 
 @rebuildable
 class StochasticSurprise(RetentionRule):
-    """The victim is drawn in proportion to ``(1 / (abs(td_error) + offset)) ** exponent``; candidates always enter.
+    """The victim is drawn in proportion to ``(1 / (abs(td_error) + offset)) ** exponent``. Candidates always enter.
 
     Feedback is the surprise, which is the squared TD error, so this rule takes its square root.
 
     Args:
-        exponent: Exponent α; 0 draws victims uniformly.
-        offset: Offset ε, positive; the paper gives neither number.
+        exponent: Exponent α. 0 draws victims uniformly.
+        offset: Offset ε, positive. The paper gives neither number.
     """
 
     always_admits = takes_surprise = learns = is_stochastic = True
@@ -238,10 +238,10 @@ class StochasticSurprise(RetentionRule):
 
 @rebuildable
 class StochasticExploration(_WeighingAlone):
-    """The victim is drawn in proportion to ``on_policyness ** exponent``: rare actions stay; candidates always enter.
+    """The victim is drawn in proportion to ``on_policyness ** exponent``: rare actions stay. Candidates always enter.
 
     Args:
-        exponent: Exponent α; the paper gives no number.
+        exponent: Exponent α. The paper gives no number.
         q_inverse_temperature: Inverse temperature β, which multiplies Q inside the softmax.
     """
 

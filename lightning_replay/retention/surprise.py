@@ -28,7 +28,7 @@ def kl_divergence(target: Tensor, log_probability: Tensor) -> Tensor:
     The result KL(target || prediction), ``[...]``, is not negative and never clipped. It is 0 if both agree.
 
     Args:
-        target: Probabilities ``[..., atoms]``; an atom of probability 0 adds nothing.
+        target: Probabilities ``[..., atoms]``. An atom of probability 0 adds nothing.
         log_probability: Logarithms of the predicted probabilities, ``[..., atoms]``.
 
     Example:
@@ -87,8 +87,8 @@ def distributional_surprise(
     Args:
         log_probability: Logarithms of the predicted probabilities of the action taken, ``[B, N]``.
         next_probability: Probabilities that the target network gives the best next action, ``[B, N]``.
-        reward, discount, support: Arguments of :func:`categorical_projection`; over n steps, the sum and the power of
-            γ.
+        reward, discount, support: Arguments of :func:`categorical_projection`. Over n steps, they are the sum and the
+            power of γ.
         measure: :func:`kl_divergence`, as in the paper, or :func:`cross_entropy`.
 
     Returns:
@@ -146,7 +146,7 @@ def on_policyness(action_values: Tensor, action: Tensor, *, q_inverse_temperatur
     Args:
         action_values: Values Q ``[B, A]``, ``-inf`` for illegal actions. Agents that predict distributions give means.
         action: Actions, int64 ``[B]`` or ``[B, 1]``, or one-hot ``[B, A]``.
-        q_inverse_temperature: Inverse temperature β of the paper, which multiplies Q; with 0, all actions are equal.
+        q_inverse_temperature: Inverse temperature β of the paper, which multiplies Q. With 0, all actions are equal.
 
     Returns:
         The on-policyness ``[B]``, in [0, 1].
@@ -166,7 +166,7 @@ def on_policyness(action_values: Tensor, action: Tensor, *, q_inverse_temperatur
 
 
 def greedy_on_policyness(action_values: Tensor, action: Tensor, *, epsilon: float) -> Tensor:
-    """Returns 1 for actions of the largest value, and ``epsilon`` for others; slightly worse than softmax in the paper.
+    """Returns 1 for actions of the largest value, else ``epsilon``. It is slightly worse than softmax in the paper.
 
     Args:
         action_values, action: Arguments of :func:`on_policyness`.
@@ -193,8 +193,8 @@ def retention_priority(surprise: Tensor, on_policyness: Tensor, *, surprise_expo
 
     Args:
         surprise: Surprise ``[B]``, not negative.
-        on_policyness: On-policyness ``[B]``, in [0, 1]; 1 for new transitions.
-        surprise_exponent: Exponent; 1 leaves surprise unchanged, 0 ignores it. A power that is too large for the dtype
+        on_policyness: On-policyness ``[B]``, in [0, 1], and 1 for new transitions.
+        surprise_exponent: Exponent. 1 leaves surprise unchanged, 0 ignores it. A power that is too large for the dtype
             becomes its largest number.
 
     Example:
@@ -207,7 +207,7 @@ def retention_priority(surprise: Tensor, on_policyness: Tensor, *, surprise_expo
 
 
 def action_index(action_values: Tensor, action: Tensor) -> Tensor:
-    """Returns actions as int64 ``[B]`` beside ``action_values`` ``[B, A]``; a one-hot action becomes its position."""
+    """Returns actions as int64 ``[B]`` beside ``action_values`` ``[B, A]``. A one-hot action becomes its position."""
     if action_values.ndim != 2 or not action_values.is_floating_point():
         raise ValueError(
             f"action_values must be floating point [B, A], one value for each action; got {action_values.dtype} "
@@ -228,5 +228,5 @@ def action_index(action_values: Tensor, action: Tensor) -> Tensor:
 
 
 def _expected(target: Tensor, log_probability: Tensor) -> Tensor:
-    """Returns ``target * log_probability``; 0 if the target is 0, even for an infinite logarithm."""
+    """Returns ``target * log_probability``, or 0 if the target is 0, even for an infinite logarithm."""
     return torch.where(target > 0, target * log_probability, 0.0)
