@@ -23,7 +23,7 @@ __all__ = ["LevelSampler", "LevelWriter"]
 class LevelSampler(LevelTable, PartHooks, Sampler):
     """Draws level i with probability ``(1 - staleness_weight) P_S(i) + staleness_weight P_C(i)``.
 
-    P_S comes from the scores, which may be negative; P_C is proportional to the staleness: the number of episodes since
+    P_S comes from the scores, which may be negative. P_C is proportional to the staleness: the number of episodes since
     the level was last drawn. Each drawn level counts as one episode and then has staleness 0. Give the same sampler to
     the buffer and to its :class:`~lightning_replay.levels.LevelWriter`. To update the score of a drawn level, set
     ``score`` of the batch and ``extend`` the buffer with its ``level_id``, ``score`` and ``timestamp``.
@@ -32,12 +32,12 @@ class LevelSampler(LevelTable, PartHooks, Sampler):
     ``score_temperature`` is β, ``staleness_weight`` ρ.
 
     Args:
-        prioritization: how scores become probabilities: ``Rank()`` if absent, ``Proportional()``, ``Greedy()``,
-            ``Boltzmann()``.
-        score_temperature: flattens the distribution of scores; above 0. With ``Rank()`` at 0.1, the paper's, the level
-            of the highest score has 99.9 % of P_S, at 1 about 15 % among 400 levels.
-        staleness_weight: share of probability given to staleness, in [0, 1].
-        seed: Seed for the generator, whose state is part of :meth:`state_dict`; ``None`` seeds it from torch's
+        prioritization: Object that turns scores into probabilities: ``Rank()`` if absent, ``Proportional()``,
+            ``Greedy()``, or ``Boltzmann()``.
+        score_temperature: Temperature above 0 that flattens the distribution of scores. With ``Rank()`` at 0.1, the
+            paper's, the level of the highest score has 99.9 % of P_S, at 1 about 15 % among 400 levels.
+        staleness_weight: Share of probability given to staleness, in [0, 1].
+        seed: Seed for the generator, whose state is part of :meth:`state_dict`. ``None`` seeds it from torch's
             global generator.
 
     Sampled keys:
@@ -48,13 +48,13 @@ class LevelSampler(LevelTable, PartHooks, Sampler):
         generation: int64 ``[B]``, number of levels each row held before.
 
     Raises:
-        TypeError: an option of another kind.
-        ValueError: a temperature that is not above 0, or a share outside of [0, 1].
-        RuntimeError: at the draw, while no level has a score.
+        TypeError: An option of another kind.
+        ValueError: A temperature that is not above 0, or a share outside of [0, 1].
+        RuntimeError: At the draw, while no level has a score.
 
     Warns:
-        UserWarning: once, if of 1,000 replays more than one in five repeat the level of the replay before, as if fewer
-            than 5 levels were drawn, although 20 or more have a score. Never with ``Greedy``.
+        UserWarning: Once, if of 1,000 replays more than one in five repeat the level of the replay before. This is as
+            if fewer than 5 levels were drawn, although 20 or more have a score. Never with ``Greedy``.
 
     Example:
         >>> from tensordict import TensorDict
@@ -72,7 +72,7 @@ class LevelSampler(LevelTable, PartHooks, Sampler):
     dropped: int  # declared again, since pyright reads the assignment below as another attribute of TorchRL's Sampler
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
-        """Draws levels for ``batch_size`` episodes, one after another; returns rows ``[B]`` and the sampled keys."""
+        """Draws levels for ``batch_size`` episodes, one by one, and returns rows ``[B]`` and the sampled keys."""
         rows, staleness, episodes = [], [], []
         for _ in range(batch_size):
             row = self.draw()
@@ -103,10 +103,10 @@ class LevelSampler(LevelTable, PartHooks, Sampler):
     def update_priority(
         self, index: Any, priority: Any, *, storage: Storage | None = None, generation: Any = None
     ) -> None:
-        """Sets the scores of the levels that rows hold; their staleness is unchanged.
+        """Sets the scores of the levels that rows hold. Their staleness is unchanged.
 
         Args:
-            index: Rows ``[N]``; rows below 0, of refused levels, are skipped.
+            index: Rows ``[N]``. Rows below 0, of refused levels, are skipped.
             priority: Scores ``[N]``, finite, of any sign.
             storage: ignored.
             generation: Generations ``[N]`` of the drawn rows. Scores of levels evicted since are dropped and
@@ -130,10 +130,10 @@ class LevelSampler(LevelTable, PartHooks, Sampler):
 
 
 class LevelWriter(PartHooks, TensorDictRoundRobinWriter):
-    """Stores levels with their scores; a stored level gets its new score in the row it has.
+    """Stores levels with their scores. A stored level gets its new score in the row it has.
 
     A new level takes a free row. In a full storage it replaces the level of least replay probability if that level's
-    score is lower than its own; otherwise it is refused, and its row is -1.
+    score is lower than its own. Otherwise, it is refused, and its row is -1.
 
     Algorithm 2 of Jiang et al. 2021, "Prioritized Level Replay", appendix, https://arxiv.org/abs/2010.03934.
 
@@ -141,16 +141,16 @@ class LevelWriter(PartHooks, TensorDictRoundRobinWriter):
         sampler: Sampler of the same buffer, which has the scores.
 
     ``extend`` takes rows, ``TensorDict [N]``, in the order in which the episodes ended. Further columns are stored
-    unchanged; later rows must have the same keys, shapes and dtypes.
+    unchanged. Later rows must have the same keys, shapes and dtypes.
 
     Stored keys:
         level_id: int64 ``[N]``, not negative.
-        score: floating ``[N]``, finite.
+        score: Floating ``[N]``, finite.
         timestamp: int64 ``[N]``, number of the episode in which the level was begun, at most the sampler's
-            ``episodes``; absent, each row is one more episode.
+            ``episodes``. If absent, each row is one more episode.
 
     Raises:
-        ValueError: in ``extend``, ids, scores or timestamps that are missing, negative, NaN or of another shape, and
+        ValueError: In ``extend``, ids, scores or timestamps that are missing, negative, NaN or of another shape, and
             data that does not fit what is stored. Nothing is stored then.
     """
 
@@ -160,7 +160,7 @@ class LevelWriter(PartHooks, TensorDictRoundRobinWriter):
         self.sampler = sampler
 
     def register_storage(self, storage: Storage) -> None:
-        """Attaches a storage; that of a ``Replay``, whose feedback is TD errors and no scores, is a ``TypeError``.
+        """Attaches a storage. A ``Replay``'s storage, whose feedback is TD errors and no scores, is a ``TypeError``.
 
         :meta private:
         """
@@ -208,7 +208,7 @@ class LevelWriter(PartHooks, TensorDictRoundRobinWriter):
         return self.sampler.stored_levels()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores :meth:`state_dict`; refuses more levels than the storage has rows by a ``ValueError``."""
+        """Restores :meth:`state_dict`, and refuses more levels than the storage has rows by a ``ValueError``."""
         count = len(state_dict["level_id"])
         if count > self._storage.max_size:
             raise ValueError(f"{count} levels are saved; the storage keeps {self._storage.max_size}")
