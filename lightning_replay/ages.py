@@ -130,7 +130,7 @@ class RowAges:
         self.age = age
         #: Reading of the clock at the insertion of the row in each slot, float64 ``[num_slots]``.
         self.births: np.ndarray = np.zeros(num_slots)
-        #: Number of times that all weights had to be written again; trees compare it with their own.
+        #: Number of times that all weights had to be written again. Trees compare it with their own.
         self.renewals: int = 0
         self._schedule = None if age.half_life is None else checked_schedule("half_life", age.half_life)
         #: Largest age at which a row is drawn.
@@ -157,9 +157,9 @@ class RowAges:
         self.now: float = 0.0
         #: Birth at which a decaying row has the weight 1.
         self.reference: float = 0.0
-        #: Half-life in use; ``None`` without decay.
+        #: Half-life in use, ``None`` without decay.
         self.half_life: float | None = None if self._schedule is None else self._schedule(0)
-        #: Reciprocal of the half-life; 0 without decay.
+        #: Reciprocal of the half-life, 0 without decay.
         self.rate: float = 0.0 if self.half_life is None else 1.0 / self.half_life
         #: Rows that were born before this reading are at the floor.
         self.old_before: float = -math.inf
@@ -174,7 +174,7 @@ class RowAges:
 
     @property
     def reach(self) -> float:
-        """Largest age of a decaying row; infinite if rows never reach the floor."""
+        """Largest age of a decaying row, infinite if rows never reach the floor."""
         return math.inf if self.half_life is None else self.half_life * self._halvings
 
     @property
@@ -189,7 +189,7 @@ class RowAges:
         return self.births.nbytes + self._in_order.nbytes + self._births_in_order.nbytes + self._last_place.nbytes
 
     def check_rows(self, rows: TensorDictBase) -> None:
-        """Refuses new rows, TensorDict ``[N]``, without versions or with versions that fall; ``ValueError``."""
+        """Refuses new rows, TensorDict ``[N]``, without versions or with versions that fall, with a ``ValueError``."""
         key = self.age.version_key
         if key is None:
             return
@@ -243,7 +243,7 @@ class RowAges:
             self.now = float(self.rows_written - 1)
 
     def insert(self, slots: np.ndarray, births: np.ndarray) -> None:
-        """Stores the births of rows, float64 ``[n]``, in slots, int64 ``[n]``, oldest first; births never fall."""
+        """Stores the births of rows, float64 ``[n]``, in slots, int64 ``[n]``, oldest first. Births never fall."""
         count = min(len(slots), len(self.births))
         if not count:
             return
@@ -277,7 +277,7 @@ class RowAges:
         self.renewals += 1
 
     def follow(self, clocks: Mapping[str, int]) -> np.ndarray:
-        """Moves to the present readings; returns the slots of rows that reached a limit since then, int64 ``[m]``."""
+        """Moves to the present readings, and returns the slots of rows that have reached a limit, int64 ``[m]``."""
         age = self.age
         if age.clock != "rows":
             self.now = max(self.now, float(clocks[age.clock]))
@@ -320,7 +320,8 @@ class RowAges:
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restores the ages of a sampler's state; ``ValueError`` if it has none, or another unit or number of slots.
+        """Restores the ages of a sampler's state, or raises ``ValueError`` if it has none, or another unit or number of
+        slots.
 
         The formula is that of the constructor.
         """

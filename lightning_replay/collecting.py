@@ -43,11 +43,11 @@ def check_step_options(
 class VectorSteps(VectorWrapper):
     """A vector of environments whose steps become rows of a replay, in every autoreset mode.
 
-    Call :meth:`reset` and :meth:`step` as those of the vector, whose results they return unchanged, and :meth:`store`
-    after each step. Rows have the observation that followed within the episode, also at its end, and ``trajectory``,
-    the number of the episode. Everything is copied, so that vectors and agents may reuse their arrays. In
-    ``AutoresetMode.DISABLED`` call ``reset(options={"reset_mask": terminated | truncated})`` after an end; the modes,
-    and environments that return the same array at each step: docs/own-loop.md.
+    Call :meth:`reset` and :meth:`step` as you would on the vector, whose results they return unchanged, and
+    :meth:`store` after each step. Rows have the observation that followed within the episode, also at its end, and
+    ``trajectory``, the number of the episode. Everything is copied, so that vectors and agents may reuse their arrays.
+    In ``AutoresetMode.DISABLED`` call ``reset(options={"reset_mask": terminated | truncated})`` after an end. The
+    modes, and environments that return the same array at each step: docs/own-loop.md.
 
     A simulator with ``num_envs``, ``reset``, and ``step`` is accepted as it is, and its tensors stay on their device:
     docs/simulators.md. A step waits for the device only with options below that name a wait.
@@ -73,7 +73,7 @@ class VectorSteps(VectorWrapper):
         columns: transitions of the last step by key, arrays or tensors ``[N, ...]`` in the order of the environments,
             for :meth:`Replay.extend_columns <lightning_replay.Replay.extend_columns>`: observation, action, trajectory
             int64 ``[N]``; ``("next", ...)`` observation, reward, terminated, truncated, done, the last four ``[N, 1]``.
-            Floats are float32, other dtypes as they come; parts of Dict and Tuple spaces are nested columns. There are
+            Floats are float32, other dtypes as they come. Parts of Dict and Tuple spaces are nested columns. There are
             none after a reset, and no rows after a step in which all environments were reset.
         is_transition: bool ``[num_envs]``, the environments of these rows.
         num_skipped: Rows that were left out so far.
@@ -82,8 +82,8 @@ class VectorSteps(VectorWrapper):
 
     Raises:
         TypeError: something else than a vector of environments or a simulator.
-        ValueError: a vector that does not name its autoreset mode; in a step a missing last observation, tensors of two
-            devices, or another number of environments. Nothing is stored then.
+        ValueError: a vector that does not name its autoreset mode, or in a step a missing last observation, tensors of
+            two devices, or another number of environments. Nothing is stored then.
 
     Example:
         >>> from lightning_replay import recipes
@@ -145,9 +145,9 @@ class VectorSteps(VectorWrapper):
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Begins an episode in each environment, or in those of ``options["reset_mask"]``."""
+        """Begins an episode in each environment, or in the environments of ``options["reset_mask"]``."""
         mask = (options or {}).get("reset_mask")  # Gymnasium's vectors remove it from the options
-        # Gymnasium's vectors take a list of seeds; their base class declares a number.
+        # Gymnasium's vectors take a list of seeds. Their base class declares a number.
         observations, infos = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
         if not self._keys:
             self._begin(dict(_leaves(self._named(observations))))
@@ -176,7 +176,7 @@ class VectorSteps(VectorWrapper):
                 f"row for each of the {self.num_envs} environments of {self.env}. No step was taken"
             )
         results = observations, reward, terminated, truncated, infos = self.env.step(actions)
-        # Columns of their own: a vector may return the same arrays at each step.
+        # Separate columns: a vector may return the same arrays at each step.
         rewards = kind.numbers("reward", reward)
         is_terminated = kind.flags("terminated", terminated)
         is_truncated = kind.flags("truncated", truncated)
@@ -239,7 +239,7 @@ class VectorSteps(VectorWrapper):
                 ``is_transition`` are stored.
 
         Returns:
-            int64, the slots; none if all environments were reset in the step.
+            int64, the slots, none if all environments were reset in the step.
 
         Raises:
             TypeError, ValueError: as ``extend_columns`` of the replay.

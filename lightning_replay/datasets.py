@@ -65,10 +65,10 @@ __all__ = ["fill", "from_d4rl", "from_lerobot", "from_minari", "from_torchrl"]
 def fill(replay: Replay, rows: TensorDictBase) -> Replay:
     """Stores all rows of a data set in a replay, and returns it.
 
-    Episodes get numbers above those that are stored, and those that break off are truncated at their last row.
+    Episodes get numbers above the stored ones, and episodes that break off are truncated at their last row.
 
     Args:
-        replay: with room for all rows: none is evicted. Call ``replay.extend`` where that is meant. Of a
+        replay: with room for all rows: none is evicted. Call ``replay.extend`` if that is meant. Of a
             :class:`~lightning_replay.MixedReplay` one side, ``replay.offline`` for demonstrations.
         rows: TensorDict ``[N]``, such as one of the functions here returned.
 
@@ -271,7 +271,7 @@ def from_lerobot(
     reward: float | None = None,
     done: str = "terminated",
 ) -> TensorDict:
-    """Returns the rows of a LeRobot data set, read from its parquet files; videos and images are not decoded.
+    """Returns the rows of a LeRobot data set, read from its parquet files. Videos and images are not decoded.
 
     Layouts v2 and v3. Observations are those before the actions. Frames and episodes are compared with ``meta``.
 
@@ -279,7 +279,7 @@ def from_lerobot(
         path: folder with ``meta`` and ``data``.
         observations: one column, or several that become a dictionary, by what follows ``observation.``.
         reward: of each step, for a data set without ``next.reward``.
-        done: what ``next.done`` says of a step: ``"terminated"``, if ``next.success`` (where there is one) is true as
+        done: what ``next.done`` says of a step: ``"terminated"``, if ``next.success`` (if there is one) is true as
             well, or ``"truncated"``, for recordings in which it marks the last frame alone and no state is an end.
 
     Raises:
@@ -326,7 +326,10 @@ def from_lerobot(
 
 
 def _is_below(path: str, names: list[str]) -> bool:
-    """Whether a path of a parquet file may be of one of these columns; another one's name may begin with the name."""
+    """Whether a path of a parquet file may be of one of these columns.
+
+    The name of another column may begin with the name.
+    """
     return any(f"{path}.".startswith(f"{name}.") for name in names)
 
 
@@ -342,7 +345,7 @@ def _table(files: list[Path], names: list[str], width: int) -> Any:
             column = footer.schema.column(place)
             if not _is_below(column.path, names):
                 continue
-            # Parquet has no 16-bit numbers of its own: they are bytes of this logical type.
+            # Parquet has no 16-bit numbers: they are bytes of this logical type.
             if column.physical_type.endswith("BYTE_ARRAY") and column.logical_type.type != "FLOAT16":
                 raise DatasetError(f"{column.path} of {file} holds texts or bytes; give numbers")
             groups = map(footer.row_group, range(footer.num_row_groups))
@@ -419,7 +422,7 @@ def from_torchrl(
 ) -> TensorDict:
     """Returns the rows of a storage or a buffer of TorchRL, such as an offline data set, oldest first.
 
-    ``terminated`` and ``truncated`` are read from ``done`` where they are missing, and ``trajectory`` from
+    ``terminated`` and ``truncated`` are read from ``done`` if they are missing, and ``trajectory`` from
     ``("collector", "traj_ids")``, ``traj_ids`` or ``episode``, or else by the ends of episodes. Flags stay as stored.
 
     Args:

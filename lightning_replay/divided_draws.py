@@ -24,8 +24,8 @@ class Division:
     """A batch divided over S replays.
 
     Attributes:
-        parts: of each replay; of length 0 for those that no row comes from.
-        totals: of each replay when the draw was divided; ``None`` where it could not be drawn from.
+        parts: of each replay; of length 0 for the ones that no row comes from.
+        totals: of each replay when the draw was divided; ``None`` if it could not be drawn from.
         shares: float64 ``[G]``, how likely a row of the batch is of each group.
     """
 
@@ -52,7 +52,7 @@ class Divider(SeededStateful):
 
     Args:
         sampler: built with the options of the samplers of the shards, and a capacity of any size: it holds no rows. Its
-            schedules, its clock of draws and, of a curriculum, its scheduler are those of all shards.
+            schedules, its clock of draws and, of a curriculum, its scheduler count for all shards.
         seed: of the points; ``None`` seeds them from torch's global generator.
 
     Raises:
@@ -127,11 +127,11 @@ class Divider(SeededStateful):
 
         Args:
             division: of the batch.
-            replies: of each shard, in order; ``None`` where it was sent no part, or has not answered: its rows are
+            replies: of each shard, in order; ``None`` if it was sent no part, or has not answered: its rows are
                 missing from the batch then.
 
         Returns:
-            Arrays ``[B]``, the rows of one shard after those of the other; no array where rows have no weights.
+            Arrays ``[B]``, the rows of one shard after the rows of the other, or no array if rows have no weights.
 
         Raises:
             ValueError: other replies than parts, or with another number of rows.
@@ -190,7 +190,7 @@ def check_divisible(sampler: Sampler) -> None:
 
 
 def _located(mass: np.ndarray, group: np.ndarray, uniform: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the replay in which each point lies, and where in its mass, in [0, 1): points in units of all mass."""
+    """Returns the replay in which each point lies, and its place in the mass, in [0, 1), for points in all mass."""
     shard, points = np.empty(len(group), dtype=np.int64), np.empty(len(group))
     for number in np.unique(group):
         own = group == number

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ends of the episodes in a replay that no stored flag marks: those of lost environments, and of slices."""
+"""Ends of the episodes in a replay that no stored flag marks: ends by lost environments, and by slices."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ NOT_FINITE = (
     "call {{}} of {} brought TD errors that are NaN or infinite. Their rows keep the priorities that they had. "
     "Look for a diverging loss"
 )
-# Slots, int64 ``[B]`` or ``[B, 2]``, -1 where the row has left; magnitudes, float32 ``[B]``; rows that have left.
+# Slots, int64 ``[B]`` or ``[B, 2]``, -1 if the row has left, magnitudes, float32 ``[B]``, and rows that have left.
 Judged = tuple[Tensor, Tensor, int]
 
 
@@ -88,7 +88,7 @@ def update_matching(
 def match_td_errors(index: Any, td_error: Any, generation: Any, storage: Storage) -> Judged:
     """Returns which rows still hold what was drawn, the magnitudes of their TD errors, and the number of stale rows.
 
-    Generations are those of the batch by default; without any the index is trusted.
+    Generations come from the batch by default. Without any, the index is trusted.
     """
     packed = rows_of(storage)
     index, td_error, generation = parse_td_errors(index, td_error, generation)
@@ -101,7 +101,7 @@ def match_td_errors(index: Any, td_error: Any, generation: Any, storage: Storage
         errors = torch.zeros(index.shape[0], dtype=torch.float32, device="cpu")
     else:  # all are checked, of stale rows too: a diverging loss shows at once
         errors = magnitudes(td_error, index.shape[0], "No priority was changed")
-    # Without generations an index is trusted; only slots without a row are dropped.
+    # Without generations an index is trusted. Only slots without a row are dropped.
     if packed is None or generation is None:
         _check_slots(index, len(storage))
         held = occupancy_of(storage).drawable(index)
@@ -128,7 +128,7 @@ def match_td_errors(index: Any, td_error: Any, generation: Any, storage: Storage
 
 
 def match_there(index: Any, td_error: Any, generation: Any, storage: PackedStorage) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns slots, TD errors, and whether each row still holds what was drawn, ``[n]`` each; waits for nothing.
+    """Returns slots, TD errors, and whether each row still holds what was drawn, ``[n]`` each. Waits for nothing.
 
     All are on the device of the rows. A slot outside of the storage counts as one that holds another row.
     """
@@ -163,7 +163,7 @@ def _without(index: Tensor, magnitude: Tensor, stale: Tensor) -> Judged:
 
 
 class Feedback(Stateful):
-    """Counts of a buffer: draws since the last feedback, TD errors received, and those that came stale."""
+    """Counts of a buffer: draws since the last feedback, TD errors received, and TD errors that came stale."""
 
     saved_attributes: tuple[str, ...] = ("received", "_stale", "draws_since_update")
 
@@ -180,14 +180,14 @@ class Feedback(Stateful):
         self._stale += stale
 
     def stale_on(self, device: torch.device) -> Tensor:
-        """Returns the count of stale rows on a device, an int64 scalar; add to it in place."""
+        """Returns the count of stale rows on a device, an int64 scalar. Add to it in place."""
         if self._stale_there is None:
             self._stale_there = torch.zeros((), dtype=torch.int64, device=device)
         return self._stale_there
 
     @property
     def stale(self) -> int:
-        """Number of TD errors whose rows had left; reads the device that counts them."""
+        """Number of TD errors whose rows had left. Reads the device that counts them."""
         return self._stale + (0 if self._stale_there is None else int(self._stale_there))
 
     def forget(self) -> None:
@@ -237,7 +237,7 @@ def one_each(td_error: Tensor, count: int, outcome: str) -> ValueError:
 
 
 def _check_slots(index: Tensor, length: int) -> int:
-    """Returns the highest slot, -1 where there are none; refuses slots outside of ``length``."""
+    """Returns the highest slot, -1 if there are none, and refuses slots outside of ``length``."""
     if index.numel() == 0:
         return -1
     lowest, highest = (int(bound) for bound in torch.aminmax(index))
@@ -260,7 +260,7 @@ def row_numbers(name: str, value: Any, accepted: str, outcome: str = "No priorit
 
 
 def td_error_of(td_error: Any, signals: dict[str, Any], known: Sequence[str]) -> Any:
-    """Returns TD errors given as such or as ``priority``, TorchRL's name; refuses signals that are not ``known``."""
+    """Returns TD errors given as such or as ``priority``, TorchRL's name. Refuses signals that are not ``known``."""
     if "priority" in signals:
         if td_error is not None:
             raise TypeError(
@@ -284,7 +284,7 @@ def own_td_error(index: Any, td_error: Any, signals: Mapping[str, Any], priority
 
 
 def real_numbers(name: str, value: Any, outcome: str) -> Tensor:
-    """Returns a value as a tensor without gradient; raises ``TypeError`` for text, flags and complex numbers."""
+    """Returns a value as a tensor without gradient, or raises ``TypeError`` for text, flags and complex numbers."""
     tensor = row_numbers(name, value, "a tensor of real numbers", outcome)
     if tensor.requires_grad:
         tensor = tensor.detach()

@@ -40,7 +40,7 @@ class ForkGuard:
             raise RuntimeError(self.refusal)
 
     def renew(self, lock: Any) -> Any:
-        """Returns a new lock for a forked process; refuses the object if a thread held ``lock`` at the fork."""
+        """Returns a new lock for a forked process, and refuses the object if a thread held ``lock`` at the fork."""
         if lock.acquire(blocking=False):
             lock.release()
         else:
@@ -52,12 +52,12 @@ class ForkGuard:
 
 
 # A child that collects the handle of a Ray actor reports this through its parent's connection. Ray's control process
-# then takes the parent's next request for one that it already had, and the parent waits for ever.
+# then takes the parent's next request for one that it already had, and the parent waits forever.
 _pausing: set[int] = set()  # threads that fork and have switched the collector off
 
 
 def _has_handles() -> bool:
-    # TorchRL loads Ray if it is installed; only then can a process hold handles of actors.
+    # TorchRL loads Ray if it is installed. Only then can a process hold handles of actors.
     return hooks.are_on and "ray" in sys.modules
 
 

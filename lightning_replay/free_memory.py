@@ -16,7 +16,7 @@ _SMALL_BYTES = 1 << 24  # not worth the 60 us that reading the free bytes takes
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Returns the bytes that can still be allocated on ``device``; ``None`` where that is unknown."""
+    """Returns the bytes that can still be allocated on ``device``; ``None`` if that is unknown."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     if device.type != "cpu":
@@ -58,7 +58,7 @@ def allocate_rows(
     """Returns int64 ``[num_rows, row_words]`` of zeros, in memory or in a scratch file in ``directory``.
 
     The file has no name once it is mapped, and so disappears with the process. ``as_written`` leaves memory unwritten,
-    so that a CPU's pages are taken as rows are written. Where less is free than these and the ``beside`` bytes that
+    so that a CPU's pages are taken as rows are written. If less is free than these and the ``beside`` bytes that
     others will take, a ``MemoryError`` with the ``breakdown`` is raised and nothing allocated.
     """
     allocated = num_rows * row_words * 8

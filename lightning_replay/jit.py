@@ -19,7 +19,7 @@ def compiled(kernel: Callable[..., Any]) -> Callable[..., Any]:
     # NUMBA_DISABLE_JIT runs the loops in Python. Hashes multiply modulo 2**64, and NumPy would warn of each product.
     if config.DISABLE_JIT:  # type: ignore[attr-defined]
         return np.errstate(over="ignore")(kernel)
-    # Kept on disk where a cache folder is writable; does not hold the GIL.
+    # Kept on disk if a cache folder is writable. Does not hold the GIL.
     try:
         return njit(nogil=True, cache=True)(kernel)
     except RuntimeError:  # numba found no folder to write its cache to

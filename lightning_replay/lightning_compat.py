@@ -78,7 +78,7 @@ def optimizer_steps(trainer: L.Trainer) -> _Progress:
 
 
 def training_steps(trainer: L.Trainer) -> _ProcessedTracker:
-    """Returns the counts of the epoch's training steps: those that began, were computed, and are completed."""
+    """Returns the counts of the epoch's training steps that began, were computed, and are completed."""
     steps = trainer.fit_loop.epoch_loop.batch_progress.current
     assert isinstance(steps, _ProcessedTracker)
     return steps

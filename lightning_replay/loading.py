@@ -33,12 +33,12 @@ def load_replay(
         path: a directory that :func:`save_replay` wrote, or a URL, which is downloaded to a temporary one first.
         trust: modules and packages to import from: ``["my_package"]`` allows ``my_package`` and all below it. A file
             that names a function of a trusted package lets it read the saved rows: trust only files of known origin.
-        memmap: a directory for the scratch file of a buffer that keeps its rows on disk; in memory if absent, also
-            where the saved buffer had them on disk.
-        end_episodes: ``False`` continues the episodes that ran, where their environments were restored with the buffer.
+        memmap: a directory for the scratch file of a buffer that keeps its rows on disk; in memory if absent, even if
+            the saved buffer had them on disk.
+        end_episodes: ``False`` continues the episodes that ran, if their environments were restored with the buffer.
 
     Returns:
-        The buffer; where a :class:`~lightning_replay.MixedReplay` was saved, that.
+        The buffer, which is a :class:`~lightning_replay.MixedReplay` if one was saved.
 
     Raises:
         FileNotFoundError: The directory holds no saved buffer.
@@ -48,7 +48,7 @@ def load_replay(
             a GPU that this machine lacks.
         NotRebuildableError: an option is a name that needs ``trust``, or has no form in a file. Nothing was imported
             or called. Add the module to ``trust``, or build the buffer and call ``replay.load(path)``.
-        MemoryError: the rows do not fit; give ``memmap``.
+        MemoryError: the rows do not fit: give ``memmap``.
     """
     if isinstance(trust, str):
         # As a sequence of letters it would trust packages of one letter.

@@ -48,9 +48,9 @@ class MixedReplay(SeededStateful, TrainingReplay):
 
     "Symmetric sampling" of RLPD (Ball et al. 2023, section 4.1, https://arxiv.org/abs/2302.02948) with ``share=0.5``.
     Each side may be of any recipe and draws, weighs and transforms its rows as by itself. Offline rows are neither
-    evicted nor changed; give their buffer rows before the first draw, ``replay.offline.extend(rows)``. Methods are
-    those of :class:`~lightning_replay.Replay`: :meth:`update_priority` returns TD errors to the side of each row, and
-    where one side refuses, neither is changed. Stored rows are read and emptied by side: ``replay.online[:]``.
+    evicted nor changed; give their buffer rows before the first draw, ``replay.offline.extend(rows)``. Methods match
+    :class:`~lightning_replay.Replay`: :meth:`update_priority` returns TD errors to the side of each row, and if one
+    side refuses, neither is changed. Stored rows are read and emptied by side: ``replay.online[:]``.
 
     While ``online`` holds fewer rows than its part of the batch, or no complete sequence, all rows are offline ones;
     with a ``share`` of 0 all are online ones, and with a schedule that has fallen to 0 once ``online`` holds a batch.
@@ -58,25 +58,25 @@ class MixedReplay(SeededStateful, TrainingReplay):
     Args:
         online: buffer of the rows that are collected.
         offline: buffer of rows that stay.
-        share: part of each batch that is offline, in [0, 1]; a schedule follows its clock, of which "draws" are those
-            of this object. Where it is no whole number of rows, that number is rounded up or down at random, so that
-            its expectation is exact: 0.3 of 64 is 19 rows, and 20 in one draw of five.
-        batch_size: rows of a batch; by default 256, or the capacity of both where it is smaller. A side draws ahead
-            (``prefetch``) where its own batch size is its number of rows.
+        share: part of each batch that is offline, in [0, 1]; a schedule follows its clock, of which "draws" are the
+            draws of this object. If it is not a whole number of rows, that number is rounded up or down at random, so
+            that its expectation is exact: 0.3 of 64 is 19 rows, and 20 in one draw of five.
+        batch_size: rows of a batch; by default 256, or the capacity of both if it is smaller. A side draws ahead
+            (``prefetch``) if its own batch size is its number of rows.
         seed: of all draws, as by :meth:`seed`; ``None`` leaves the generators of both sides as they are.
 
     Sampled keys:
-        index: int64 ``[B]``, of sequences ``[B, T]`` as all columns, of offline rows with 2^40 added. ``[B, 2]`` where
-            a side draws pairs; the second is -1 in rows of a side that does not.
+        index: int64 ``[B]``, of sequences ``[B, T]`` as all columns, of offline rows with 2^40 added. ``[B, 2]`` if a
+            side draws pairs. The second is -1 in rows of a side that does not.
         generation: int64, in the same way.
-        is_offline: bool ``[B]``; online rows are first.
-        priority_weight: float32 ``[B]``, where a side draws by priority: as that side normalizes its own, at most 1 by
-            its largest; 1 in rows of a side without.
+        is_offline: bool ``[B]``. Online rows are first.
+        priority_weight: float32 ``[B]``, if a side draws by priority: as that side normalizes its own, at most 1 by
+            its largest, and 1 in rows of a side without.
         steps_to_next_obs: int64 ``[B, 1]``, if both sides form returns.
 
-    Other columns are those that both sides have. If ``offline`` lacks a column that a policy wrote for ``online``, such
-    as ``action_value``, the first draw warns. The flags and ``is_init`` of a step's start, which TorchRL's collectors
-    add, may be missing.
+    Other columns are the ones that both sides have. If ``offline`` lacks a column that a policy wrote for ``online``,
+    such as ``action_value``, the first draw warns. The flags and ``is_init`` of a step's start, which TorchRL's
+    collectors add, may be missing.
 
     Raises:
         TypeError: something else than two buffers, or an option of another kind.
@@ -158,7 +158,7 @@ class MixedReplay(SeededStateful, TrainingReplay):
         self._guard = ForkGuard(self)
 
     def after_fork(self) -> None:
-        """Replaces the lock in a forked process, where both sides refuse to work if another thread held it.
+        """Replaces the lock in a forked process, in which both sides refuse to work if another thread held it.
 
         :meta private:
         """
@@ -257,7 +257,7 @@ class MixedReplay(SeededStateful, TrainingReplay):
             needed = min(count - offline, self.online.capacity)
             if exact > offline:
                 offline += uniform(self._generator) < exact - offline
-            # Where all are of one side, its own error names what it lacks.
+            # If all are of one side, its own error names what it lacks.
             may_wait = needed and len(self.offline) and (exact or not isinstance(self.share, Constant))
             lacks = len(self.online) < needed
             if may_wait and (lacks or self.online.parts.sampler.awaits_rows(self.online._storage)):
@@ -351,7 +351,7 @@ class MixedReplay(SeededStateful, TrainingReplay):
             self._clocks |= {name: int(value) for name, value in given.items() if value is not None}
 
     def seed(self, seed: int) -> None:
-        """Restarts all draws from ``seed``, the two sides from numbers of their own."""
+        """Restarts all draws from ``seed``, the two sides from separate numbers."""
         with self._lock:
             self.online.seed(seed)
             self.offline.seed(seed ^ 1 << 31)  # equal samplers would draw alike

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of constructors and calls: checked by kind and range; every error names the option and what is accepted.
+"""Options of constructors and calls: checked by kind and range. Every error names the option and what is accepted.
 
 Each function gets the ``name`` of an option and the ``value`` that was given. A value of the wrong kind is a
 ``TypeError``, a value out of range (NaN included) a ``ValueError``. ``True`` and ``False`` are no numbers here, NumPy's
@@ -71,7 +71,7 @@ def checked_optional_count(name: str, value: object, lowest: int = 1) -> int | N
 def checked_number(
     name: str, value: object, lowest: float = -LARGEST, highest: float = LARGEST, *, accepted: str = ""
 ) -> float:
-    """Returns a finite number from ``lowest`` to ``highest`` as a float; see :func:`check_option`."""
+    """Returns a finite number from ``lowest`` to ``highest`` as a float. See :func:`check_option`."""
     number = plain_number(value)
     check_option(name, number, Real, accepted or range_of(lowest, highest), lowest, highest)
     return float(number)
@@ -91,7 +91,7 @@ def checked_entries(name: str, values: object, accepted: str = "a sequence of nu
 
 
 def checked_names(name: str, values: object, of: str, known: Iterable[str] | None = None) -> list[str]:
-    """Returns names of objects, ``of`` what kind, at least one and each once; only ``known`` ones if given."""
+    """Returns names of objects, ``of`` what kind, at least one and each once, only ``known`` ones if given."""
     names = checked_entries(name, values, f"a list of the names of {of}s")
     for place, one in enumerate(names):
         check_kind(f"{name}[{place}]", one, str, f"the name of a {of}")
@@ -125,18 +125,18 @@ def checked_keys(name: str, values: object) -> list[tuple[str, ...]]:
 
 
 def checked_counts(name: str, values: object, lowest: int = 1) -> list[int]:
-    """Returns a list of whole numbers; see :func:`checked_count`."""
+    """Returns a list of whole numbers. See :func:`checked_count`."""
     entries = checked_entries(name, values)
     return [checked_count(f"{name}[{place}]", value, lowest) for place, value in enumerate(entries)]
 
 
 def checked_numbers(name: str, values: object) -> list[float]:
-    """Returns a list of finite numbers; see :func:`checked_number`."""
+    """Returns a list of finite numbers. See :func:`checked_number`."""
     return [checked_number(f"{name}[{place}]", value) for place, value in enumerate(checked_entries(name, values))]
 
 
 def checked_bound(name: str, value: Any) -> float | None:
-    """Returns a bound as a float, which may be infinite, or ``None`` where there is none."""
+    """Returns a bound as a float, which may be infinite, or ``None`` if there is none."""
     if value is None:
         return None
     check_option(name, value, Real, "a number, or None where there is no bound", -math.inf, math.inf)
@@ -189,7 +189,9 @@ R = TypeVar("R")
 
 
 def accepted_names(function: Callable[..., object]) -> list[str] | None:
-    """Returns the names a function can be called with, those of ``Unpack[...]`` included; ``None`` if it takes any."""
+    """Returns the names a function can be called with, including the names of ``Unpack[...]``, or ``None`` if it takes
+    any.
+    """
     names = []
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind is not parameter.VAR_KEYWORD:
@@ -210,7 +212,7 @@ def refuse_unknown(owner: str, given: Iterable[str], accepted: Collection[str] |
 
 
 def with_named_arguments(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorator of constructors and recipes: unknown arguments are refused; signature and documentation stay."""
+    """Decorator of constructors and recipes: unknown arguments are refused. Signature and documentation stay."""
     accepted = accepted_names(function)
     owner = function.__qualname__.removesuffix(".__init__")
 
@@ -257,7 +259,7 @@ def missing_extra_of(what: str, error: BaseException) -> MissingExtraError | Non
 
 
 def checked_local_path(name: str, value: str | os.PathLike[str], accepted: str = LOCAL_ONLY) -> Path:
-    """Returns a path of this machine; a URL is refused, for which a local folder such as ``s3:`` would be created."""
+    """Returns a path of this machine; a URL is refused, because a local folder such as ``s3:`` would be created."""
     if _URL.match(str(value)):
         raise ValueError(f"{name} is {str(value)!r}; it must be {accepted}")
     return Path(value)

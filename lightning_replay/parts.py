@@ -7,7 +7,7 @@ get the defaults from :mod:`lightning_replay.parts`.
 
 The life of a row is described at :class:`~lightning_replay.Replay`. Of a sampler it calls ``check_rows``, which may
 refuse new rows, ``mark_update`` with the slots of stored rows, ``sample``, ``set_priorities``, and ``on_evict`` with
-slots that are released; of a writer ``insert``, and ``update_priority`` where it takes feedback.
+slots that are released; of a writer ``insert``, and ``update_priority`` if it accepts feedback.
 
 Shapes: N rows given, n rows stored, B rows of a batch; slots are int64.
 """
@@ -55,16 +55,16 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False)
 class GroupTotals:
-    """What the rows of one replay add up to, by group: the rows that are drawn from with a share of their own.
+    """What the rows of one replay add up to, by group: the rows that are drawn from with a separate share.
 
     A uniform or prioritized sampler has one group, a sampler of tables one for each table.
 
     Attributes:
         names: of the groups, the same in all replays that a draw is divided over.
-        mass: float64 ``[G]``, the sum of what rows are drawn in proportion to; their number where all are alike.
+        mass: float64 ``[G]``, the sum of what rows are drawn in proportion to; their number if all are alike.
         rows: int64 ``[G]``, the number of rows.
-        smallest: float64 ``[G]``, the smallest positive term of ``mass``; infinity where there is none.
-        max_priority: the largest priority given so far, before any exponent; not positive where there was none.
+        smallest: float64 ``[G]``, the smallest positive term of ``mass``; infinity if there is none.
+        max_priority: the largest priority given so far, before any exponent; not positive if there was none.
     """
 
     names: list[str]
@@ -106,7 +106,7 @@ class ShardRequest:
 
     Attributes:
         groups: int64 ``[n]``, the group of each row, ascending.
-        points: float64 ``[n]`` in [0, 1), where in the mass of the group in this replay each row lies: row i is drawn
+        points: float64 ``[n]`` in [0, 1), the place of each row in the mass of the group in this replay: row i is drawn
             with its part of that mass, whatever has changed since the draw was divided.
         shares: float64 ``[G]``, how likely a row of the batch is of each group.
         fractions: float64 ``[G]``, the part of each group's mass that this replay had when the draw was divided.
@@ -130,7 +130,7 @@ class ShardDraw:
     Attributes:
         probability: float64 ``[n]``, of each row in a draw from its group in this replay.
         totals: of the replay at the draw.
-        correction: float64 ``[n]``, what the sampler multiplies the weights of these rows by; ``None`` where nothing.
+        correction: float64 ``[n]``, what the sampler multiplies the weights of these rows by; ``None`` if nothing.
     """
 
     probability: np.ndarray
@@ -146,9 +146,9 @@ class Insertion(NamedTuple):
 
     Attributes:
         slots: int64 ``[n]``, in the order of the rows.
-        rows: index of these rows into a column of those given: int64 ``[n]`` ascending, or a slice.
-        evicted: int64 ``[m]``, of a writer that chooses the rows that leave, the slots of those that were stored before
-            and left.
+        rows: index of these rows into a column of the given rows: int64 ``[n]`` ascending, or a slice.
+        evicted: int64 ``[m]``, of a writer that chooses the rows that leave, the slots of the rows that were stored
+            before and left.
     """
 
     slots: Tensor = _NO_SLOTS
@@ -163,9 +163,10 @@ class BufferHooks:
         """Removes rows, slots ``[n]``, that left without being overwritten; called by the storage."""
 
     def on_episode_end(self, slots: Tensor, trajectories: Iterable[int | None] = ()) -> None:
-        """Ends the episodes with the newest rows ``slots``, int64 ``[n]``, and those that run in ``trajectories``.
+        """Ends the episodes with the newest rows ``slots``, int64 ``[n]``, and the episodes that run in
+        ``trajectories``.
 
-        Nothing follows their stored rows. The writer calls it where it leaves rows out.
+        Nothing follows their stored rows. The writer calls it if it leaves rows out.
 
         :meta private:
         """
@@ -197,9 +198,9 @@ class ReplaySampler(PartHooks, Sampler):
     """Draws slots; base class of the samplers of this library.
 
     A subclass defines TorchRL's ``sample(storage, batch_size)``, which returns slots ``[B]`` (pairs: ``[B, 2]``) and a
-    dictionary of further columns ``[B, ...]`` for the batch, on the CPU, and of the methods below, which have no effect
-    by default, those that it needs. All that decides the next draws belongs to the state: name it in
-    :attr:`saved_attributes`, or define ``state_dict`` and ``load_state_dict``.
+    dictionary of further columns ``[B, ...]`` for the batch, on the CPU, and the methods below that it needs. They have
+    no effect by default. All that decides the next draws belongs to the state: name it in :attr:`saved_attributes`, or
+    define ``state_dict`` and ``load_state_dict``.
     """
 
     uses_priorities: bool = False  #: Whether TD errors change what is drawn; :meth:`set_priorities` is called if so.
@@ -217,7 +218,7 @@ class ReplaySampler(PartHooks, Sampler):
     #:
     #: :meta private:
     rows_drawn: Sequence[int] | np.ndarray = ()
-    #: Device on which slots are drawn, which is that of the rows; ``None`` draws them on the CPU.
+    #: Device on which slots are drawn, which is the device of the rows. ``None`` draws them on the CPU.
     draw_device: torch.device | None = None
     _ages: Any = None  # This is a RowAges if draws depend on the ages of rows.
     _draws_from_tables: bool = False  # whether rows are drawn from the tables that a writer keeps
@@ -277,13 +278,13 @@ class ReplaySampler(PartHooks, Sampler):
         """
 
     def end_episodes(self, slots: Tensor, trajectories: Iterable[int | None] = ()) -> None:
-        """Ends episodes: those whose newest rows are in the slots ``[n]``, and those that run in ``trajectories``."""
+        """Ends episodes whose newest rows are in the slots ``[n]``, and episodes that run in ``trajectories``."""
 
     def set_priorities(self, slots: Tensor, magnitudes: Tensor, storage: Any) -> None:
-        """Sets priorities; called where :attr:`uses_priorities`, with TD errors that were checked.
+        """Sets priorities; called if :attr:`uses_priorities`, with TD errors that were checked.
 
         Args:
-            slots: int64 ``[B]``, of pairs ``[B, 2]``; -1 where the row has left. Of several for one the last counts.
+            slots: int64 ``[B]``, of pairs ``[B, 2]``, -1 if the row has left. Of several for one the last counts.
             magnitudes: float32 ``[B]``, finite, from 0 on.
             storage: of the rows.
         """
@@ -317,7 +318,7 @@ class ReplaySampler(PartHooks, Sampler):
         return index, td_error, generation
 
     # Sets priorities by the arrays of a batch on the CPU: slots, errors, generations given, generations stored and the
-    # length of the storage. Returns how many rows are stale, or None, nothing changed, where another way must do it.
+    # length of the storage. Returns how many rows are stale, or None, nothing changed, if another way must do it.
     # Saves two thirds of an update of 256 rows; called if the sampler's class is exact, see fast_path.
     _update_matching: Any = None
 
@@ -339,7 +340,7 @@ class ReplaySampler(PartHooks, Sampler):
                 writer.take_td_errors(index, priority, both=self.update_partners)
 
     def priority_of(self, index: Tensor) -> Tensor | None:
-        """Returns the priorities of rows before any exponent, float32 ``[n]``; ``None`` where there are none."""
+        """Returns the priorities of rows before any exponent, float32 ``[n]``; ``None`` if there are none."""
         return None
 
     def raise_max_priority(self, priority: float) -> None:
@@ -372,7 +373,7 @@ class ReplaySampler(PartHooks, Sampler):
     def weigh(self, part: ShardRequest, drawn: ShardDraw) -> dict[str, np.ndarray]:
         """Returns the columns ``[B]`` of a batch that depend on all replays, such as ``priority_weight``; none here.
 
-        Counts a draw where a schedule follows the draws. Called on a sampler without rows.
+        Counts a draw if a schedule follows the draws. Called on a sampler without rows.
 
         Args:
             part: all rows of the batch, one replay after the other.
@@ -418,7 +419,7 @@ class WriterHooks(PartHooks):
         raise NotImplementedError(f"{type(self).__name__} defines no insert(data), which stores rows")
 
     def age_of(self, index: Tensor) -> Tensor | None:
-        """Returns how many rows were given after those in the slots, int64; ``None`` where no order is kept."""
+        """Returns how many rows were given after those in the slots, int64; ``None`` if no order is kept."""
         return None
 
     def end_episodes(self, slots: Tensor) -> None:
@@ -436,7 +437,7 @@ class WriterHooks(PartHooks):
         """Passes feedback to what decides which rows stay.
 
         Args:
-            index: slots ``[B]`` or ``[B, 2]``; -1 where the row has left.
+            index: slots ``[B]`` or ``[B, 2]``, -1 if the row has left.
             feedback: of the B rows, as :meth:`read_feedback` returned it.
             both: of pairs, whether the second row gets it as well.
         """
@@ -459,14 +460,14 @@ class ReplayTransform(SeededStateful, Transform):
     load_state_dict: Any = Module.load_state_dict
     get_extra_state: Any = SeededStateful._read_attributes
     set_extra_state: Any = SeededStateful._restore_attributes
-    #: γ of potentials by which it changes rewards, where it does.
+    #: γ of potentials by which it changes rewards, if it does.
     #:
     #: :meta private:
     shaping_discount: float | None = None
     draws_there: bool = False  #: Whether it changes batches without a wait where slots are drawn on a device.
     takes_sequences: bool = True  #: Whether it leaves steps of a sequence in their order, each as it is.
-    # Returns what forward makes of the pairs of rows in the slots [B, 2] of a PackedStorage; called where the
-    # transform's own class is exact, see lightning_replay.fast_path.
+    # Returns what forward makes of the pairs of rows in the slots [B, 2] of a PackedStorage; called if the transform's
+    # own class is exact, see lightning_replay.fast_path.
     _mix_stored: Any = None
 
     def check_buffer(self, replay: Any) -> None:
@@ -478,7 +479,7 @@ class ReplayTransform(SeededStateful, Transform):
     def check_rows(self, rows: TensorDictBase) -> None:
         """Refuses the first rows, TensorDict ``[N]``, by raising ``ValueError``; later ones have their columns.
 
-        Called before anything is stored, and with a stored row where the transform comes to a filled buffer.
+        Called before anything is stored, and with a stored row when the transform comes to a filled buffer.
         """
 
     def forward_drawn(self, batch: TensorDictBase, index: Tensor, storage: Any, episodes: Any) -> TensorDictBase:
@@ -490,7 +491,7 @@ class ReplayTransform(SeededStateful, Transform):
             storage: of the rows; :func:`lightning_replay.storage.read_columns` reads columns of any.
             episodes: an :class:`~lightning_replay.episodes.returns.EpisodeTracker`, whose ``links``
                 (:class:`~lightning_replay.episodes.links.EpisodeLinks`) lead along the episodes of stored rows, and
-                whose ``n_steps`` and ``discount`` are those of the returns; ``None`` where neither the buffer nor
+                whose ``n_steps`` and ``discount`` belong to the returns; ``None`` if neither the buffer nor
                 :attr:`follows_episodes` needs one.
         """
         return self(batch)
@@ -588,7 +589,7 @@ class ReplayWriter(WriterHooks, Writer):
         return slots
 
     def add(self, data: TensorDictBase) -> int:
-        """Stores one row, a TensorDict of batch size ``[]``; returns its slot, -1 where it was refused."""
+        """Stores one row, a TensorDict of batch size ``[]``; returns its slot, -1 if it was refused."""
         slot = int(self.extend(data.unsqueeze(0)))
         if any(isinstance(buffer, TensorDictReplayBuffer) for buffer in attached_buffers(self._storage)):
             self._entering = slot

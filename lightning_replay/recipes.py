@@ -2,7 +2,7 @@
 """Published replay methods, each a function that returns a complete replay buffer.
 
 ``capacity`` is the most transitions kept, and ``batch_size`` the transitions of a batch: by default 256, or
-``capacity`` where that is less. :class:`ReplayOptions` are the options that all share.
+``capacity`` if that is less. :class:`ReplayOptions` are the options that all share.
 """
 
 from __future__ import annotations
@@ -91,9 +91,9 @@ class ReplayOptions(TypedDict, total=False):
     Args:
         n_steps: rewards summed into one return when a row is drawn; 1 by default.
         discount: γ of that return; 0.99 by default.
-        device: where transitions are kept and batches put together; the CPU by default.
-        draws_on: ``"cpu"`` (the default), or ``"device"``: slots are drawn on the device of the transitions, where
-            priorities, generations, and links between steps are kept then, and no call waits for it. For
+        device: device of the transitions and the batches, the CPU by default.
+        draws_on: ``"cpu"`` (the default), or ``"device"``: slots are drawn on the device of the transitions.
+            Priorities, generations, and links between steps are then also kept there, and no call waits for it. For
             :func:`uniform`, :func:`prioritized`, :func:`sequences`, and :func:`hindsight`.
         memmap: a directory for a scratch file that holds the transitions, for buffers larger than memory.
         observations: ``"once"`` stores an observation that is also the next observation of another row once, see
@@ -111,8 +111,8 @@ class ReplayOptions(TypedDict, total=False):
         age: :class:`~lightning_replay.Age`, or a mapping of its options such as ``{"half_life": 10_000}``, by
             which rows become less likely as they age; ``None`` by default. Not for :func:`reverse_sweep`.
         replace: whether a batch may have a row, a sequence, or a group several times; yes by default. ``False`` draws
-            one after the other, each in proportion to its weight among those that are left; importance weights stay
-            those of draws with replacement. ``"pass"`` draws each once before any again, see
+            one after the other, each in proportion to its weight among the rows that are left. Importance weights stay
+            equal to draws with replacement. ``"pass"`` draws each once before any again, see
             :class:`~lightning_replay.samplers.ReshuffledSampler`: rows or groups, uniformly, without an age. Of pairs,
             it is the first row. Draws are made on the CPU. Not for :func:`reverse_sweep`.
         transform: applied to drawn batches after the recipe's own, such as
@@ -162,7 +162,7 @@ class PriorityOptions(FrameOptions, total=False):
 
     Args:
         priority_exponent: α of prioritized draws, see :func:`prioritized`; 0 draws uniformly, by default except in
-            :func:`surprise_retention`, where it is 0.5.
+            :func:`surprise_retention` with its 0.5.
         importance_exponent: β of their correction, a number or a schedule; 0.4 by default.
         priority_offset: ε, added to every priority; 1e-6 by default.
     """
@@ -180,7 +180,7 @@ class MixingOptions(ReplayOptions, total=False):
         fraction: share of rows that are mixed, a number or a schedule; by default all.
         keys: floating columns that are mixed, by default observation, action, reward and next observation; a key
             includes every entry nested under it. Integers, such as discrete actions, are refused; columns that are not
-            named stay those of the first transition.
+            named keep the values of the first transition.
     """
 
     mixup_concentration: float
@@ -259,7 +259,7 @@ def frames_in_order(rows: int, frame_stack: int, run_length: int = 32) -> int:
 
 
 def frames_at_worst(rows: int, frame_stack: int, n_steps: int) -> int:
-    # Of rows that share none; the two stacks of one row overlap where n_steps is below frame_stack.
+    # Of rows that share none; the two stacks of one row overlap if n_steps is below frame_stack.
     return rows * (frame_stack + min(frame_stack, n_steps))
 
 
@@ -371,20 +371,20 @@ def neighborhood_mixup(
     feature_keys: Sequence[str | tuple[str, ...]] = FEATURE_KEYS,
     **options: Unpack[MixingOptions],
 ) -> Replay:
-    """Mixes each drawn transition with one of its nearest neighbours (NMER, Sander et al. 2022).
+    """Mixes each drawn transition with one of its nearest neighbors (NMER, Sander et al. 2022).
 
-    Neighborhood Mixup Experience Replay, https://proceedings.mlr.press/v168/sander22a.html. Neighbours are found in
-    standardised observations and actions; terminal transitions stay as they are. Meant for continuous actions.
+    Neighborhood Mixup Experience Replay, https://proceedings.mlr.press/v168/sander22a.html. Neighbors are found in
+    standardized observations and actions; terminal transitions stay as they are. Meant for continuous actions.
 
     Args:
         num_neighbors: K, candidates for mixing.
         priority_exponent: α of prioritized draws of the first of each pair; 0 draws it uniformly.
         importance_exponent: β of their correction.
         update_partners: pass TD errors to both of a pair instead of the first alone.
-        refresh_interval: insertions between updates of the neighbour lists; 1 is the paper's definition.
+        refresh_interval: insertions between updates of the neighbor lists. 1 is the paper's definition.
         backend: search that builds the lists: ``exact``, ``faiss_flat`` or ``faiss_ivf``.
-        discrete: ``"same_action"`` restricts neighbours to the same discrete action; otherwise refused.
-        feature_keys: columns whose concatenation neighbours are close in; floats, the last may be a discrete action.
+        discrete: ``"same_action"`` restricts neighbors to the same discrete action, which is otherwise refused.
+        feature_keys: columns whose concatenation neighbors are close in: floats, the last may be a discrete action.
             A nested column, such as a Dict observation, includes every entry under it.
 
     With ``check_finite=False`` observations and actions must still be finite, since the search needs distances.
@@ -500,7 +500,7 @@ def prioritized(
         min_priority: smaller priorities are raised to it; 1, with ``priority_exponent=0.4`` and
             ``importance_exponent=0``, for loss-adjusted prioritization (LAP, https://arxiv.org/abs/2007.06049).
     """
-    # Also where priority_exponent is 0: it may be set later, and TD errors are kept until then.
+    # Also if priority_exponent is 0: it may be set later, and TD errors are kept until then.
     sampler = PrioritizedSampler(
         capacity,
         priority_exponent,
@@ -536,7 +536,7 @@ def hindsight(
 
     Args:
         env: id of the goal environment, an environment, or a class or function that builds one; its ``compute_reward``
-            and ``compute_terminated`` are used where ``reward`` and ``terminated`` are not given.
+            and ``compute_terminated`` are used if ``reward`` and ``terminated`` are not given.
         reward: ``(achieved, desired, info)`` of arrays ``[N, ...]`` to rewards ``[N]``; ``info`` holds the columns of
             ``reward_keys``.
         terminated: the same, to flags ``[N]``.
@@ -615,7 +615,7 @@ def surprise_retention(
 
     Returns over ``n_steps`` are formed before they are stored, n - 1 steps later. The retention priorities are always
     on the CPU. A full frame store evicts the lowest transitions until a new one fits; kept rows are scattered and share
-    few frames: by default each has ``frame_stack + n_steps`` of its own, at most ``2 * frame_stack``.
+    few frames: by default each has ``frame_stack + n_steps`` separate ones, at most ``2 * frame_stack``.
 
     Sampled keys:
         discount, steps_to_next_obs: ``[B, 1]``, with ``n_steps`` above 1.
@@ -687,15 +687,16 @@ def event_tables(
     Args:
         capacity: most transitions in the default table, which every step enters.
         tables: the event tables; a ``share`` of ``None`` is an equal part of what the others and the default leave, a
-            ``min_size`` of ``None`` is the batch size, or the table's capacity where that is less.
-        default_share: η_0, share of a batch from the default table; the paper recommends 0.7 if it is not known which
+            ``min_size`` of ``None`` is the batch size, or the table's capacity if that is less.
+        default_share: η_0, share of a batch from the default table. The paper recommends 0.7 if it is not known which
             events matter.
         min_size: d_0, rows that the default table must hold before it is drawn from; ``None`` is the batch size, or
-            ``capacity`` where that is less.
+            ``capacity`` if that is less.
         correction: importance weights of rows drawn more often than they occur: ``"none"`` (the paper's choice for
             deterministic environments), ``"mixture"`` (exact, any state space), ``"lemma2"`` or ``"lemma2_exact"``
-            (discrete states and actions), see :mod:`lightning_replay.samplers.tables`; or ``"continuous"``,
-            one draw over all tables, without row counts per table, TD priorities or minimum sizes of event tables:
+            (discrete states and actions), see
+            :mod:`lightning_replay.samplers.tables`, or ``"continuous"``, one draw over all tables, without row counts
+            per table, TD priorities or minimum sizes of event tables:
             :class:`~lightning_replay.samplers.continuous_correction.ContinuousCorrectionSampler`.
         multinomial: draw the number of rows of each table at random; otherwise shares are exact by largest remainder.
         at_least_one: draw at least one row from every table that holds enough.
@@ -705,13 +706,13 @@ def event_tables(
         sequence_length: T, draws a sequence with each row, see :class:`~lightning_replay.samplers.SequenceSampler`.
         burn_in: steps at the beginning of a sequence from which nothing is learned.
         max_trajectories: episodes that may run at once.
-        forget_stale: where more run, drop the history of those continued longest ago instead of refusing new ones.
+        forget_stale: if more run, drop the history of episodes continued longest ago instead of refusing new ones.
 
     With ``n_steps`` above 1 events are tested on single steps; the tables are always on the CPU. A full frame store
     evicts the oldest entries of the fullest table.
 
     Sampled keys:
-        table: int64 ``[B]``, the table each row was drawn from: 0 the default table, then those given, in order.
+        table: int64 ``[B]``, the table each row was drawn from: 0 the default table, then the given tables, in order.
         priority_weight: float32 ``[B]``, with a correction or priorities.
         table_probability, raw_weight: float32 ``[B]``, with ``return_probabilities``.
 
@@ -775,7 +776,7 @@ def event_tables(
         checks = options.get("check_continuity", True)
         sampler = SequenceSampler(length, burn_in=burn_in, base_sampler=sampler, check_continuity=checks)
     lengths = [max(event.history_length for event in table.events) for table in tables]
-    # Rows lie in runs of an event's history; those of the running episodes may enter any table.
+    # Rows lie in runs of an event's history. The rows of running episodes may enter any table.
     rows = [capacity, *(table.capacity for table in tables), max_trajectories * max(lengths)]
 
     def frames(frame_stack: int) -> int:
@@ -803,7 +804,7 @@ def sequences(
 
     Args:
         length: T, steps of a sequence, the burn-in included.
-        overlap: steps that neighbouring sequences of an episode share.
+        overlap: steps that neighboring sequences of an episode share.
         burn_in: steps at the beginning of a sequence from which nothing is learned.
         min_steps: fewest steps of a sequence; by default ``burn_in + 1``. ``length`` draws whole sequences alone.
         max_share: η, share of the largest TD error of a sequence in its priority.

@@ -107,15 +107,15 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
     Args:
         storage: usually :class:`~lightning_replay.storage.PackedStorage`.
         sampler: which rows; uniform by default.
-        writer: where rows go and which leave; first in, first out by default.
+        writer: chooses the slots of new rows and the rows that leave, first in, first out by default.
         transform: what happens to a batch once it is drawn (and, inversely, to rows before they are stored).
-        batch_size: rows per batch; by default 256, or the capacity where it is smaller.
+        batch_size: rows per batch; by default 256, or the capacity if it is smaller.
         n_steps: rewards summed into one return, formed when a row is drawn; 1 leaves rows as they are.
         discount: γ of that return.
         priority_key: the column of a batch from which :meth:`update_priority` reads TD errors that it is not given.
         prefetch: batches drawn ahead in a thread. Their priorities are as old as they have waited.
         check_finite: refuse NaN and infinity in rewards and observations, see
-            :class:`~lightning_replay.storage.columns.TransitionCheck`. About 5 % of the time of an insert of
+            :class:`~lightning_replay.storage.columns.TransitionCheck`. About 5% of the time of an insert of
             64 rows.
         check_every: number of calls between two reads of the errors that a device found, so that no call waits for it.
             The device looks for NaN and infinity in rows and TD errors, and for contradicting flags. A call of
@@ -126,8 +126,8 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             are refused.
         check_continuity: returns over several steps go on to the next row only if that row starts with the observation
             that the row before ended with, bit for bit, see :class:`~lightning_replay.episodes.links.Continuity`. Turn
-            it off where observations change between two steps: wrappers that draw noise each time they are read, or
-            that normalize stored observations by statistics which move on. Samplers, writers and transforms that follow
+            it off if observations change between two steps: wrappers that draw noise each time they are read, or that
+            normalize stored observations by statistics which move on. Samplers, writers and transforms that follow
             episodes have an option of the same name.
         seed: of sampler, transform and writer; ``None`` leaves their generators as they are.
 
@@ -161,10 +161,10 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
     #:
     #: :meta private:
     awaits_new_episodes: bool
-    # Refuses the first rows, TensorDict [N], of a side of a MixedReplay, where they do not fit the other side's.
+    # Refuses the first rows, TensorDict [N], of a side of a MixedReplay, if they do not fit the other side's.
     _check_first: Callable[[TensorDictBase], None] | None = None
     _deferred: DeferredChecks | None
-    # Draws for samplers that have no generator: those of TorchRL. ``None`` if the sampler is one of this library.
+    # Draws for samplers that have no generator: TorchRL's samplers. ``None`` if the sampler is one of this library.
     _torchrl_generator: torch.Generator | None = None
 
     def __init__(
@@ -235,20 +235,20 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
 
         Args:
             tensordicts: TensorDict ``[N]``, rows of one trajectory in time order. ``("next", "done")`` is derived from
-                ``terminated`` and ``truncated`` where it is absent; rewards and flags ``[N]`` are stored as ``[N, 1]``.
+                ``terminated`` and ``truncated`` if it is absent. Rewards and flags ``[N]`` are stored as ``[N, 1]``.
                 Rows whose bool column ``("collector", "mask")`` or ``mask`` is false are padding and left out; with it,
                 trajectories ``[N, T]`` are taken as well.
             update_priority: whether a column ``priority_key`` among them sets their priorities; yes by default.
 
         Returns:
-            int64, their slots; of those that entered, where the writer refuses some.
+            int64, their slots, only of rows that entered if the writer refuses some.
 
         Raises:
             TypeError: not a TensorDict; a ``trajectory`` that is not of an integer dtype.
             ValueError: an empty batch, rows that do not fit the stored columns or lack what a part of the buffer needs,
-                returns over several steps where the buffer or a transform forms such returns, rows that are terminated
+                returns over several steps if the buffer or a transform forms such returns, rows that are terminated
                 or truncated but not done, NaN or infinite rewards, observations or TD errors (rows that are all
-                truncated, as TorchRL's trainers give them, are done where no row continues them), or 64 rows that
+                truncated, as TorchRL's trainers give them, are done if no row continues them), or 64 rows that
                 follow others, none of which continues the other, if a part needs such rows and checks continuity.
                 Nothing is changed then, whichever part refuses.
             RuntimeError: rows on disk that belong to the process that this one was forked from.
@@ -266,12 +266,12 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
 
         For a few rows, building and reading a TensorDict takes longer than storing them. None is built for rows on the
         CPU that follow others into a :class:`~lightning_replay.storage.PackedStorage`, unless a transform, a sampler
-        that checks rows, a called condition or a writer of your own reads them.
+        that checks rows, a called condition or your own writer reads them.
 
         Args:
             columns: arrays or tensors ``[N, ...]``, all with the same N, by key: a name, or for a nested column a tuple
-                of names such as ``("next", "reward")``. Dtypes and shapes are those of the stored columns, as for
-                :meth:`extend`; a reward is float32 where the first ones were. They are copied.
+                of names such as ``("next", "reward")``. Dtypes and shapes equal the stored columns, as for
+                :meth:`extend`. A reward is float32 if the first ones were. They are copied.
 
         Returns:
             int64, their slots, as :meth:`extend`.
@@ -314,7 +314,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
                 if self._deferred is not None:
                     self._deferred.begin("extend")
                 # The environments that played the episodes of a save are gone. Until the first new rows, contents and
-                # draws are those that were saved.
+                # draws are as they were saved.
                 if self.awaits_new_episodes:
                     self.awaits_new_episodes = False
                     self.end_episodes()
@@ -352,7 +352,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
     def _transform_and_store(self, rows: TensorDictBase, takes_priorities: bool) -> Tensor:
         with self.parts.undone_if_refused():
             if self.parts.has_transforms and 0 not in rows.shape:  # all may have been padding
-                # Rows that wait in a transform reach the storage later, where a refusal could not name the call.
+                # Rows that wait in a transform reach the storage later, when a refusal could not name the call.
                 if self.parts.delaying:
                     self._row_check(_columns_of(rows))
                 if not len(self._storage):
@@ -404,7 +404,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         return index
 
     def _store(self, rows: Any, columns: Sequence[Column] | None, takes_priorities: bool) -> Tensor:
-        # Rows are a TensorDict [N], or columns by key where the storage has read these; it reads none for TorchRL's
+        # Rows are a TensorDict [N], or columns by key if the storage has read these. It reads none for TorchRL's
         # storages and writers. Whatever may refuse rows comes before the writer writes.
         parts = self.parts
         sampler = parts.sampler
@@ -554,7 +554,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
     def _sample(
         self, batch_size: int, draw: Callable[[], tuple[Tensor, dict[str, Any]]] | None = None
     ) -> tuple[TensorDictBase, dict[str, Any]]:
-        # By ``draw`` where the sampler is to draw a part of a batch, see sample_shard.
+        # By ``draw`` if the sampler is to draw a part of a batch, see sample_shard.
         if torch.is_inference_mode_enabled():
             with torch.inference_mode(False):
                 return self._sample(batch_size, draw)
@@ -592,7 +592,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             if generation is not None:
                 info["generation"] = generation if self.parts.sampler.update_partners else data.get("generation")
             for key, value in info.items():
-                # Set again only what a transform has removed, and index and generation also where it replaced them.
+                # Set again only what a transform has removed, and index and generation also if it replaced them.
                 present = data.get(key, None)
                 if present is not value and (present is None or key not in shown):
                     data.set(key, value if value.ndim >= data.ndim else expand_as_right(value, data))
@@ -649,8 +649,8 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
                 ``[B]`` or ``[B, 2]``, of sequences ``[B, T]``.
             td_error: signed, ``[B]`` or ``[B, 1]``, of sequences ``[B, T]``, see
                 :class:`~lightning_replay.samplers.SequenceSampler`; the magnitude becomes the sampler's priority. Of a
-                batch without it and without ``signals`` the column ``priority_key`` is read. May be left out where
-                only the writer takes feedback and ``signals`` hold all of it. TorchRL's name ``priority`` is accepted.
+                batch without it and without ``signals`` the column ``priority_key`` is read. May be left out if only
+                the writer takes feedback and ``signals`` hold all of it. TorchRL's name ``priority`` is accepted.
             generation: with an index alone, the batch's ``generation``. Rows whose slot was written or emptied since
                 are dropped and counted; without it they are only dropped if the slot is empty.
             signals: further feedback for a :class:`~lightning_replay.writers.RetentionWriter`: ``action_values``
@@ -660,7 +660,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         Raises:
             TypeError: a signal of another name; complex TD errors; a batch without ``index``; an ``index`` or a
                 ``generation`` that is no tensor, or a ``generation`` that is not of an integer dtype.
-            ValueError: NaN or infinite TD errors, another number of them than of rows, none where they are needed;
+            ValueError: NaN or infinite TD errors, another number of them than of rows, none if they are needed, or
                 signals that the writer refuses. Nothing is changed.
             IndexError: an index that is not stored; nothing is changed.
         """
@@ -687,8 +687,8 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             if parts.draws_there:
                 self._update_there(index, td_error, generation)
                 return
-            # A sampler on the CPU compares generations in the same pass in which it sets priorities. Not where the
-            # writer needs the slots of the rows that are left, too.
+            # A sampler on the CPU compares generations in the same pass in which it sets priorities. Not if the writer
+            # also needs the slots of the rows that are left.
             if parts.update_matching is not None and not needs_feedback:
                 num_stale = update_matching(index, td_error, generation, self._storage, parts.update_matching)
                 if num_stale is not None:
@@ -770,8 +770,8 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
     def stats(self) -> dict[str, Any]:
         """Returns TorchRL's counters, bytes, ages of the last batch (in transitions), and counts of updates.
 
-        Those of storage, sampler and writer, too; where frames are stored once ``bytes_per_transition`` is by the
-        transitions held, else by the capacity.
+        Also the statistics of storage, sampler, and writer. If frames are stored once, ``bytes_per_transition`` is by
+        the transitions held, else by the capacity.
         """
         rows = self.capacity if self._packed is None else self._packed.rows_in_memory
         stats = {
@@ -830,7 +830,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         """Ends running episodes whose environments were closed, reset or lost: nothing follows their stored rows.
 
         Steps that a transform keeps back are stored first. Then the newest row of each episode is marked truncated and
-        done. Where that may not be the last step of its episode (a writer that refuses rows or keeps no order, returns
+        done. If that may not be the last step of its episode (a writer that refuses rows or keeps no order, returns
         formed before they are stored), and in a storage of TorchRL's, it is not marked, and only later rows are kept
         apart from it. Reads all rows once, O(N), unless ``slots`` are given.
 
@@ -864,7 +864,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores what :meth:`state_dict` returned, from a buffer of the same capacity, parts, tables and tasks.
 
-        Other options stay those of this buffer; the log names exponents, offsets and schedules that differ. The state
+        Other options keep this buffer's values. The log names exponents, offsets and schedules that differ. The state
         of another buffer is a ``ValueError``, and nothing is changed.
         """
         restore_state(self, state_dict)
@@ -880,7 +880,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
 
         Args:
             path: a directory or URL that :meth:`save` wrote to.
-            end_episodes: ``False`` continues them, where the environments were restored with the buffer.
+            end_episodes: ``False`` continues them, if the environments were restored with the buffer.
 
         Raises:
             FileNotFoundError, DamagedFileError, ValueError: as :func:`lightning_replay.load_replay`; nothing is loaded.
@@ -989,13 +989,13 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         self._ends.begin()
 
     def append_transform(self, transform: Any, *, invert: bool = False) -> Replay:
-        """Appends a transform, which is applied last; nothing is changed where it does not fit the buffer."""
+        """Appends a transform, which is applied last. Nothing is changed if it does not fit the buffer."""
         with self._with_more_transforms():
             super().append_transform(transform, invert=invert)
         return self
 
     def insert_transform(self, index: int, transform: Any, *, invert: bool = False) -> Replay:
-        """Inserts a transform before that at ``index``; nothing is changed where it does not fit the buffer."""
+        """Inserts a transform before the one at ``index``. Nothing is changed if it does not fit the buffer."""
         with self._with_more_transforms():
             super().insert_transform(index, transform, invert=invert)
         return self
@@ -1151,9 +1151,9 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         self._ends.announce(slots, trajectories)
 
     def successors(self, index: Tensor) -> Tensor | None:
-        """Returns the slots of the next steps of rows ``[n]``, -1 where none is stored.
+        """Returns the slots of the next steps of rows ``[n]``, -1 if none is stored.
 
-        ``None`` where episodes are not followed: with ``n_steps=1`` and without a transform that needs them.
+        ``None`` if episodes are not followed: with ``n_steps=1`` and without a transform that needs them.
         """
         links = None if self._episodes is None else self._episodes.links
         return None if links is None else links.successor[index.to(links.successor.device)]

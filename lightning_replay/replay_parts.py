@@ -118,7 +118,7 @@ class ReplayParts:
             transform.advance(env_steps=env_steps, updates=updates)
 
     def refuse_returns(self, rows: TensorDictBase) -> None:
-        """Refuses first rows ``[N]`` that hold returns where a transform would form returns of these."""
+        """Refuses first rows ``[N]`` that hold returns if a transform would form returns of these."""
         for transform in self.transforms:
             refuse_formed(rows, transform.n_steps if isinstance(transform, MultiStepTransform) else 1)
 

@@ -263,7 +263,7 @@ def save_replay(replay: TrainingReplay, path: str | Path, *, previous: str | Pat
 
     Raises:
         TypeError: ``replay`` is not a replay buffer, for example a level buffer.
-        FileExistsError: A file of yours in ``path`` is named ``replay.json``. Nothing is written.
+        FileExistsError: One of your files in ``path`` is named ``replay.json``. Nothing is written.
 
     Example:
         >>> import tempfile

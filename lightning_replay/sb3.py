@@ -70,9 +70,9 @@ class RecipeBuffer(ReplayBuffer):
     """A replay of any recipe as the ``replay_buffer_class`` of Stable-Baselines3's off-policy algorithms.
 
     They give the first options, and ``replay_buffer_kwargs`` the others. Importance weights multiply the rows of the
-    critics' losses, and TD errors, the largest of several critics, are returned before the next row or draw. Both are
-    those of the training step itself: the rewards of a batch are a subclass of ``Tensor``, for which torch hands over
-    the loss that is computed from them.
+    critics' losses, and TD errors, the largest of several critics, are returned before the next row or draw. Both come
+    from the training step itself: the rewards of a batch are a subclass of ``Tensor``, for which torch hands over the
+    loss that is computed from them.
 
     The class also replaces the ``ReplayBuffer`` that CleanRL, LeanRL, and similar scripts import. Only their import
     line changes, see the page on migrating.

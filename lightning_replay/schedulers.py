@@ -83,7 +83,7 @@ class Scheduler(Stateful, ABC):
             ready: bool ``[N]``, the tasks that hold enough data to be drawn from.
 
         Returns:
-            float64 ``[N]``, 0 where not ready, of sum 1; all 0 when no task is ready.
+            float64 ``[N]``, 0 if not ready, of sum 1, or all 0 when no task is ready.
         """
 
     def drawn(self, task: int, probability: float) -> None:
@@ -181,7 +181,7 @@ def checked_probabilities(scheduler: Scheduler, ready: np.ndarray) -> np.ndarray
 def among_ready(preferences: np.ndarray, ready: np.ndarray) -> np.ndarray:
     """Computes ``preferences * ready`` divided by its sum, float64 ``[N]``.
 
-    Where only tasks of preference 0 are ready each has the same chance; all are 0 when no task is ready. Raises
+    If only tasks of preference 0 are ready, each has the same chance; all are 0 when no task is ready. Raises
     ``ValueError`` if the shapes differ.
 
     Example:
@@ -208,7 +208,7 @@ class Exp3(Scheduler):
     Each signal causes one update. It is applied at once if its task was drawn since the task's last update, with the
     probability of the last draw; otherwise it is kept for the next draw of the task, and a newer signal replaces it.
 
-    Where every task has signals equally often, probabilities settle in proportion to the signals, none below
+    If every task has signals equally often, probabilities settle in proportion to the signals, none below
     ``exploration / N``: with mean returns the tasks that are played best are drawn most, and the target falls to that
     bound until it is solved. :class:`ReturnChange` as signal prefers the tasks that are being learned instead.
 
@@ -324,7 +324,7 @@ class Exp3S(Exp3):
         """Computes the update of :class:`Exp3`, then ``w += e * weight_sharing / N * sum(w before)``."""
         self._check_task(task)
         gain = self._gain(profit, probability)
-        # The logarithm of e * α / N * sum(w); the sum is that before the gain.
+        # The logarithm of e * α / N * sum(w); the sum is the one before the gain.
         shared = np.logaddexp.reduce(self.log_weights) + 1.0 + math.log(self.weight_sharing / len(self.tasks))
         self.log_weights[task] += gain
         self.log_weights: np.ndarray = np.logaddexp(self.log_weights, shared)
@@ -411,7 +411,7 @@ class MeanReturn(ReturnProgress):
 class ReturnChange(ReturnProgress):
     """Change of the returns of a task: ``|newer mean - older mean| / (high - low)``, clipped to [0, 1].
 
-    The means are those of the newer and of the older half of the window; the middle one of an odd number of returns
+    The means cover the newer and the older half of the window. The middle one of an odd number of returns
     counts in neither. A task that is mastered, or out of reach, has signal 0, so a scheduler prefers tasks that are
     being learned or forgotten.
 

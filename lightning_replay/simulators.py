@@ -23,7 +23,7 @@ class SimulatorVector(VectorEnv[Any, Any, Any]):
     ``reset`` passes only the arguments that are given, and returns observations and infos. It warns if the simulator
     accepts no seed. ``step`` returns five values. A step of four values is read as
     ``(observation, reward, done, info)``, and ``info["time_outs"]`` marks the ends by a time limit. Attributes that a
-    vector lacks are those of the simulator.
+    vector lacks come from the simulator.
 
     Args:
         simulator: Simulator, which resets its environments in the step that ends their episodes.
@@ -40,8 +40,8 @@ class SimulatorVector(VectorEnv[Any, Any, Any]):
         self.simulator: Any = simulator
         self.num_envs: int = int(simulator.num_envs if hasattr(simulator, "num_envs") else base.num_envs)
         metadata = getattr(simulator, "metadata", None) or {}
-        # Vectors of Gymnasium write their mode into the metadata of their environments. All environments without
-        # metadata of their own share one dictionary.
+        # Vectors of Gymnasium write their mode into the metadata of their environments. All environments without their
+        # own metadata share one dictionary.
         own = {} if metadata is Env.metadata else metadata
         self.metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.SAME_STEP, **own}
         self._base = base

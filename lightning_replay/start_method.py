@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """An import of TorchRL that leaves the start method of ``multiprocessing`` as it was.
 
-TorchRL sets ``"spawn"`` where none is set. A script without ``if __name__ == "__main__"`` then fails in Gymnasium's
+TorchRL sets ``"spawn"`` if none is set. A script without ``if __name__ == "__main__"`` then fails in Gymnasium's
 ``AsyncVectorEnv`` and in workers of a ``DataLoader``. TorchRL's own processes are spawned as before, from a context.
 A hook is needed because TorchRL, which takes seconds, is imported by whichever module needs it first. If a program
 imports TorchRL itself, its import stays as it is.

@@ -45,7 +45,7 @@ class ArrayColumns:
         return bool(np.count_nonzero(flags))
 
     def chosen(self, mask: Any, one: Any, other: Any) -> Any:
-        """Returns the rows of one column where the mask is true, and of the other column elsewhere."""
+        """Returns the rows of one column if the mask is true, and of the other column elsewhere."""
         return self.where(mask.reshape(-1, *[1] * (other.ndim - 1)), one, other)
 
     def finite_rows(self, column: Any) -> Any:

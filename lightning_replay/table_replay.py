@@ -49,7 +49,7 @@ class TableReplay(Replay):
             return self._storage.get(torch.from_numpy(slots).to(self._storage.device))
 
     def stats(self) -> dict[str, Any]:
-        """Returns those of :class:`~lightning_replay.replay.Replay`, and for each table under ``tables``:
+        """Returns the statistics of :class:`~lightning_replay.replay.Replay`, and for each table under ``tables``:
 
         * ``size``, ``capacity``, ``fill`` (their ratio), ``evicted`` (entries that left),
         * ``share_drawn`` (of all rows drawn so far), ``age_mean`` and ``age_max`` (in transitions written since),
@@ -99,7 +99,7 @@ class CurriculumReplay(TableReplay):
 
         Args:
             task: its name.
-            value: progress signal in [0, 1], usually the mean normalised return.
+            value: progress signal in [0, 1], usually the mean normalized return.
 
         Raises:
             ValueError: an unknown task, or a signal outside [0, 1] or NaN; nothing is changed.
@@ -111,7 +111,7 @@ class CurriculumReplay(TableReplay):
     def probabilities(self) -> dict[str, float]:
         """Returns the probability that the next batch comes from each task, by name.
 
-        Tasks with too few rows are left out once another has enough; until then they are those of the scheduler.
+        Tasks with too few rows are left out once another has enough; until then they come from the scheduler.
         """
         sampler = self._curriculum
         probability = checked_probabilities(sampler.scheduler, sampler.ready(self.tables))

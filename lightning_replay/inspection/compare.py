@@ -44,7 +44,7 @@ class Inspection(NamedTuple):
 
 
 def ages(replay: Replay) -> Tensor:
-    """Returns the transitions given after each row, int64 ``[N]``, oldest first; refused transitions count."""
+    """Returns the transitions given after each row, int64 ``[N]``, oldest first. Refused transitions count."""
     age = as_replay_writer(replay.writer).age_of(replay.oldest_first())
     assert age is not None, "oldest_first sorts by it"
     return age.cpu()

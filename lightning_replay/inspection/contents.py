@@ -129,8 +129,8 @@ class ReplayContents:
     def figures(self) -> dict[str, float]:
         """Returns plain numbers by path, as far as they are known.
 
-        ``size``, ``capacity``, ``fill``, ``age_mean``, ``age_max``; where the probabilities of a draw are known
-        ``effective_sample_size`` and ``effective_share`` (of the rows); with priorities ``priority_mean``,
+        ``size``, ``capacity``, ``fill``, ``age_mean``, ``age_max``. If the probabilities of a draw are known,
+        ``effective_sample_size`` and ``effective_share`` (of the rows). With priorities ``priority_mean``,
         ``priority_max`` and ``draws_of_top_tenth``, the share of draws that go to the likeliest tenth of the rows;
         ``tables/NAME/fill`` and ``tables/NAME/share_drawn``; with retention ``refused`` and ``evicted``.
         """
@@ -240,7 +240,7 @@ def contents_of(state: Mapping[str, Any], built_by: object) -> ReplayContents:
 
 
 def _entry(described: object, name: str) -> Mapping[str, Any]:
-    """Returns a dictionary in a description, which a file may have in any shape; an empty one in place of others."""
+    """Returns a dictionary in a description, which a file may have in any shape, or an empty one in place of others."""
     entry = described.get(name) if isinstance(described, Mapping) else None
     return entry if isinstance(entry, Mapping) else {}
 
@@ -311,7 +311,7 @@ def _samplers(state: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _tables_of(state: Mapping[str, Any], arguments: Mapping[str, Any]) -> list[Table]:
-    """Returns the tables of a buffer in the order of their numbers; none of a buffer without."""
+    """Returns the tables of a buffer in the order of their numbers, and none of a buffer without."""
     writer = state["writer"]
     if "tables" not in writer:
         return []
@@ -398,7 +398,9 @@ def _default_priority(sampler: Mapping[str, Any]) -> float:
 
 
 def _retained_of(writer: Mapping[str, Any]) -> Retained | None:
-    """Returns the rows of a :class:`~lightning_replay.writers.RetentionWriter` from its state; of others ``None``."""
+    """Returns the rows of a :class:`~lightning_replay.writers.RetentionWriter` from its state, and ``None`` for other
+    writers.
+    """
     rows = writer.get("rows")
     if not isinstance(rows, Mapping) or "keys" not in rows:
         return None
@@ -484,10 +486,10 @@ class RankedEpisodes(NamedTuple):
 def highest_episodes(contents: ReplayContents, most: int) -> RankedEpisodes | None:
     """Returns the episodes whose stored rows have the highest mean priority.
 
-    By retention priority where rows are drawn without priorities but kept by them, and by return where there is
-    neither. Episodes are rows of one ``trajectory``; without this column, rows between two ends in the order in which
-    they were given. Of equal episodes the newer comes first. At most ``most``; ``None`` if the buffer is empty, keeps
-    no order of rows, or stores neither trajectories nor ends.
+    By retention priority if rows are drawn without priorities but kept by them, and by return if there is
+    neither. Episodes are rows of one ``trajectory``. Without this column, they are rows between two ends in the order
+    in which they were given. Of equal episodes the newer comes first. At most ``most``; ``None`` if the buffer is
+    empty, keeps no order of rows, or stores neither trajectories nor ends.
     """
     written = contents.written
     columns = contents.columns
@@ -539,7 +541,7 @@ def shown_rows(episode: StoredEpisode, most: int) -> np.ndarray:
 
 
 def levels_of(state: Mapping[str, Any]) -> LevelContents:
-    """Returns what a level source holds, from its ``state_dict()``; one without scores has no levels."""
+    """Returns what a level source holds, from its ``state_dict()``; a source without scores has no levels."""
     kind = str(state["kind"])
     sampler = state.get("sampler")
     writer = state.get("writer")

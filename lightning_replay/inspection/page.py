@@ -147,7 +147,7 @@ def cells(values: np.ndarray, names: Sequence[str], title: str) -> str:
 
 
 def _shares(values: np.ndarray) -> np.ndarray:
-    """Returns values scaled to [0, 1], all 0.5 where they are equal."""
+    """Returns values scaled to [0, 1], all 0.5 if they are equal."""
     span = np.ptp(values)
     return (values - values.min()) / span if span > 0 else np.full(len(values), 0.5)
 
@@ -227,7 +227,7 @@ class _Chart:
 
 
 def _ticks(low: float, high: float, *, whole: bool = False) -> list[float]:
-    """Returns round numbers from ``low`` to ``high``; with ``whole`` whole ones, if there are two."""
+    """Returns round numbers from ``low`` to ``high``, with ``whole`` whole ones, if there are two."""
     step = 10.0 ** np.floor(np.log10((high - low) / _MOST_TICKS))
     if whole and np.floor(high) > np.ceil(low):
         step = max(step, 1.0)
@@ -275,7 +275,7 @@ def _legend(*names: str) -> str:
 
 
 def _with_bar(text: str, share: float | None) -> str:
-    """Returns a text with a bar whose length is a share of the cell; a dash where the share is not known."""
+    """Returns a text with a bar whose length is a share of the cell, or a dash if the share is not known."""
     if share is None:
         return "–"
     width = 100 * min(max(share, 0.0), 1.0)
@@ -435,7 +435,7 @@ def _timeline(contents: ReplayContents) -> str:
     given = contents.given
     if written is None or not given:
         return ""
-    # What retention refused or evicted is shown too; elsewhere the time before the oldest row is empty
+    # What retention refused or evicted is also shown. Elsewhere, the time before the oldest row is empty
     first = 0 if contents.retained is not None else int(written.min())
     edges = np.unique(np.linspace(first, given, _PARTS + 1).round().astype(np.int64))
     if len(edges) < 2:

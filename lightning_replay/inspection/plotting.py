@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 # Okabe and Ito, "Color Universal Design", 2008, without their yellow, which is hard to see on white
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-_LINES = ("-", "--")  # beyond the last colour
+_LINES = ("-", "--")  # beyond the last color
 _DPI = 120
 _MOST_POINTS = 100  # A line has at most this number of points; more rows are averaged in groups.
 _MOST_GROUPS = 50
 _LEAST_IN_A_GROUP = 5
-_MOST_DECADES = 6  # of a colour scale; smaller values get its lowest colour
+_MOST_DECADES = 6  # of a color scale; smaller values get its lowest color
 
 
 def import_matplotlib(picture: str) -> Any:
@@ -39,7 +39,7 @@ def import_matplotlib(picture: str) -> Any:
 def make_figure(
     picture: str, rows: int = 1, columns: int = 1, height: float = 4.0, width: float = 7.0, **options: Any
 ) -> tuple[Any, Any]:
-    """Returns a figure with a light grid and colour-blind-safe colours, and its ``Axes`` as array ``[rows, columns]``.
+    """Returns a figure with a light grid and color-blind-safe colors, and its ``Axes`` as array ``[rows, columns]``.
 
     It draws into files alone: the display of ``pyplot``, such as that of a notebook, stays as it is. Sizes are in
     inches: text of 10 points in 7 of them is readable on a page that shows the picture 700 pixels wide.
@@ -58,7 +58,7 @@ def make_figure(
 
 
 def line_style(number: int) -> dict[str, str]:
-    """Returns colour and dashes of line ``number`` of a panel, for lines that look alike in several panels.
+    """Returns color and dashes of line ``number`` of a panel, for lines that look alike in several panels.
 
     Example:
         >>> line_style(0), line_style(7)
@@ -69,7 +69,7 @@ def line_style(number: int) -> dict[str, str]:
 
 
 def fill_band(axes: Axes, x: ArrayLike, mean: np.ndarray, spread: np.ndarray, line: Line2D) -> None:
-    """Fills ``mean ± spread``, all ``[P]``, in the colour of a line."""
+    """Fills ``mean ± spread``, all ``[P]``, in the color of a line."""
     axes.fill_between(x, mean - spread, mean + spread, color=line.get_color(), alpha=0.2, linewidth=0)
 
 
@@ -89,7 +89,7 @@ def count_on(axis: Axis) -> None:
 
 
 def log_colors(values: ArrayLike) -> tuple[np.ndarray, Any]:
-    """Returns values ``[P]``, not negative, to draw on a logarithmic colour scale, and matplotlib's ``LogNorm``."""
+    """Returns values ``[P]``, not negative, to draw on a logarithmic color scale, and matplotlib's ``LogNorm``."""
     from matplotlib.colors import LogNorm
 
     given = np.asarray(values, dtype=np.float64)

@@ -90,7 +90,7 @@ class PackedColumns:
         self.layout: RowLayout = layout
 
     def whole(self, keys: Sequence[Key]) -> dict[Key, np.ndarray]:
-        """Returns columns ``[N, ...]`` by key, read in one pass over all rows; keys that are not stored are absent."""
+        """Returns columns ``[N, ...]`` by key, read in one pass over all rows. Keys that are not stored are absent."""
         wanted = [key for key in keys if key in self.layout.columns]
         pieces: dict[Key, list[np.ndarray]] = {key: [] for key in wanted}
         for _, rows in self._rows.pieces() if wanted else ():
@@ -106,7 +106,7 @@ class PackedColumns:
 
 
 def _plain(values: Tensor) -> np.ndarray:
-    """Returns numbers as an array; of a dtype that NumPy lacks as float32."""
+    """Returns numbers as an array, and numbers of a dtype that NumPy lacks as float32."""
     lacks = values.dtype is torch.bfloat16 or (values.is_floating_point() and values.element_size() == 1)
     return (values.float() if lacks else values).numpy()
 
@@ -125,7 +125,7 @@ _PLANES = np.array(
 
 
 class RowImages(NamedTuple):
-    """Images of rows: a column of the rows, or the last frame of each observation where frames are stored once."""
+    """Images of rows: a column of the rows, or the last frame of each observation if frames are stored once."""
 
     packed: PackedColumns
     key: Key

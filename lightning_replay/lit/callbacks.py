@@ -74,7 +74,7 @@ class LogReplayStats(_LogStats, ActsAtUpdates):
     """Every ``every_n_updates`` writes ``replay/*`` and ``train/*`` to the trainer's loggers.
 
     Buffers with tables add ``replay/tables/<name>/*``, a curriculum ``replay/probability/<task>``, and the data module
-    both clocks. ``self.log`` costs 0.3 ms in every training step; this costs nothing between two records.
+    both clocks. ``self.log`` costs 0.3 ms in every training step. This costs nothing between two records.
 
     Args:
         every_n_updates: Number of updates between two records.
@@ -168,15 +168,15 @@ class LinearLearningRate(L.Callback, ActsAtUpdates):
 class LogLevelStats(_LogStats):
     """Every ``every_n_rollouts`` writes ``levels/*`` and ``train/*`` to the trainer's loggers.
 
-    ``levels/*`` are those of ``levels.stats()``, ``train/*`` the outputs of the training step and the mean return of
-    the last ten episodes. The data module adds both clocks.
+    ``levels/*`` are the values of ``levels.stats()``, ``train/*`` the outputs of the training step and the mean return
+    of the last ten episodes. The data module adds both clocks.
 
-    Without a ``LevelDataModule``, the levels are those of the :class:`~lightning_replay.levels.LevelBatchSampler` that
+    Without a ``LevelDataModule``, the levels belong to the :class:`~lightning_replay.levels.LevelBatchSampler` that
     is the ``batch_sampler`` of the trainer's ``DataLoader``. Records are then written at Lightning's own steps.
 
     Args:
-        every_n_rollouts: Number of rollouts between two records; of batches if there is no ``LevelDataModule``.
-        levels: Levels to report in place of those that are found, such as a ``LevelBuffer``.
+        every_n_rollouts: Number of rollouts between two records, or of batches if there is no ``LevelDataModule``.
+        levels: Levels to report in place of the ones that are found, such as a ``LevelBuffer``.
 
     Raises:
         TypeError: at ``fit``, neither data module nor ``DataLoader`` has levels.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the rows that a replay holds are those that environments store, or that an agent takes."""
+"""Whether the rows that a replay holds match the rows that environments store, or that an agent accepts."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def row_differences(
     further: Columns,
     of_agent: bool = False,
 ) -> list[str]:
-    """Returns what differs between stored rows and those of ``num_envs`` environments, a clause for each column.
+    """Returns what differs between stored rows and the rows of ``num_envs`` environments, a clause for each column.
 
-    ``further`` are columns beside those that all environments store. Without environments no rows are added, and of
-    all columns beside those of the spaces only the present ones matter. Spaces ``of_agent`` are those of
+    ``further`` are columns beside the ones that all environments store. Without environments no rows are added, and of
+    all columns beside the columns of the spaces only the present ones matter. Spaces ``of_agent`` come from
     :func:`~lightning_replay.agents.spaces.spaces_of_sizes`, whose integers may have any dtype.
     """
     if replay.parts.changes_rows:  # transforms, on their way in

@@ -78,7 +78,7 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
     """Saves ``name.ckpt`` together with a new folder ``name.<updates>.replay/`` beside it, found by the id of its save.
 
     While :attr:`in_background` is set a thread writes and removes checkpoints, in order and as they were when that was
-    requested; what follows a failed one is left out, and :meth:`wait` raises its error.
+    requested. What follows a failed one is left out, and :meth:`wait` raises its error.
     """
 
     def __init__(self, wrapped: CheckpointIO, datamodule: Any) -> None:
@@ -126,7 +126,7 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
         self._last_task = self._thread.submit(follow)
 
     def wait(self, *, for_end: bool = True) -> None:
-        """Raises the error of what was written in the background; without ``for_end`` only of what has ended by now."""
+        """Raises the error of what was written in the background, without ``for_end`` only of what has ended by now."""
         task = self._last_task
         if task is not None and (for_end or task.done()):
             futures.wait([task])  # an interrupt leaves it to be waited for
@@ -333,7 +333,7 @@ def _replay_stem(stem: str) -> str:
 
 
 def replays_beside(path: str | Path) -> list[Path | str]:
-    """Returns the replays of a checkpoint: paths, or URLs where ``path`` is one."""
+    """Returns the replays of a checkpoint: paths, or URLs if ``path`` is one."""
     return [_beside(path, name) for name in _replay_names(path)]
 
 

@@ -59,9 +59,10 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
         monitor: Metric, compared each time its value changes; ``None`` keeps only the last.
         mode: ``"max"`` if the largest value is best, ``"min"`` if the smallest is.
         save_top_k: Number of best checkpoints, each with its replay. The second one is ``best-v1.ckpt``, and so on.
-        background: write checkpoints by a thread while training goes on. Rows, weights and generators are those of the
-            moment; rows that are overwritten meanwhile are copied. A checkpoint waits for the one before it and ``fit``
-            for the last one; an error is raised at the next training step. Needs rows in a ``PackedStorage``.
+        background: write checkpoints by a thread while training goes on. Rows, weights and generators are saved as they
+            are at the moment. Rows that are overwritten meanwhile are copied. A checkpoint waits for the one before it
+            and ``fit`` for the last one; an error is raised at the next training step. Needs rows in a
+            ``PackedStorage``.
         every_n_updates: updates of the data module between two ``last.ckpt``; by default 10,000 with a replay and 10
             with levels. Files of the replay that have not changed are linked, the others written.
 
@@ -192,7 +193,7 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
         self._release()
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Saves the last state if replay and weights are whole, and prints where it is.
+        """Saves the last state if replay and weights are whole, and prints its path.
 
         :meta private:
         """
@@ -234,7 +235,7 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
         super().teardown(trainer, pl_module, stage)
 
     def _settle(self, *, for_end: bool = True) -> None:
-        # Raises the error of a save in the background; what was said to be saved is not then.
+        # Raises the error of a save in the background. What was said to be saved is not then.
         if self._files is not None:
             try:
                 self._files.wait(for_end=for_end)
@@ -336,7 +337,7 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
 
         :meta private:
         """
-        # Lightning counts a step when it begins; an unfinished one is removed, as from the data module's clock.
+        # Lightning counts a step when it begins. An unfinished one is removed, as from the data module's clock.
         if self._is_step_open:
             remove_open_step(checkpoint)
 
@@ -372,7 +373,7 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
 
 
 def _file_at(path: str) -> str | None:
-    # Equal for all names of one file; None where there is none.
+    # Equal for all names of one file; None if there is none.
     filesystem, place = fsspec.core.url_to_fs(path)
     if not path or not filesystem.exists(place):
         return None

@@ -47,10 +47,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line. Modules of the current folder can be named in the files.
 
     Args:
-        arguments: without the program's name; by default those of the process.
+        arguments: without the program's name, by default the arguments of the process.
 
     Raises:
-        SystemExit: with status 2 and one line, for what cannot be run; 143 after SIGTERM; 0 after the help.
+        SystemExit: with status 2 and one line, for what cannot be run, 143 after SIGTERM, and 0 after the help.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given or given[0] in ("-h", "--help"):
@@ -196,7 +196,7 @@ def _class_path(option: str, value: str) -> str:
 
 
 def sentence_and_cause(error: Exception, is_begun: bool) -> tuple[str | None, BaseException]:
-    """Returns a line for the user, ``None`` where the traceback is needed, and the error that jsonargparse wrapped."""
+    """Returns a line for the user, ``None`` if the traceback is needed, and the error that jsonargparse wrapped."""
     from lightning_replay.envs.building import UnknownEnvironmentError
 
     key, root = _option_and_cause(error)
@@ -210,12 +210,12 @@ def sentence_and_cause(error: Exception, is_begun: bool) -> tuple[str | None, Ba
     if is_begun:
         return (sentence if _is_refused_by_hosts(root) else None), root
     # Before the run a ValueError of a class that is built refuses an option; other errors of the user's code, such as
-    # an import that fails in a module of theirs, keep their tracebacks.
+    # an import that fails in one of its modules, keep their tracebacks.
     return (sentence + SEE_HELP if _is_refusal(root) or isinstance(root, OSError) else None), root
 
 
 def _is_refused_by_hosts(root: BaseException) -> bool:
-    # An error of the system, or of a part of ours, is one line only where none of the user's code took part.
+    # An error of the system, or of a part of ours, is one line only if none of the user's code took part.
     names = {str(frame.f_globals.get("__name__", "")).partition(".")[0] for frame, _ in walk_tb(root.__traceback__)}
     if not names <= _HOSTS:
         return False

@@ -101,8 +101,8 @@ class Collector(Stateful):
 class Collection(Collector):
     """Fills a replay from environments that reset in the same step, by the rows of their steps.
 
-    Rows are those of :class:`~lightning_replay.collecting.VectorSteps`, with ``task``, the columns that are read from
-    infos, and ``recurrent_state`` where there are such. Episodes that a close or a load interrupted are marked
+    Rows come from :class:`~lightning_replay.collecting.VectorSteps`, with ``task``, the columns that are read from
+    infos, and ``recurrent_state`` if there are such columns. Episodes that a close or a load interrupted are marked
     truncated in the replay, and n-step transitions flushed, only just before the next step: until then it is unchanged.
     """
 
@@ -146,7 +146,7 @@ class Collection(Collector):
             self._generator = np.random.default_rng([self._rank, *self._generator.integers(2**63, size=2).tolist()])
 
     def collect_until(self, env_steps: int, agent: Any, pause_hooks: Iterable[Callable[[bool], None]] = ()) -> None:
-        """Steps until ``env_steps`` are stored, at random at first; hooks are called with ``False`` in between."""
+        """Steps until ``env_steps`` are stored, at random at first. Hooks are called with ``False`` in between."""
         if self.env_steps >= env_steps:
             return
         watching = watching_agent(agent)
@@ -166,7 +166,7 @@ class Collection(Collector):
                     self._step(vector, action)
                     if watching is not None:
                         watching.end_episodes(self._done)
-                    # One write for many steps of the warm-up; the last ones are written before the next draw.
+                    # One write for many steps of the warm-up. The last steps are written before the next draw.
                     if self.env_steps < env_steps and len(self._pending) * self._num_envs < self.rows_per_write:
                         continue
                     # Before the first draw nothing else moves the clock, from which the ages of rows count.
@@ -372,7 +372,7 @@ def check_tasks(environment: gymnasium.Env[Any, Any], tasks: Sequence[str]) -> N
 
 
 class InformationColumns:
-    """Reads some keys of the steps' infos as float32 ``[N]``; 0 where an environment's info lacks the key."""
+    """Reads some keys of the steps' infos as float32 ``[N]``, 0 if an environment's info lacks the key."""
 
     def __init__(self, keys: Sequence[str] = ()) -> None:
         self.keys: tuple[str, ...] = checked_info_keys(keys)
@@ -380,8 +380,8 @@ class InformationColumns:
         self._offered: set[str] = set()
 
     def read(self, infos: dict[str, Any], done: Any) -> dict[str, Any]:
-        """Returns a column ``[N]`` for each key; ``done`` says where the last info is the final one."""
-        # If an episode ended, its infos are those of the reset, and final_info has the infos of its last step.
+        """Returns a column ``[N]`` for each key; ``done`` marks the environments whose last info is the final one."""
+        # If an episode ended, its infos come from the reset, and final_info has the infos of its last step.
         sources = ((infos, ~done), (infos.get("final_info", {}), done))
         if self.missing:
             self._offered |= {key for source, where in sources for key in source if _has(key, source, where).any()}
@@ -481,11 +481,11 @@ class OfflineSchedule(Stateful):
         return 0
 
     def resume(self, state: Mapping[str, Any], env_steps: int, updates: int) -> None:
-        """Does nothing: ``updates`` counts those of a checkpoint too."""
+        """Does nothing: ``updates`` also counts the updates of a checkpoint."""
 
 
 class RolloutSchedule:
-    """Rollouts of ``num_envs * rollout_length`` steps; the last is shorter if they do not divide ``env_steps``."""
+    """Rollouts of ``num_envs * rollout_length`` steps. The last is shorter if they do not divide ``env_steps``."""
 
     def __init__(self, env_steps: int, num_envs: int, rollout_length: int) -> None:
         self.env_steps: int = checked_count("env_steps", env_steps)

@@ -128,11 +128,11 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
         """Plays the episodes of ``trainer.validate`` and returns their returns."""
 
     def val_dataloader(self) -> EvaluationStream:
-        """Returns episodes for ``trainer.validate``; during ``fit`` a callback such as ``Evaluate`` plays them."""
+        """Returns episodes for ``trainer.validate``; during ``fit``, a callback such as ``Evaluate`` plays them."""
         return EvaluationStream(self)
 
     def check_stopped(self) -> None:
-        """Raises the exception of a signal that ends the run; evaluations call this method at every step."""
+        """Raises the exception of a signal that ends the run. Evaluations call this method at every step."""
         for check in self.stop_checks:
             check()
         if self.trainer is not None and self.trainer.received_sigterm:
@@ -186,7 +186,7 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
 
     @property
     def steps_done(self) -> int:
-        """Environment steps, or updates where none are collected: the axis of loggers, evaluations and pictures."""
+        """Environment steps, or updates if none are collected: the axis of loggers, evaluations and pictures."""
         return self.env_steps_done if self.pace.env_steps else self.updates_done
 
     @property
@@ -393,8 +393,8 @@ class UpdateStream(Stateful):
     Args:
         source: Data module that collects and draws.
         length: Number of training steps per epoch; the last epoch may be shorter.
-        updates_per_step: batches per training step; more than one come as :class:`UpdateBatches`.
-        ends_early: Whether a training step ends where a callback acts, so that it acts after the same update as with
+        updates_per_step: batches per training step. More than one come as :class:`UpdateBatches`.
+        ends_early: Whether a training step ends when a callback acts, so that it acts after the same update as with
             single batches; ``length`` is then the number of updates.
     """
 
@@ -414,7 +414,7 @@ class UpdateStream(Stateful):
         source = self._source
         several = self._updates_per_step
         source.start_epoch()
-        # A resumed epoch ends where it would have ended without a break.
+        # A resumed epoch ends at the update at which it would have ended without a break.
         end = (source.updates_done // self._updates + 1) * self._updates
         while source.updates_done < end:
             for hook in source.pause_hooks:  # the last update is learned from: checkpoints are written here

@@ -132,25 +132,25 @@ class ReplayProgressBar(ProgressBar, ActsAtUpdates):
 
 
 class Evaluate(Stateful, L.Callback, ActsAtUpdates):
-    """Every ``every_n_env_steps`` plays episodes without exploration in an environment of its own.
+    """Every ``every_n_env_steps`` plays episodes without exploration in a separate environment.
 
     Their mean is ``trainer.callback_metrics["eval/return"]`` until the next training step changes the weights that it
     is the score of; loggers record it against environment steps. Each evaluation ends one of Lightning's epochs, and
     each epoch ends with one. The agent is evaluated before the first update too. All evaluations of a run start from
     the same seeds, and none changes the training's random numbers. With Lightning's ``WeightAveraging`` the averaged
-    weights are evaluated, those that a checkpoint holds.
+    weights are evaluated, as a checkpoint holds them.
 
     If the infos of the last steps have a flag ``is_success``, or ``success``, the share of the episodes that succeeded
-    is ``eval/success_rate`` in the same places, and ``ReplayCheckpoint(monitor="eval/success_rate")`` keeps the best.
+    is ``eval/success_rate`` in the same places. ``ReplayCheckpoint(monitor="eval/success_rate")`` keeps the best.
     An episode without the flag counts as a failure if another one of the run has it.
 
     Args:
-        every_n_env_steps: training steps between evaluations; updates in a run that collects nothing.
+        every_n_env_steps: training steps between evaluations, or updates in a run that collects nothing.
         episodes: Number of episodes per evaluation.
         seed: Seed of the first episode. The next episodes have the next seeds.
         max_episode_steps: Number of steps after which an episode is cut and counted, with a warning.
         success: Function ``(episode_return, infos)`` that returns whether an episode succeeded, in place of the flag.
-            ``infos`` are those of its last step. Of a simulator both hold tensors ``[N]`` of all environments at every
+            ``infos`` come from its last step. Of a simulator both hold tensors ``[N]`` of all environments at every
             step, and the function returns a tensor ``[N]``.
 
     Attributes:
@@ -192,7 +192,7 @@ class Evaluate(Stateful, L.Callback, ActsAtUpdates):
 
         :meta private:
         """
-        # After a resume the last evaluation is published again; else the untrained agent is evaluated.
+        # After a resume the last evaluation is published again. Otherwise, the untrained agent is evaluated.
         source = source_of(trainer, self)
         if self.history and self.history[-1][0] <= source.steps_done > 0:
             self._publish(trainer)
@@ -238,7 +238,7 @@ class Evaluate(Stateful, L.Callback, ActsAtUpdates):
 
         :meta private:
         """
-        # After the agent's own hook, or where the epoch ended for another reason, such as max_steps.
+        # After the agent's own hook, or when the epoch ended for another reason, such as max_steps.
         if not self._is_current:
             self._evaluate_epoch(trainer, pl_module)
 
@@ -309,9 +309,9 @@ def _call_averaging(trainer: L.Trainer, hook: str, *arguments: object) -> None:
 class GeneralizationGap(Evaluate):
     """Every ``every_n_env_steps`` plays one episode on each held-out level and on as many levels trained on.
 
-    This is the test protocol of Prioritized Level Replay: the policy acts as in training, exploration included, and
-    rewards are those of the environment. ``trainer.callback_metrics`` has ``eval/return``, the mean on the data
-    module's ``held_out_levels``, and once levels have been played ``eval/train_return``, the mean on levels drawn from
+    This is the test protocol of Prioritized Level Replay: the policy acts as in training, with exploration, and rewards
+    are the environment's. ``trainer.callback_metrics`` has ``eval/return``, the mean on the data module's
+    ``held_out_levels``. Once levels have been played, it also has ``eval/train_return``, the mean on levels drawn from
     them, and ``eval/generalization_gap``, the second minus the first. ``eval/success_rate`` is that of the held-out
     levels. When it plays, see :class:`Evaluate`.
 

@@ -51,7 +51,7 @@ class ReturnNormalization(Stateful, Discounting):
 
     @property
     def scale(self) -> float:
-        """Divisor of the rewards; 1 before the first."""
+        """Divisor of the rewards, 1 before the first."""
         return float(np.sqrt(self._squares / self._count + 1e-8)) if self._count else 1.0
 
     def __call__(self, reward: np.ndarray, done: np.ndarray) -> np.ndarray:
@@ -135,7 +135,7 @@ class LevelCollection(Collector):
                 self._begin()
             for step in range(length):
                 row, action = act_with_value_on(policy, self._observation, self._read_actions)
-                # Where an episode ends, this step also chooses the next level and begins it.
+                # If an episode ends, this step also chooses the next level and begins it.
                 following, reward, terminated, truncated, infos = self._vector.step(action)
                 done = terminated | truncated
                 level_id = infos["step_level_id"]
@@ -154,7 +154,7 @@ class LevelCollection(Collector):
                 )
                 self._start_episodes([i for i, _, _ in ended])
             rollout, self.rewards = _joined(recorded, played)
-            # Values of the observations that followed: those of the next row, or of the last one where time ran out.
+            # Values of the observations that followed: from the next row, or from the last one if time ran out.
             found = values_of(policy, [self._observation, *(batch_of_one(last) for _, _, last in cut)])
         values = torch.cat([rollout["state_value"][:, 1:], found[: self._num_envs].unsqueeze(1)], dim=1)
         for (i, step, _), value in zip(cut, found[self._num_envs :], strict=True):

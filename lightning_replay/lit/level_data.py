@@ -33,7 +33,7 @@ class LevelDataModule(EnvStepDataModule):
     stops the trainer when ``env_steps`` are collected; its clocks are ``env_steps_done`` and ``updates_done``.
 
     Checkpoints hold the levels, scores and all generators. After ``fit(ckpt_path=...)`` contents, counters and next
-    choices are those of a run without a break; the environments start new episodes.
+    choices equal a run without a break. The environments start new episodes.
 
     Args:
         env: Gymnasium id, or a callable that builds one environment, which takes its level as the seed of ``reset``
@@ -43,24 +43,24 @@ class LevelDataModule(EnvStepDataModule):
         env_steps: Environment steps of the whole run.
         num_envs: Number of environments that are stepped together.
         rollout_length: Steps of each environment per rollout.
-        rollouts_per_epoch: rollouts in one of Lightning's epochs, 10 by default; with the callbacks ``Evaluate`` and
-            ``GeneralizationGap`` an epoch ends with each evaluation instead.
-        asynchronous: step environments in processes of their own (then keep a script's main part under ``__main__``).
+        rollouts_per_epoch: rollouts in one of Lightning's epochs, 10 by default. With the callbacks ``Evaluate`` and
+            ``GeneralizationGap``, an epoch ends with each evaluation instead.
+        asynchronous: step environments each in its own process (then keep a script's main part under ``__main__``).
         flush_unfinished: scores the levels of unfinished episodes at each rollout's end, as the paper's released code
-            does; else the pieces of an episode are joined, as in the paper.
+            does. Otherwise, the pieces of an episode are joined, as in the paper.
         return_normalization: Scale of the rewards for the agent and the scores, except scores of whole episodes, whose
             returns are not normalized; ``None`` leaves all as they are.
         held_out_levels: ids to test on, or how many: then the largest ids there are, below 2^31. If the level set is
             unbounded, training may still reach one: then it is left out, with a warning.
         env_kwargs: Further arguments of the environment.
         evaluation_env_kwargs: Arguments that differ in evaluation.
-        check: whether to check at the start that the level determines the environment; or ids of levels to check with,
+        check: whether to check at the start that the level determines the environment, or ids of levels to check with,
             if not all of 0 to 7 exist.
         seed: Seed for the environments' own randomness, if levels are set by ``set_level``; ``levels`` has its own.
 
     Raises:
         TypeError: during the run a reward that is no number.
-        ValueError: no or impossible held-out levels; at the first step an environment that ignores its level.
+        ValueError: no or impossible held-out levels, or at the first step an environment that ignores its level.
 
     Example:
         >>> from lightning_replay.levels import LevelBuffer
@@ -174,7 +174,7 @@ class LevelDataModule(EnvStepDataModule):
     def draw(self) -> TensorDictBase:
         """Collects the next rollout ``[num_envs, T]``, scores its levels, and returns it on the agent's device.
 
-        Its keys are those of :meth:`~lightning_replay.lit.level_collection.LevelCollection.collect`.
+        Its keys are listed in :meth:`~lightning_replay.lit.level_collection.LevelCollection.collect`.
         """
         agent = self._agent
         collection = self.collection

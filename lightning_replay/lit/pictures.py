@@ -81,7 +81,7 @@ class InspectBuffer(Stateful, _Picture, ActsAtUpdates):
     Args:
         every_n_updates: updates of the data module between two looks; by default 10,000 with a replay and 100 with
             levels.
-        path: Path of the page; ``buffer.html`` in the trainer's ``log_dir`` if absent.
+        path: Path of the page, by default ``buffer.html`` in the trainer's ``log_dir``.
 
     Raises:
         TypeError: at ``fit``, a data module that counts no environment steps, or a sharded replay.
@@ -209,7 +209,7 @@ class LearningCurve(_Picture, ActsAtUpdates):
     matplotlib: ``pip install 'lightning-replay[plots]'``.
 
     Args:
-        path: Path of the picture; ``learning_curve.png`` in the trainer's ``log_dir`` if absent.
+        path: Path of the picture, by default ``learning_curve.png`` in the trainer's ``log_dir``.
     """
 
     _content = "the learning curve"
@@ -279,7 +279,7 @@ def draw_learning_curves(
 ) -> None:
     """Writes a picture with one line per curve of ``(env_steps, return)`` points.
 
-    A curve of more than 100 points is drawn as the means of at most 50 groups of consecutive ones, with a band of one
+    A curve of more than 100 points is drawn as the means of at most 50 groups of consecutive points. A band shows one
     standard deviation of the returns in a group.
 
     Args:
@@ -320,9 +320,9 @@ class LevelCurriculum(Stateful, _Picture):
 
     Args:
         difficulty: function of a level's id to one of a few numbers, called once per level; by default
-            ``info["difficulty"]`` of a reset to that level in an environment of its own.
+            ``info["difficulty"]`` of a reset to that level in a separate environment.
         every_n_rollouts: Number of rollouts between two records.
-        path: Path of the picture; ``level_curriculum.png`` in the trainer's ``log_dir`` if absent.
+        path: Path of the picture, by default ``level_curriculum.png`` in the trainer's ``log_dir``.
 
     Raises:
         ValueError: during the run an environment whose infos have no difficulty.
@@ -364,7 +364,7 @@ class LevelCurriculum(Stateful, _Picture):
         levels = source.levels.probabilities()
         known = self._known
         masses: dict[float, float] = defaultdict(float)
-        # one measurement for each level that is held; those that were forgotten are dropped
+        # one measurement for each level that is held. Forgotten levels are dropped
         self._known = {
             one: known[one] if one in known else self._measure(trainer, one) for one in levels["level_id"].tolist()
         }
@@ -416,7 +416,7 @@ class ScoreAgainstStaleness(_Picture):
     ``pip install 'lightning-replay[plots]'``.
 
     Args:
-        path: Path of the picture; ``score_against_staleness.png`` in the trainer's ``log_dir`` if absent.
+        path: Path of the picture, by default ``score_against_staleness.png`` in the trainer's ``log_dir``.
     """
 
     _content = "the picture of scores against staleness"
@@ -435,12 +435,12 @@ class ScoreAgainstStaleness(_Picture):
 
 
 def draw_level_curriculum(history: Curriculum, path: Path) -> None:
-    """Writes a PNG file with one stacked area per difficulty; of a single record one stacked bar.
+    """Writes a PNG file with one stacked area per difficulty, or one stacked bar for a single record.
 
     More than 100 records are drawn as means of at most 50 groups of consecutive ones.
 
     Args:
-        history: environment steps and the probability of each difficulty then; one that is missing has none.
+        history: environment steps and the probability of each difficulty then. A missing difficulty has none.
         path: Path of the file.
     """
     difficulties = sorted({difficulty for _, masses in history for difficulty in masses})

@@ -80,14 +80,15 @@ class ReplayDataModule(EnvStepDataModule):
         replay: Buffer, usually from :mod:`lightning_replay.recipes`; or a ``ShardedReplay``, for which each process
             of the trainer collects its share of ``env_steps``, and draws its share of every batch.
         env_steps: environment steps of the whole run, warm-up included.
-        warmup_steps: environment steps with random actions before the first update; 0 if the replay holds a batch.
-        updates_per_env_step: replay ratio; a fraction or several. A resumed run follows another ratio from there on.
+        warmup_steps: environment steps with random actions before the first update, 0 if the replay holds a batch.
+        updates_per_env_step: replay ratio, a fraction or several. A resumed run follows another ratio from there on.
         num_envs: environments stepped together.
-        asynchronous: step them in processes of their own (then keep a script's main part under ``__main__``). For
-            environments that take milliseconds a step: 8 of MuJoCo cost this process more CPU than stepping them here.
+        asynchronous: step them each in its own process (then keep a script's main part under ``__main__``). For
+            environments that take milliseconds a step: 8 MuJoCo environments cost this process more CPU than stepping
+            them here.
         updates_per_training_step: batches per ``training_step``; several make small updates cheaper. ``None`` is up to
-            16 if only the speed changes by that, see docs/lightning.md; else 1.
-        updates_per_epoch: updates in one of Lightning's epochs, 1,000 by default; with the callback ``Evaluate`` an
+            16 if only the speed changes by that, see docs/lightning.md, and otherwise 1.
+        updates_per_epoch: updates in one of Lightning's epochs, 1,000 by default. With the callback ``Evaluate``, an
             epoch ends with each evaluation instead.
         evaluation_episodes: episodes of ``trainer.validate``.
         env_kwargs: further arguments of the environment.
@@ -95,7 +96,7 @@ class ReplayDataModule(EnvStepDataModule):
         seed: Seed for environments, random actions, and the replay's draws; ``None`` does not seed the replay.
         progress: Progress signal for a replay with tasks, computed from the returns of finished episodes.
         info_keys: Keys of numbers or flags in the steps' infos, stored as float32 columns ``("next", key)`` for event
-            conditions; 0 where an info lacks one.
+            conditions, 0 if an info lacks one.
         updates: Number of updates of a run on stored rows; excludes all options of collecting.
         final_observation: Place of the last observations of ended episodes in a simulator's infos. It and the three
             options below are options of :class:`~lightning_replay.collecting.VectorSteps`.
@@ -105,13 +106,13 @@ class ReplayDataModule(EnvStepDataModule):
             the column ``observation``.
 
     If the replay keeps transitions by their surprise and has no function that measures it, the agent's method
-    ``initial_surprise``, where it has one, is called for new rows. Of an agent with a state (``is_recurrent``) each
+    ``initial_surprise``, if it has one, is called for new rows. Of an agent with a state (``is_recurrent``) each
     environment has one, which rows carry as ``recurrent_state``. If the replay has tasks, its scheduler chooses the
     task of each environment, rows carry ``task``, and evaluation plays the first task unless ``env_kwargs`` name one.
 
     Raises:
         TypeError: during the run a reward that is no number, or steps and actions of another form than Gymnasium's.
-        ValueError: options that contradict each other or the replay. In ``fit`` less rows than a batch where the first
+        ValueError: options that contradict each other or the replay. In ``fit`` fewer rows than a batch when the first
             one is drawn from them, rows that do not fit the environment, a recurrent agent with a replay of single
             rows, or another with one of sequences. During the run an environment without the replay's tasks, or an info
             never seen.
@@ -333,7 +334,7 @@ class ReplayDataModule(EnvStepDataModule):
         self.collection.collect_until(share, agent, self.pause_hooks)
 
     def train_dataloader(self) -> UpdateStream:
-        """Returns one epoch; not a DataLoader, whose workers would draw from a stale copy of the buffer.
+        """Returns one epoch, and not a DataLoader, whose workers would draw from a stale copy of the buffer.
 
         :meta private:
         """
@@ -484,7 +485,7 @@ class ReplayDataModule(EnvStepDataModule):
         return self.env_steps_done, self.updates_done, replay.awaits_priorities, replay.generator_fingerprint()
 
     def state_dict(self) -> dict[str, Any]:
-        """Clocks and generators, plain values only; the replay itself is saved beside the checkpoint file."""
+        """Clocks and generators, plain values only. The replay itself is saved beside the checkpoint file."""
         return super().state_dict() | {"replay": None, "pace": self.pace.state_dict()}
 
     def find_replay(self, checkpoint: dict[str, Any], path: str | Path) -> Any:

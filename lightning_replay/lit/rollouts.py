@@ -156,7 +156,7 @@ class States:
         self._following = self.current
 
     def act(self, observation: Any, explore: bool) -> Any:
-        """Returns what the agent's ``act_with_state`` returns as actions; its states count from :meth:`advance` on."""
+        """Returns what the agent's ``act_with_state`` returns as actions. Its states count from :meth:`advance` on."""
         returned = self._agent.act_with_state(observation, self.current, explore=explore)
         following = returned[1] if isinstance(returned, tuple | list) and len(returned) == 2 else returned
         self._following = self._checked(following, "act_with_state", self.current.shape)
@@ -181,7 +181,7 @@ class States:
 
 
 def states_of(agent: L.LightningModule, count: int) -> States | None:
-    """Returns the states of an agent in ``count`` environments, ``None`` for an agent without; errors of both."""
+    """Returns the states of an agent in ``count`` environments, ``None`` for an agent without, and errors of both."""
     recurrent = recurrent_agent(agent)
     if recurrent is None:
         acting_agent(agent)
@@ -280,7 +280,7 @@ def _shown(returned: Any) -> str:
 
 
 Policy = Callable[[Any], Any]
-#: ``(episode_return, infos) -> flag``, with the infos of the episode's last step; of a simulator tensors ``[N]``.
+#: ``(episode_return, infos) -> flag``, with the infos of the episode's last step, tensors ``[N]`` for a simulator.
 SuccessFunction = Callable[[Any, Mapping[str, Any]], Any]
 
 
@@ -328,7 +328,7 @@ class Successes:
 
 
 def infos_of(infos: Mapping[str, Any], row: int) -> dict[str, Any]:
-    """Returns the infos of one sub-environment of a vector, those that their masks ``_key`` give it."""
+    """Returns the infos of one sub-environment of a vector, as their masks ``_key`` assign them."""
     own = [key for key in infos if f"_{key}" in infos and infos[f"_{key}"][row]]
     return {key: infos_of(infos[key], row) if isinstance(infos[key], dict) else infos[key][row] for key in own}
 
@@ -409,7 +409,7 @@ def level_returns(
     try:
         returns = np.zeros(len(level_ids))
         is_played = np.zeros(len(level_ids), dtype=np.bool_)
-        # index of the level that each environment plays; episodes begun after the last level do not count
+        # index of the level that each environment plays. Episodes begun after the last level do not count
         place = np.arange(count)
         total = np.zeros(count)
         following = count
@@ -480,7 +480,7 @@ def make_environments(
     env: str | Callable[..., gymnasium.Env[Any, Any]], env_kwargs: dict[str, Any], num_envs: int, asynchronous: bool
 ) -> VectorEnv[Any, Any, Any]:
     """Returns a vector whose environments reset in the step that ends an episode, so that no reset is a transition."""
-    # functions of Gymnasium and of lightning_replay.envs, so that a process of its own does not import torch
+    # functions of Gymnasium and of lightning_replay.envs, so that a separate process does not import torch
     if isinstance(env, str):
         spec = gymnasium.registry.get(env)
         package = "lightning_replay.envs"

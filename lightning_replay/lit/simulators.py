@@ -86,7 +86,7 @@ def _space_of(observation: Any) -> Space[Any]:
 
 
 class Simulators:
-    """The simulators of a run, for training and evaluations; a given instance is the only one, and stays open."""
+    """The simulators of a run, for training and evaluations. A given instance is the only one, and stays open."""
 
     action_space: Box | Discrete[Any]
 
@@ -145,7 +145,7 @@ class TensorActions:
         self._range = torch.as_tensor(high - low + isinstance(space, Discrete), dtype=torch.float32, device=device)
 
     def __call__(self, returned: object, count: int, source: str) -> Tensor:
-        """Returns actions that ``source``, a method, returned for ``count`` observations; their values are not read."""
+        """Returns actions that ``source``, a method, returned for ``count`` observations. Their values are not read."""
         if not isinstance(returned, Tensor):
             raise TypeError(refusal_of(returned, self._space, count, source))
         if returned.shape != (count, *self._low.shape):
@@ -160,7 +160,7 @@ class TensorActions:
 
 
 class TensorInformation(InformationColumns):
-    """Reads some keys of a simulator's infos, tensors ``[N]``, as float32 ``[N]``; 0 in steps without the key."""
+    """Reads some keys of a simulator's infos, tensors ``[N]``, as float32 ``[N]``, 0 in steps without the key."""
 
     def read(self, infos: dict[str, Any], done: Tensor) -> dict[str, Tensor]:
         """Returns a column ``[N]`` for each key. If there is a ``final_info``, it holds infos of last steps."""

@@ -37,7 +37,7 @@ class Fingerprint(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """A chunk file of a save; ``linked`` if an earlier save holds the same file."""
+    """A chunk file of a save, ``linked`` if an earlier save holds the same file."""
 
     name: str
     fingerprint: Fingerprint
@@ -60,7 +60,7 @@ class ChunkedTensor(NamedTuple):
 def write_chunks(
     directory: Path, tensors: Mapping[str, Tensor | Snapshot], earlier: Mapping[Fingerprint, Path]
 ) -> tuple[dict[str, Any], list[Chunk]]:
-    """Writes tensors as chunk files into a new directory, or links those of the same content in ``earlier``.
+    """Writes tensors as chunk files into a new directory, or links files of the same content in ``earlier``.
 
     Waits until each is on the disk. Returns plain values for :func:`locate_chunks`, and the files.
     """
@@ -116,7 +116,7 @@ def locate_chunks(
 def read_chunks(tensors: Mapping[str, ChunkedTensor], scratch: Path) -> dict[str, Tensor]:
     """Reads tensors from their chunk files, each chunk directly into its place, and checks the content.
 
-    Where memory does not hold the tensors twice, since the caller copies them, they lie in an unnamed file in the
+    If memory does not hold the tensors twice, since the caller copies them, they lie in an unnamed file in the
     directory ``scratch``. Raises ``DamagedFileError``, or ``MemoryError`` if neither memory nor disk holds them.
     """
     free = free_bytes(torch.device("cpu"))

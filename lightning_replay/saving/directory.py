@@ -3,7 +3,7 @@
 
 A save is a folder of data files and a manifest, JSON that names the folder and has a checksum. A new save is written
 beside the old one, synced to the disk, and the manifest is replaced last: after a crash, ``kill -9`` or a power loss
-the directory holds the old save or the new one. A file lock excludes other writers; readers need none.
+the directory holds the old save or the new one. A file lock excludes other writers. Readers need none.
 
 Other files in the directory are the user's. A save removes the data folder that the replaced manifest names, and the
 data folders of killed saves. An empty file beside each of these folders marks it meanwhile. From a data folder, a save
@@ -96,7 +96,7 @@ def remote_folder(url: str) -> Folder:
 def replaced_save(
     directory: Path, manifest_name: str, *, folder: str, replaces: str | None = None
 ) -> Iterator[NewSave]:
-    """Context manager for writing a save in its body; at the end it replaces the one in ``directory``.
+    """Context manager for writing a save in its body. At the end it replaces the one in ``directory``.
 
     Waits while another process or thread saves there, and removes leftovers of killed saves. An exception in the body
     leaves the directory as it was. A directory may hold several manifests, with data folders of different prefixes. The
@@ -146,7 +146,7 @@ def replaced_save(
 
 
 def read_manifest(file: Path, version: int) -> dict[str, Any]:
-    """Reads a manifest of a format version; errors as :func:`~lightning_replay.saving.read_state`."""
+    """Reads a manifest of a format version, with errors as :func:`~lightning_replay.saving.read_state`."""
     try:
         manifest = read_json(file)
         if manifest["checksum"] != checksum_of(manifest):
@@ -192,7 +192,9 @@ def read_save(directory: Path, manifest: Callable[[], dict[str, Any]], read: Cal
 
 
 def data_of(directory: Path, manifest: Mapping[str, Any]) -> Path:
-    """Returns the data folder in ``directory`` that its manifest names; ``DamagedFileError`` for any other place."""
+    """Returns the data folder in ``directory`` that its manifest names, or raises ``DamagedFileError`` for any other
+    place.
+    """
     name = manifest.get("data")
     if not isinstance(name, str) or not name.strip(".") or Path(name).name != name:
         raise DamagedFileError(f"the manifest in {directory} names no folder of data; load an earlier save")
@@ -200,7 +202,9 @@ def data_of(directory: Path, manifest: Mapping[str, Any]) -> Path:
 
 
 def names_of_shards(manifest: Mapping[str, Any], folders: Iterable[str]) -> list[str]:
-    """Returns the folders of shards that a manifest counts; ``DamagedFileError`` if ``folders`` has fewer of them."""
+    """Returns the folders of shards that a manifest counts, or raises ``DamagedFileError`` if ``folders`` has fewer of
+    them.
+    """
     count = manifest.get("num_shards")
     there = {name for name in folders if name.startswith("shard-")}
     # Checked before names are made of it, which for a forged number would not end.
@@ -213,13 +217,13 @@ def names_of_shards(manifest: Mapping[str, Any], folders: Iterable[str]) -> list
 
 @contextmanager
 def exclusive(directory: Path) -> Iterator[bool]:
-    """Context manager that holds the lock of a directory against other threads and processes; cannot be nested.
+    """Context manager that holds the lock of a directory against other threads and processes. It cannot be nested.
 
     Yields whether the file system supports locks.
     """
     handle = None
     if fcntl is not None:
-        # A link is refused: it could lead out of the directory, where a file would be created.
+        # A link is refused: it could lead out of the directory, and create a file there.
         handle = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         _held.add(handle)
         try:

@@ -45,13 +45,13 @@ class DamagedFileError(RuntimeError):
 
 
 def check_regular(file: Path) -> None:
-    """Raises ``OSError`` if what would be read is no file: reading a pipe waits for ever, and a device has no end."""
+    """Raises ``OSError`` if what would be read is no file: reading a pipe waits forever, and a device has no end."""
     if not stat.S_ISREG(file.stat().st_mode):
         raise OSError(f"{file} is no regular file")
 
 
 def read_json(file: Path) -> Any:
-    """Reads a small file that a stranger may have written; raises ``OSError`` for a large one, else as ``json``."""
+    """Reads a small file that a stranger may have written. Raises ``OSError`` for a large one, else as ``json``."""
     check_regular(file)
     num_bytes = file.stat().st_size
     if num_bytes > MAX_MANIFEST_BYTES:
@@ -66,7 +66,7 @@ def touch(file: Path) -> None:
 
 
 def check_writable(option: str, folder: str | Path) -> None:
-    """Raises ``OSError`` where no file can be created in the folder of an option, or where it will be created.
+    """Raises ``OSError`` if no file can be created in the folder of an option, or in the folder that will hold it.
 
     A URL is a ``ValueError``.
     """
@@ -130,7 +130,7 @@ def is_saved(name: str) -> bool:
 
 
 def remove_saved(folder: Path) -> None:
-    """Removes a save's files from a folder, and each folder that is then empty; no symbolic link is followed."""
+    """Removes a save's files from a folder, and each folder that is then empty. No symbolic link is followed."""
     if folder.is_symlink():
         return
     for place, _, files in os.walk(folder, topdown=False):

@@ -78,7 +78,7 @@ class Folder:
         return bool(self.filesystem.get_file_info(self.path).type == fs.FileType.Directory)
 
     def names(self, *, only_folders: bool = False) -> list[str]:
-        """Returns the names in this folder; none where it does not exist. On other file systems a link is no folder."""
+        """Returns the names in this folder, none if it does not exist. On other file systems a link is no folder."""
         kinds = (fs.FileType.Directory,) if only_folders else tuple(fs.FileType)
         return [info.base_name for info in self._entries() if info.type in kinds]
 
@@ -88,7 +88,7 @@ class Folder:
             self.filesystem.delete_dir(self.path)
 
     def remove_saved(self) -> None:
-        """Removes the files of a save; on another file system only from a folder that holds no other file."""
+        """Removes the files of a save, and on another file system only from a folder that holds no other file."""
         if self.local is not None:
             remove_saved(self.local)
             return
@@ -126,7 +126,8 @@ class Folder:
 
     @contextmanager
     def to_read(self, *, deep: bool = True) -> Iterator[Path]:
-        """Context manager for reading: yields this folder, or a local copy; it does not exist where this does not.
+        """Context manager for reading: yields this folder, or a local copy. The copy does not exist if this folder does
+        not.
 
         A copy holds the manifests, and if it is ``deep`` the data that they name. Errors have the name of this folder
         in place of the copy's.

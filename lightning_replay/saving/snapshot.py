@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 BLOCK_SHIFT = 6  # writes are noted for blocks of 64 rows
-# The best of 64 KiB to 4 MiB: neighbouring rows share a piece, and each row written at random copies one.
+# The best of 64 KiB to 4 MiB: neighboring rows share a piece, and each row written at random copies one.
 PIECE_BYTES = 256 << 10
 
 
 class Snapshots:
-    """The open snapshots of one tensor, and which of its rows change; writers call :meth:`keep`.
+    """The open snapshots of one tensor, and which of its rows change. Writers call :meth:`keep`.
 
     Each snapshot has a number, and each block of rows that of the next snapshot when it was last written. What a part
     of the tensor was found to be in a snapshot, its result, holds until one of its blocks is written, wherever a save
@@ -57,7 +57,7 @@ class Snapshots:
             self._open.remove(snapshot)
 
     def keep(self, slots: slice | np.ndarray | Tensor) -> None:
-        """Copies the rows in these slots for every open snapshot, before they are written; ``int64 [n]`` or a slice."""
+        """Copies the rows in these slots for every open snapshot, before they are written: ``int64 [n]`` or a slice."""
         if isinstance(slots, Tensor):
             slots = slots.numpy()
         if isinstance(slots, slice):
@@ -76,7 +76,7 @@ class Snapshots:
             snapshot.keep(slots)
 
     def keep_no_result(self) -> None:
-        """Discards all results; before rows may have been written without :meth:`keep`."""
+        """Discards all results. Call it before rows may have been written without :meth:`keep`."""
         with self.lock:
             self._all_written = self._next
 
@@ -123,7 +123,7 @@ class Snapshot:
             first = slots.start * self._row_bytes
             last = min(slots.stop * self._row_bytes, self.nbytes) - 1
             return list(range(first // PIECE_BYTES, last // PIECE_BYTES + 1))
-        # Slots above those of the snapshot are ignored; a row lies in one piece or in several.
+        # Slots above the snapshot's are ignored. A row lies in one piece or in several.
         first = slots[slots < self.shape[0]].astype(np.int64) * self._row_bytes
         last = (first + self._row_bytes - 1) // PIECE_BYTES
         first = first // PIECE_BYTES

@@ -47,7 +47,7 @@ LARGE_BYTES = 1 << 20  # Tensors of at least this size are written as chunk file
 
 
 class SavedSize(NamedTuple):
-    """Bytes of all files of a save, and of those it wrote; it shares the others with an earlier save."""
+    """Bytes of all files of a save, and of the files that it wrote. It shares the others with an earlier save."""
 
     total: int
     written: int
@@ -66,7 +66,7 @@ class SavedState(NamedTuple):
         return join_state(self.values, self.tensors | read_chunks(self.chunked, scratch=self.data.parent))
 
     def check(self) -> None:
-        """Checks the chunks without keeping them; raises ``DamagedFileError`` if a chunk was changed."""
+        """Checks the chunks without keeping them, and raises ``DamagedFileError`` if a chunk was changed."""
         check_files((file, expected, None) for tensor in self.chunked.values() for file, expected in tensor.files)
 
 
@@ -76,15 +76,15 @@ def write_state(path: str | Path, state: Mapping[str, Any], *, of: str | None = 
     An existing state is replaced as a whole: after a crash the directory holds the old state or the new.
 
     Args:
-        path: directory, created when missing; or a URL of fsspec, such as ``s3://bucket/levels``, with the extra
+        path: directory, created when missing, or a URL of fsspec, such as ``s3://bucket/levels``, with the extra
             ``remote``.
-        state: string keys; values are tensors, ``None``, bool, int, float, str, and lists and dictionaries of these.
+        state: string keys. Values are tensors, ``None``, bool, int, float, str, and lists and dictionaries of these.
         of: Name of the class that the state belongs to. The state of another class is not replaced.
 
     Raises:
         TypeError: A value has another type. The message names its key.
         ValueError: The directory holds the state of another class. Nothing is written.
-        FileExistsError: A file of yours has the name of the manifest. Nothing is written.
+        FileExistsError: One of your files has the name of the manifest. Nothing is written.
     """
     with (
         local_folder(path, writes=True) as directory,
@@ -124,7 +124,7 @@ def read_state(path: str | Path) -> dict[str, Any]:
 
 
 def replay_manifest(directory: Path) -> dict[str, Any]:
-    """Returns the checked manifest of a saved buffer; raises as :func:`read_manifest`."""
+    """Returns the checked manifest of a saved buffer. Raises as :func:`read_manifest`."""
     file = directory / MANIFEST
     if not file.exists():
         is_of_levels = (directory / STATE_MANIFEST).exists()
@@ -142,7 +142,7 @@ def replay_manifest(directory: Path) -> dict[str, Any]:
 
 
 def load_state(path: str | Path, load: Callable[[dict[str, Any]], Any]) -> None:
-    """Reads a state with :func:`read_state`, and calls ``load`` with it; raises what either raises."""
+    """Reads a state with :func:`read_state`, and calls ``load`` with it. Raises what either raises."""
     state = read_state(path)
     with refusing_other_states(path):
         load(state)
@@ -150,7 +150,7 @@ def load_state(path: str | Path, load: Callable[[dict[str, Any]], Any]) -> None:
 
 @contextmanager
 def refusing_other_states(path: str | Path) -> Iterator[None]:
-    """Context manager for loading a state in its body; errors of an unexpected shape become ``DamagedFileError``."""
+    """Context manager for loading a state in its body. Errors of an unexpected shape become ``DamagedFileError``."""
     try:
         yield
     except (AttributeError, IndexError, KeyError, OverflowError, RecursionError, StopIteration, TypeError) as error:
@@ -162,7 +162,7 @@ def refusing_other_states(path: str | Path) -> Iterator[None]:
 def write_data(save: NewSave, state: Mapping[str, Any], earlier: Mapping[Fingerprint, Path] | None = None) -> SavedSize:
     """Writes the files of a state into a new save, and their fingerprints into its manifest.
 
-    Tensors are files of their own from 1 MiB on; those of ``earlier`` are linked where the content is the same.
+    Tensors of 1 MiB or more are separate files. Files of ``earlier`` are linked if the content is the same.
     """
     values, tensors = split_state(state)
     large = {name: tensor for name, tensor in tensors.items() if tensor.nbytes >= LARGE_BYTES}
@@ -187,7 +187,7 @@ def write_data(save: NewSave, state: Mapping[str, Any], earlier: Mapping[Fingerp
 
 
 def open_data(manifest: Mapping[str, Any], data: Path) -> SavedState:
-    """Reads and checks the small files of a save, and the sizes of the others; raises ``DamagedFileError``."""
+    """Reads and checks the small files of a save, and the sizes of the others, and raises ``DamagedFileError``."""
     try:
         files = manifest["files"]
         for name in dict.fromkeys((TENSORS_FILE, VALUES_FILE, *files)):
@@ -219,7 +219,7 @@ def chunks_of(manifest: Mapping[str, Any], data: Path) -> dict[Fingerprint, Path
 def split_state(state: Mapping[str, Any]) -> tuple[Any, dict[str, Tensor | Snapshot]]:
     """Returns a state as JSON values with references to tensors, and the tensors by these references.
 
-    Keys are strings; values are tensors, snapshots, ``None``, bool, int, float, str, sizes and devices of torch, and
+    Keys are strings. Values are tensors, snapshots, ``None``, bool, int, float, str, sizes and devices of torch, and
     lists and dictionaries of these. Raises ``TypeError`` for another, with its key.
     """
     tensors: dict[str, Tensor | Snapshot] = {}
