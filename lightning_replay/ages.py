@@ -46,10 +46,10 @@ class Age:
     0.9999 with each row, a half-life of 6,931 rows, to a floor of 0.1.
 
     Args:
-        half_life: Age at which the probability is half of a new row's, in units of ``clock``; a number above 0 or a
+        half_life: Age at which the probability is half of a new row's, in units of ``clock``, a number above 0 or a
             schedule. ``None`` for a window without decay. A schedule acts in steps of 1%.
         floor: Least factor of old rows, from 0 to 1.
-        max_age: Largest age at which a row is drawn, in units of ``clock``; ``None`` for no limit.
+        max_age: Largest age at which a row is drawn, in units of ``clock``, or ``None`` for no limit.
         clock: Unit of the age: ``"rows"`` (rows stored after the row), ``"env_steps"`` or ``"updates"`` (readings of
             ``replay.advance`` since the row was stored).
         version_key: Column of a version, such as that of the policy, which replaces the clock: the age is the
@@ -95,7 +95,7 @@ class Age:
 
         Args:
             age: Ages in units of the clock.
-            half_life: Present value of a schedule; by default the value at the start.
+            half_life: Present value of a schedule, by default the value at the start.
         """
         weight = np.ones(np.shape(age))
         if self.half_life is not None:
@@ -105,9 +105,9 @@ class Age:
 
 
 def checked_age(value: Age | Mapping[str, Any] | None) -> Age | None:
-    """Returns an :class:`Age`, which a file or a dictionary gives as a mapping of its options; ``None`` stays."""
+    """Returns an :class:`Age`, which a file or a dictionary gives as a mapping of its options. ``None`` stays."""
     if isinstance(value, Mapping):
-        # A file may also name the class; a wrong option reaches this function with its class path.
+        # A file may also name the class. A wrong option reaches this function with its class path.
         return Age(**(value.get("init_args") or {} if "class_path" in value else value))
     if value is not None:
         check_kind("age", value, Age, "an Age or a mapping of its options, such as {'half_life': 10_000}")

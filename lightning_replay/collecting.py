@@ -134,7 +134,7 @@ class VectorSteps(VectorWrapper):
 
     @property
     def next_trajectory(self) -> int:
-        """Number of the next episode that begins; a read waits for the device."""
+        """Number of the next episode that begins. A read waits for the device."""
         return int(self._next)
 
     @next_trajectory.setter
@@ -231,7 +231,7 @@ class VectorSteps(VectorWrapper):
         return results
 
     def store(self, replay: TrainingReplay, **columns: Any) -> Tensor:
-        """Stores the transitions of the last step; call it once after each step.
+        """Stores the transitions of the last step. Call it once after each step.
 
         Args:
             replay: a :class:`~lightning_replay.Replay`, or a sharded one.
@@ -321,7 +321,7 @@ class VectorSteps(VectorWrapper):
         return parts
 
     def _last(self, observations: Any, infos: Any, following: list[Any], done: Any) -> list[Any] | None:
-        """Returns the observations that followed within the episodes; ``None`` if options allow that there are none."""
+        """Returns the observations that followed within the episodes, or ``None`` if options allow none."""
         final = self._final(observations, infos)
         if isinstance(final, np.ndarray) and final.dtype == object:
             ended = np.flatnonzero(done).tolist()

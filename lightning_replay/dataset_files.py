@@ -29,7 +29,7 @@ def readable(place: object, supported: str) -> Iterator[None]:
 
 
 def imported(module: str) -> Any:
-    """Returns a module; raises an error that names the extra ``demonstrations`` if it is not installed."""
+    """Returns a module, or raises an error that names the extra ``demonstrations`` if it is not installed."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

@@ -74,7 +74,7 @@ def fill(replay: Replay, rows: TensorDictBase) -> Replay:
 
     Raises:
         TypeError: something else than a replay of this process, or than rows.
-        ValueError: more rows than there is room for, or rows that the replay refuses; nothing is changed then, and no
+        ValueError: more rows than there is room for, or rows that the replay refuses. Nothing is changed then, and no
             episode ended.
 
     Example:
@@ -426,7 +426,7 @@ def from_torchrl(
     ``("collector", "traj_ids")``, ``traj_ids`` or ``episode``, or else by the ends of episodes. Flags stay as stored.
 
     Args:
-        source: of TensorDicts ``[]`` with the keys of TorchRL's environments; or such rows, a TensorDict ``[N]``. Other
+        source: of TensorDicts ``[]`` with the keys of TorchRL's environments, or such rows, a TensorDict ``[N]``. Other
             columns, such as texts, are left out.
         observations: one column, or several that become a dictionary, by the last part of each key.
 
@@ -562,7 +562,7 @@ def _numbers(name: str, value: object, count: int, integer: Any = None) -> Any:
 
 
 def _columns(name: str, value: object, count: int, integer: Any = None) -> Any:
-    """Returns a column, or a tree of columns, as tensors ``[count, ...]``; integers are stored as ``integer``."""
+    """Returns a column, or a tree of columns, as tensors ``[count, ...]``. Integers are stored as ``integer``."""
     parts = dict(enumerate(value)) if isinstance(value, tuple) else value
     if isinstance(parts, Mapping) and len(parts.keys()):  # TorchRL's texts are trees without entries
         return {str(part): _columns(f"{name}[{part!r}]", each, count, integer) for part, each in parts.items()}

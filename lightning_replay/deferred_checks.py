@@ -43,7 +43,7 @@ class DeferredChecks:
         self._reads: list[tuple[Callable[[], Tensor], Callable[[list[int]], None]]] = []
 
     def begin(self, method: str) -> int:
-        """Counts a call of ``method``, such as ``extend``, and returns its number; call it before anything is changed.
+        """Counts a call of ``method``, such as ``extend``, and returns its number. Call it before anything is changed.
 
         Raises:
             ValueError: An earlier call brought something wrong. The present call is not counted.
@@ -55,7 +55,7 @@ class DeferredChecks:
         return self._calls[method]
 
     def note(self, method: str, problems: Sequence[str], are_fine: Tensor) -> None:
-        """Keeps the number of the present call for each problem that it has; waits for nothing.
+        """Keeps the number of the present call for each problem that it has. Waits for nothing.
 
         Args:
             method: Method that was given to :meth:`begin`.

@@ -24,8 +24,8 @@ class Division:
     """A batch divided over S replays.
 
     Attributes:
-        parts: of each replay; of length 0 for the ones that no row comes from.
-        totals: of each replay when the draw was divided; ``None`` if it could not be drawn from.
+        parts: of each replay, of length 0 for the ones that no row comes from.
+        totals: of each replay when the draw was divided, or ``None`` if it could not be drawn from.
         shares: float64 ``[G]``, how likely a row of the batch is of each group.
     """
 
@@ -44,7 +44,7 @@ class Divider(SeededStateful):
 
     Rows may change between :meth:`divide` and the draw of a shard. Row i of shard s then has the probability
     q_i = (M_s / M) p_i / M'_s. Here p_i is its priority, M_s and M are the masses at :meth:`divide`, and M'_s is the
-    mass of s at its draw. The weights use q_i. Without such changes, rows and weights equal those of one replay, except
+    mass of s at its draw. The weights use q_i. Without such changes, rows and weights equal one replay's, except
     for rounding.
 
     A sampler without weights, such as the uniform one, has no weights here either. Its draws are as uniform as the
@@ -53,7 +53,7 @@ class Divider(SeededStateful):
     Args:
         sampler: built with the options of the samplers of the shards, and a capacity of any size: it holds no rows. Its
             schedules, its clock of draws and, of a curriculum, its scheduler count for all shards.
-        seed: of the points; ``None`` seeds them from torch's global generator.
+        seed: of the points. ``None`` seeds them from torch's global generator.
 
     Raises:
         TypeError: draws of the sampler cannot be divided.
@@ -85,7 +85,7 @@ class Divider(SeededStateful):
 
         Args:
             batch_size: B.
-            totals: of each shard; ``None`` for one that cannot be drawn from now.
+            totals: of each shard, or ``None`` for one that cannot be drawn from now.
 
         Raises:
             RuntimeError: no shard holds rows to draw from, or too few of them.
@@ -123,11 +123,11 @@ class Divider(SeededStateful):
         return Division(parts, [*totals], shares)
 
     def weigh(self, division: Division, replies: Sequence[ShardDraw | None]) -> dict[str, np.ndarray]:
-        """Returns the columns of a batch that depend on all shards, such as ``priority_weight``; counts one draw.
+        """Returns the columns of a batch that depend on all shards, such as ``priority_weight``. Counts one draw.
 
         Args:
             division: of the batch.
-            replies: of each shard, in order; ``None`` if it was sent no part, or has not answered: its rows are
+            replies: of each shard, in order, or ``None`` if it was sent no part, or has not answered: its rows are
                 missing from the batch then.
 
         Returns:

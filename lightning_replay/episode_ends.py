@@ -35,7 +35,7 @@ class EpisodeEnds:
         self.beginnings: Beginnings = Beginnings(compares=False, is_silent=not checks_continuity)
 
     def attach(self, parts: ReplayParts, episodes: EpisodeTracker | None) -> None:
-        """Sets the parts of the replay, and the links between its rows; ``None`` if it follows no episodes."""
+        """Sets the parts of the replay, and the links between its rows, or ``None`` if it follows no episodes."""
         self._parts = parts
         #: Whether the sampler cuts slices at rows that do not continue the row before.
         self.cuts_slices: bool = parts.cuts_slices and self._checks_continuity
@@ -103,7 +103,7 @@ class EpisodeEnds:
             self._parts.writer.end_episodes(slots)
 
     def end_running(self, trajectories: list[int] | None) -> None:
-        """Ends the running episodes of these trajectories, or all; see ``Replay.end_episodes``."""
+        """Ends the running episodes of these trajectories, or all. See ``Replay.end_episodes``."""
         packed, writer = self._parts.packed, self._parts.writer
         if trajectories is None:
             self.begin()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 
 def has_fast_path(value: object, flag: str = "exact") -> bool:
-    """Returns whether the class of an object declares ``flag`` itself, as in ``exact = True``; a base does not count.
+    """Returns whether the class of an object declares ``flag`` itself, as in ``exact = True``. A base does not count.
 
     Example:
         >>> class Fast:

@@ -48,7 +48,7 @@ def parse_td_errors(index: Any, td_error: Any, generation: Any) -> tuple[Tensor,
 
 
 def of_batch(index: Any, generation: Any) -> tuple[Any, Any]:
-    """Returns the entries ``index`` and ``generation`` of a batch; others are returned as they were given."""
+    """Returns the entries ``index`` and ``generation`` of a batch. Others are returned as they were given."""
     if not isinstance(index, TensorDictBase):
         return index, generation
     batch, index = index, index.get("index", None)
@@ -191,7 +191,7 @@ class Feedback(Stateful):
         return self._stale + (0 if self._stale_there is None else int(self._stale_there))
 
     def forget(self) -> None:
-        """Discards the last batch, whose rows are gone; the counts stay."""
+        """Discards the last batch, whose rows are gone. The counts stay."""
         self.draws_since_update = 0
         self.last_index = None
 
@@ -321,7 +321,7 @@ def flat_index(index: Any, storage: Storage | None) -> Tensor:
 
 
 def matching_priority(priority: Any, index: Tensor) -> Tensor:
-    """Returns priorities as contiguous float32 ``[n]``, one per slot; a single number is repeated."""
+    """Returns priorities as contiguous float32 ``[n]``, one per slot. A single number is repeated."""
     priority = torch.as_tensor(priority, device=index.device).detach()
     if priority.is_complex():
         raise TypeError(f"priority is {priority.dtype}; it must be real, the magnitudes of TD errors")

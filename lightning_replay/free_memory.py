@@ -16,7 +16,7 @@ _SMALL_BYTES = 1 << 24  # not worth the 60 us that reading the free bytes takes
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Returns the bytes that can still be allocated on ``device``; ``None`` if that is unknown."""
+    """Returns the bytes that can still be allocated on ``device``, or ``None`` if that is unknown."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     if device.type != "cpu":

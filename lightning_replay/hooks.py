@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether this library may act on forks and on its import of TorchRL; ``docs/process.md`` describes both."""
+"""Whether this library may act on forks and on its import of TorchRL. ``docs/process.md`` describes both."""
 
 from __future__ import annotations
 

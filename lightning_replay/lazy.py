@@ -15,7 +15,7 @@ def lazy_names(package: str, modules: Mapping[str, Sequence[str]], submodules: S
 
     Args:
         package: Name of the package, for relative modules and for errors.
-        modules: Names that the package exports, by module; a relative module starts with a dot.
+        modules: Names that the package exports, by module. A relative module starts with a dot.
         submodules: Names of modules of the package that it exports themselves.
     """
     module_of = {name: module for module, names in modules.items() for name in names}

@@ -63,7 +63,7 @@ def save_last(callback: ModelCheckpoint, trainer: L.Trainer) -> None:
 
 
 def requeue_signal(trainer: L.Trainer) -> int | None:
-    """Returns the signal at which Lightning saves and requeues a SLURM job; ``None`` if it handles none."""
+    """Returns the signal at which Lightning saves and requeues a SLURM job, or ``None`` if it handles none."""
     cluster = trainer._accelerator_connector.cluster_environment
     if not isinstance(cluster, SLURMEnvironment) or not cluster.auto_requeue or cluster.requeue_signal is None:
         return None

@@ -33,7 +33,7 @@ def load_replay(
         path: a directory that :func:`save_replay` wrote, or a URL, which is downloaded to a temporary one first.
         trust: modules and packages to import from: ``["my_package"]`` allows ``my_package`` and all below it. A file
             that names a function of a trusted package lets it read the saved rows: trust only files of known origin.
-        memmap: a directory for the scratch file of a buffer that keeps its rows on disk; in memory if absent, even if
+        memmap: a directory for the scratch file of a buffer that keeps its rows on disk, in memory if absent, even if
             the saved buffer had them on disk.
         end_episodes: ``False`` continues the episodes that ran, if their environments were restored with the buffer.
 

@@ -44,26 +44,26 @@ def _of_both(name: str, joined: Callable[[Any, Any], Any]) -> Any:
 
 @rebuildable
 class MixedReplay(SeededStateful, TrainingReplay):
-    """Draws a part of each batch from ``offline``, the rest from ``online``; new rows are stored in ``online`` alone.
+    """Draws a part of each batch from ``offline``, the rest from ``online``. New rows are stored in ``online`` alone.
 
     "Symmetric sampling" of RLPD (Ball et al. 2023, section 4.1, https://arxiv.org/abs/2302.02948) with ``share=0.5``.
     Each side may be of any recipe and draws, weighs and transforms its rows as by itself. Offline rows are neither
-    evicted nor changed; give their buffer rows before the first draw, ``replay.offline.extend(rows)``. Methods match
+    evicted nor changed. Give their buffer rows before the first draw, ``replay.offline.extend(rows)``. Methods match
     :class:`~lightning_replay.Replay`: :meth:`update_priority` returns TD errors to the side of each row, and if one
     side refuses, neither is changed. Stored rows are read and emptied by side: ``replay.online[:]``.
 
-    While ``online`` holds fewer rows than its part of the batch, or no complete sequence, all rows are offline ones;
-    with a ``share`` of 0 all are online ones, and with a schedule that has fallen to 0 once ``online`` holds a batch.
+    While ``online`` holds fewer rows than its part of the batch, or no complete sequence, all rows are offline ones.
+    With a ``share`` of 0 all are online ones, and with a schedule that has fallen to 0 once ``online`` holds a batch.
 
     Args:
         online: buffer of the rows that are collected.
         offline: buffer of rows that stay.
-        share: part of each batch that is offline, in [0, 1]; a schedule follows its clock, of which "draws" are the
+        share: part of each batch that is offline, in [0, 1]. A schedule follows its clock, of which "draws" are the
             draws of this object. If it is not a whole number of rows, that number is rounded up or down at random, so
             that its expectation is exact: 0.3 of 64 is 19 rows, and 20 in one draw of five.
-        batch_size: rows of a batch; by default 256, or the capacity of both if it is smaller. A side draws ahead
+        batch_size: rows of a batch, by default 256, or the capacity of both if it is smaller. A side draws ahead
             (``prefetch``) if its own batch size is its number of rows.
-        seed: of all draws, as by :meth:`seed`; ``None`` leaves the generators of both sides as they are.
+        seed: of all draws, as by :meth:`seed`. ``None`` leaves the generators of both sides as they are.
 
     Sampled keys:
         index: int64 ``[B]``, of sequences ``[B, T]`` as all columns, of offline rows with 2^40 added. ``[B, 2]`` if a
@@ -83,7 +83,7 @@ class MixedReplay(SeededStateful, TrainingReplay):
         ValueError: the same buffer twice, a share outside of [0, 1], returns with two discounts or of two lengths,
             sequences on one side or of two lengths, or rows of ``offline`` that lack actions, observations, or columns
             under ``"next"``, or have a column of another dtype or shape (when the second side gets its first rows, of
-            which none is stored then; all columns are named).
+            which none is stored then, and all columns are named).
 
     Example:
         >>> from tensordict import TensorDict
@@ -414,7 +414,7 @@ class MixedReplay(SeededStateful, TrainingReplay):
             yield state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned; the state of other buffers is refused, and nothing is changed."""
+        """Restores what :meth:`state_dict` returned. The state of other buffers is refused, and nothing is changed."""
         check_kind("the state", state_dict, Mapping, "what state_dict() of a mixed replay returned")
         clocks = state_dict.get("clocks")
         if not isinstance(clocks, Mapping) or clocks.keys() != self._clocks.keys():

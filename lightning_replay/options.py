@@ -55,7 +55,7 @@ def check_kind(name: str, value: object, kind: Any, accepted: str) -> None:
 
 
 def checked_count(name: str, value: Any, lowest: int = 1, *, of: str = "") -> int:
-    """Returns a whole number from ``lowest`` to the largest of int64 as an int; ``of`` names the objects counted."""
+    """Returns a whole number from ``lowest`` to the largest of int64 as an int. ``of`` names the objects counted."""
     what = f"a whole number{f' of {of}' if of else ''} from {lowest} on"
     check_option(name, value, Integral, what, lowest)
     if value > LARGEST_COUNT:
@@ -64,7 +64,7 @@ def checked_count(name: str, value: Any, lowest: int = 1, *, of: str = "") -> in
 
 
 def checked_optional_count(name: str, value: object, lowest: int = 1) -> int | None:
-    """Returns a whole number as :func:`checked_count` does; ``None`` stays."""
+    """Returns a whole number as :func:`checked_count` does. ``None`` stays."""
     return None if value is None else checked_count(name, value, lowest)
 
 
@@ -117,7 +117,7 @@ def checked_key(name: str, value: object) -> tuple[str, ...]:
 
 
 def checked_keys(name: str, values: object) -> list[tuple[str, ...]]:
-    """Returns keys of columns as tuples; raises ``TypeError`` for a single key."""
+    """Returns keys of columns as tuples, or raises ``TypeError`` for a single key."""
     if isinstance(values, str) or not isinstance(values, Iterable):
         example = repr(values) if isinstance(values, str) else "'observation'"
         raise TypeError(f"{name} is {values!r}; it must be a sequence of keys, as [{example}]")
@@ -144,13 +144,13 @@ def checked_bound(name: str, value: Any) -> float | None:
 
 
 def checked_flag(name: str, value: object) -> bool:
-    """Returns a flag; raises ``TypeError`` for any other value."""
+    """Returns a flag, or raises ``TypeError`` for any other value."""
     check_option(name, value, bool, "True or False")
     return bool(value)
 
 
 def checked_choice(name: str, value: object, choices: Sequence[Any]) -> Any:
-    """Returns one of ``choices``; the ``ValueError`` lists them and names a similar one."""
+    """Returns one of ``choices``. The ``ValueError`` lists them and names a similar one."""
     for choice in choices:
         if isinstance(value, type(choice)) and isinstance(value, bool) is isinstance(choice, bool) and value == choice:
             return choice
@@ -237,11 +237,11 @@ _EXTRAS = {
 
 
 class MissingExtraError(ModuleNotFoundError):
-    """A missing package that an extra of this library installs; the command line prints the message alone."""
+    """A missing package that an extra of this library installs. The command line prints the message alone."""
 
 
 def missing_extra(what: str, package: str, extra: str, otherwise: str = "") -> MissingExtraError:
-    """Returns the error for the ``package`` of an extra, which ``what`` needs; ``otherwise`` is an alternative."""
+    """Returns the error for the ``package`` of an extra, which ``what`` needs. ``otherwise`` is an alternative."""
     # In quotes, because zsh takes brackets for a pattern.
     sentence = f"{what} needs {package}, which is not installed: pip install 'lightning-replay[{extra}]'"
     return MissingExtraError(f"{sentence}, {otherwise}" if otherwise else sentence, name=package)
@@ -259,7 +259,7 @@ def missing_extra_of(what: str, error: BaseException) -> MissingExtraError | Non
 
 
 def checked_local_path(name: str, value: str | os.PathLike[str], accepted: str = LOCAL_ONLY) -> Path:
-    """Returns a path of this machine; a URL is refused, because a local folder such as ``s3:`` would be created."""
+    """Returns a path of this machine. A URL is refused, because a local folder such as ``s3:`` would be created."""
     if _URL.match(str(value)):
         raise ValueError(f"{name} is {str(value)!r}; it must be {accepted}")
     return Path(value)

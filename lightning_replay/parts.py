@@ -7,9 +7,9 @@ get the defaults from :mod:`lightning_replay.parts`.
 
 The life of a row is described at :class:`~lightning_replay.Replay`. Of a sampler it calls ``check_rows``, which may
 refuse new rows, ``mark_update`` with the slots of stored rows, ``sample``, ``set_priorities``, and ``on_evict`` with
-slots that are released; of a writer ``insert``, and ``update_priority`` if it accepts feedback.
+slots that are released. Of a writer it calls ``insert``, and ``update_priority`` if it accepts feedback.
 
-Shapes: N rows given, n rows stored, B rows of a batch; slots are int64.
+Shapes: N rows given, n rows stored, B rows of a batch. Slots are int64.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ class GroupTotals:
 
     Attributes:
         names: of the groups, the same in all replays that a draw is divided over.
-        mass: float64 ``[G]``, the sum of what rows are drawn in proportion to; their number if all are alike.
+        mass: float64 ``[G]``, the sum of what rows are drawn in proportion to, or their number if all are alike.
         rows: int64 ``[G]``, the number of rows.
-        smallest: float64 ``[G]``, the smallest positive term of ``mass``; infinity if there is none.
-        max_priority: the largest priority given so far, before any exponent; not positive if there was none.
+        smallest: float64 ``[G]``, the smallest positive term of ``mass``, infinity if there is none.
+        max_priority: the largest priority given so far, before any exponent, not positive if there was none.
     """
 
     names: list[str]
@@ -102,7 +102,7 @@ class GroupTotals:
 
 @dataclass(frozen=True, eq=False)
 class ShardRequest:
-    """The rows of a batch that one replay draws; made by :class:`~lightning_replay.divided_draws.Divider`.
+    """The rows of a batch that one replay draws, made by :class:`~lightning_replay.divided_draws.Divider`.
 
     Attributes:
         groups: int64 ``[n]``, the group of each row, ascending.
@@ -130,7 +130,7 @@ class ShardDraw:
     Attributes:
         probability: float64 ``[n]``, of each row in a draw from its group in this replay.
         totals: of the replay at the draw.
-        correction: float64 ``[n]``, what the sampler multiplies the weights of these rows by; ``None`` if nothing.
+        correction: float64 ``[n]``, what the sampler multiplies the weights of these rows by, or ``None`` if nothing.
     """
 
     probability: np.ndarray
@@ -160,7 +160,7 @@ class BufferHooks:
     """A buffer that storages and writers of this library inform of evicted rows and ended episodes."""
 
     def on_evict(self, index: Tensor) -> None:
-        """Removes rows, slots ``[n]``, that left without being overwritten; called by the storage."""
+        """Removes rows, slots ``[n]``, that left without being overwritten. Called by the storage."""
 
     def on_episode_end(self, slots: Tensor, trajectories: Iterable[int | None] = ()) -> None:
         """Ends the episodes with the newest rows ``slots``, int64 ``[n]``, and the episodes that run in
@@ -195,12 +195,12 @@ class PartHooks(SeededStateful, BreaksGraphs):
 
 
 class ReplaySampler(PartHooks, Sampler):
-    """Draws slots; base class of the samplers of this library.
+    """Draws slots. It is the base class of the samplers of this library.
 
     A subclass defines TorchRL's ``sample(storage, batch_size)``, which returns slots ``[B]`` (pairs: ``[B, 2]``) and a
-    dictionary of further columns ``[B, ...]`` for the batch, on the CPU, and the methods below that it needs. They have
-    no effect by default. All that decides the next draws belongs to the state: name it in :attr:`saved_attributes`, or
-    define ``state_dict`` and ``load_state_dict``.
+    dictionary of further columns ``[B, ...]`` for the batch, on the CPU. It also defines the methods below that it
+    needs. They have no effect by default. All that decides the next draws belongs to the state: name it in
+    :attr:`saved_attributes`, or define ``state_dict`` and ``load_state_dict``.
     """
 
     uses_priorities: bool = False  #: Whether TD errors change what is drawn; :meth:`set_priorities` is called if so.
@@ -214,7 +214,7 @@ class ReplaySampler(PartHooks, Sampler):
     #:
     #: :meta private:
     has_state_of: str | None = None
-    #: Rows drawn so far from each table, ``[T]``; empty before any.
+    #: Rows drawn so far from each table, ``[T]``, empty before any.
     #:
     #: :meta private:
     rows_drawn: Sequence[int] | np.ndarray = ()
@@ -225,10 +225,10 @@ class ReplaySampler(PartHooks, Sampler):
     _reads_columns: bool = False  # whether it reads columns of stored rows, which a storage of tensors has
 
     def check_storage(self, storage: Any, writer: Any) -> None:
-        """Refuses a storage or a writer that it does not work with by raising; called when a ``Replay`` is built."""
+        """Refuses a storage or a writer that it does not work with by raising. Called when a ``Replay`` is built."""
 
     def check_rows(self, rows: TensorDictBase) -> None:
-        """Refuses new rows, TensorDict ``[N]``, by raising ``ValueError``; called before anything is stored."""
+        """Refuses new rows, TensorDict ``[N]``, by raising ``ValueError``. Called before anything is stored."""
         if self._ages is not None:
             self._ages.check_rows(rows)
 
@@ -241,17 +241,17 @@ class ReplaySampler(PartHooks, Sampler):
         return self._ages is not None and self._ages.age.version_key is not None
 
     def check_priority(self, priority: Tensor) -> None:
-        """Refuses priorities given with new rows, float32 ``[N]``, by raising ``ValueError``; called before storing."""
+        """Refuses priorities given with new rows, float32 ``[N]``, by raising ``ValueError``. Called before storing."""
 
     def awaits_rows(self, storage: Any) -> bool:
-        """Returns whether nothing can be drawn yet although rows are stored; a mixed replay draws elsewhere then.
+        """Returns whether nothing can be drawn yet although rows are stored. A mixed replay draws elsewhere then.
 
         :meta private:
         """
         return False
 
     def defer_reads(self, checks: DeferredChecks) -> None:
-        """Registers numbers on :attr:`draw_device` that are read with the refusals; none by default.
+        """Registers numbers on :attr:`draw_device` that are read with the refusals, none by default.
 
         :meta private:
         """
@@ -281,7 +281,7 @@ class ReplaySampler(PartHooks, Sampler):
         """Ends episodes whose newest rows are in the slots ``[n]``, and episodes that run in ``trajectories``."""
 
     def set_priorities(self, slots: Tensor, magnitudes: Tensor, storage: Any) -> None:
-        """Sets priorities; called if :attr:`uses_priorities`, with TD errors that were checked.
+        """Sets priorities. Called if :attr:`uses_priorities`, with TD errors that were checked.
 
         Args:
             slots: int64 ``[B]``, of pairs ``[B, 2]``, -1 if the row has left. Of several for one the last counts.
@@ -294,12 +294,12 @@ class ReplaySampler(PartHooks, Sampler):
     _draw_there: Any = None
 
     def set_priorities_there(self, slots: Tensor, td_error: Tensor, is_fresh: Tensor) -> Tensor:
-        """Sets priorities without a wait for :attr:`draw_device`; called in place of :meth:`set_priorities`.
+        """Sets priorities without a wait for :attr:`draw_device`. Called in place of :meth:`set_priorities`.
 
         Args:
             slots: int64 ``[n]`` on the device, all below the capacity. Of several for one the last counts.
             td_error: Signed TD errors ``[n]``, not checked.
-            is_fresh: bool ``[n]``; the other rows have left, and are skipped.
+            is_fresh: bool ``[n]``. The other rows have left, and are skipped.
 
         Returns:
             bool ``[n]``, whether each TD error can be a priority. The others are skipped.
@@ -319,11 +319,11 @@ class ReplaySampler(PartHooks, Sampler):
 
     # Sets priorities by the arrays of a batch on the CPU: slots, errors, generations given, generations stored and the
     # length of the storage. Returns how many rows are stale, or None, nothing changed, if another way must do it.
-    # Saves two thirds of an update of 256 rows; called if the sampler's class is exact, see fast_path.
+    # Saves two thirds of an update of 256 rows. Called if the sampler's class is exact, see fast_path.
     _update_matching: Any = None
 
     def update_priority(self, index: Any, priority: Any, *, storage: Any = None) -> None:
-        """TorchRL's name of :meth:`set_priorities`, which its buffers call; a writer that learns gets them too."""
+        """TorchRL's name of :meth:`set_priorities`, which its buffers call. A writer that learns gets them too."""
         if self.uses_priorities:
             self.set_priorities(index, priority, storage)
         self.pass_on(index, priority, storage)
@@ -340,14 +340,14 @@ class ReplaySampler(PartHooks, Sampler):
                 writer.take_td_errors(index, priority, both=self.update_partners)
 
     def priority_of(self, index: Tensor) -> Tensor | None:
-        """Returns the priorities of rows before any exponent, float32 ``[n]``; ``None`` if there are none."""
+        """Returns the priorities of rows before any exponent, float32 ``[n]``, or ``None`` if there are none."""
         return None
 
     def raise_max_priority(self, priority: float) -> None:
         """Raises the largest priority so far, which new rows get, to that of other replays."""
 
     def group_totals(self, storage: Any) -> GroupTotals:
-        """Returns what the stored rows add up to, by group; see :mod:`lightning_replay.divided_draws`."""
+        """Returns what the stored rows add up to, by group. See :mod:`lightning_replay.divided_draws`."""
         raise NotImplementedError(f"{type(self).__name__} lacks group_totals(storage); define it with sample_shard")
 
     def sample_shard(self, storage: Any, part: ShardRequest) -> tuple[Tensor, dict[str, Any], ShardDraw]:
@@ -355,40 +355,40 @@ class ReplaySampler(PartHooks, Sampler):
 
         Returns:
             Slots, int64 ``[n]`` (pairs: ``[n, 2]``), and further columns ``[n, ...]``, as ``sample`` returns them but
-            for the weights; and the probabilities of the rows.
+            for the weights, and the probabilities of the rows.
         """
         raise NotImplementedError
 
     def rows_of_groups(self, batch_size: int, totals: GroupTotals) -> tuple[np.ndarray, np.ndarray]:
-        """Divides a batch over the groups, from the sums over all replays; called on a sampler without rows.
+        """Divides a batch over the groups, from the sums over all replays. Called on a sampler without rows.
 
         Returns:
             Rows of each group, int64 ``[G]``, ``batch_size`` together, by default all of the first group, the only one
-            of most samplers; and how likely a row of the batch is of each, float64 ``[G]``.
+            of most samplers, and how likely a row of the batch is of each, float64 ``[G]``.
         """
         rows = np.zeros(len(totals.names), dtype=np.int64)
         rows[0] = batch_size
         return rows, rows / batch_size
 
     def weigh(self, part: ShardRequest, drawn: ShardDraw) -> dict[str, np.ndarray]:
-        """Returns the columns ``[B]`` of a batch that depend on all replays, such as ``priority_weight``; none here.
+        """Returns the columns ``[B]`` of a batch that depend on all replays, such as ``priority_weight``, none here.
 
         Counts a draw if a schedule follows the draws. Called on a sampler without rows.
 
         Args:
             part: all rows of the batch, one replay after the other.
-            drawn: the probabilities of the rows in draws from their groups in all replays, as they were really drawn;
+            drawn: the probabilities of the rows in draws from their groups in all replays, as they were really drawn.
                 ``totals`` are of all replays, with a mass of 1, so that ``smallest`` is the smallest such probability.
         """
         return {}
 
     def stats(self) -> dict[str, float]:
-        """Returns statistics for :meth:`Replay.stats <lightning_replay.replay.Replay.stats>`; none here."""
+        """Returns statistics for :meth:`Replay.stats <lightning_replay.replay.Replay.stats>`, none here."""
         return {}
 
 
 class WriterHooks(PartHooks):
-    """Attributes and methods of a writer in addition to TorchRL's; the methods have no effect by default."""
+    """Attributes and methods of a writer in addition to TorchRL's. The methods have no effect by default."""
 
     needs_feedback: bool = False  #: Whether ``update_priority`` of the buffer changes what is kept.
     signals: tuple[str, ...] = ()  #: Further names that ``Replay.update_priority`` accepts for this writer.
@@ -397,11 +397,11 @@ class WriterHooks(PartHooks):
     #: :meta private:
     compares_rows: bool = False
     may_refuse: bool = False  #: Whether rows may be left out although the storage is not full.
-    #: The tables that the writer keeps, see ``lightning_replay.tables``; ``None`` for a writer without tables.
+    #: The tables that the writer keeps, see ``lightning_replay.tables``, or ``None`` for a writer without tables.
     tables: Any = None
-    #: Function for the surprise of new rows, TensorDict ``[N]`` to ``[N]``; ``None`` if there is none.
+    #: Function for the surprise of new rows, TensorDict ``[N]`` to ``[N]``, or ``None`` if there is none.
     initial_surprise: Callable[[TensorDictBase], Tensor] | None = None
-    #: Generations and occupancy of a storage of TorchRL, which keeps neither; ``None`` if the storage does.
+    #: Generations and occupancy of a storage of TorchRL, which keeps neither, or ``None`` if the storage does.
     #:
     #: :meta private:
     rows_beside: Any = None
@@ -415,21 +415,21 @@ class WriterHooks(PartHooks):
         return False
 
     def insert(self, data: TensorDictBase) -> Insertion:
-        """Stores rows, TensorDict ``[N]``, oldest first; called by ``Replay.extend``."""
+        """Stores rows, TensorDict ``[N]``, oldest first. Called by ``Replay.extend``."""
         raise NotImplementedError(f"{type(self).__name__} defines no insert(data), which stores rows")
 
     def age_of(self, index: Tensor) -> Tensor | None:
-        """Returns how many rows were given after those in the slots, int64; ``None`` if no order is kept."""
+        """Returns how many rows were given after those in the slots, int64, or ``None`` if no order is kept."""
         return None
 
     def end_episodes(self, slots: Tensor) -> None:
         """Ends the episodes whose newest rows are in the slots ``[n]``: nothing follows these rows."""
 
     def read_feedback(self, count: int, td_error: Tensor | None, signals: Mapping[str, Any]) -> Any:
-        """Returns feedback for the B = ``count`` rows of a batch for :meth:`update_priority`; changes nothing.
+        """Returns feedback for the B = ``count`` rows of a batch for :meth:`update_priority`. Changes nothing.
 
         Raises:
-            ValueError: feedback that the writer refuses; no part has been changed then.
+            ValueError: feedback that the writer refuses. No part has been changed then.
         """
         return None
 
@@ -466,32 +466,32 @@ class ReplayTransform(SeededStateful, Transform):
     shaping_discount: float | None = None
     draws_there: bool = False  #: Whether it changes batches without a wait where slots are drawn on a device.
     takes_sequences: bool = True  #: Whether it leaves steps of a sequence in their order, each as it is.
-    # Returns what forward makes of the pairs of rows in the slots [B, 2] of a PackedStorage; called if the transform's
+    # Returns what forward makes of the pairs of rows in the slots [B, 2] of a PackedStorage. Called if the transform's
     # own class is exact, see lightning_replay.fast_path.
     _mix_stored: Any = None
 
     def check_buffer(self, replay: Any) -> None:
-        """Refuses a ``Replay`` whose parts it does not work with by raising; called when these are put together."""
+        """Refuses a ``Replay`` whose parts it does not work with by raising. Called when these are put together."""
 
     def advance(self, *, env_steps: int | None = None, updates: int | None = None) -> None:
         """Sets the clocks of schedules, in environment steps and updates since the start of training."""
 
     def check_rows(self, rows: TensorDictBase) -> None:
-        """Refuses the first rows, TensorDict ``[N]``, by raising ``ValueError``; later ones have their columns.
+        """Refuses the first rows, TensorDict ``[N]``, by raising ``ValueError``. Later ones have their columns.
 
         Called before anything is stored, and with a stored row when the transform comes to a filled buffer.
         """
 
     def forward_drawn(self, batch: TensorDictBase, index: Tensor, storage: Any, episodes: Any) -> TensorDictBase:
-        """Changes a drawn batch; called by ``Replay`` in place of ``forward``, by which it is done by default.
+        """Changes a drawn batch. Called by ``Replay`` in place of ``forward``, by which it is done by default.
 
         Args:
-            batch: TensorDict ``[B]``, complete, with returns over several steps; of pairs ``[B, 2]``.
+            batch: TensorDict ``[B]``, complete, with returns over several steps, of pairs ``[B, 2]``.
             index: int64 of the same shape, the slots of its rows.
-            storage: of the rows; :func:`lightning_replay.storage.read_columns` reads columns of any.
+            storage: of the rows. :func:`lightning_replay.storage.read_columns` reads columns of any.
             episodes: an :class:`~lightning_replay.episodes.returns.EpisodeTracker`, whose ``links``
                 (:class:`~lightning_replay.episodes.links.EpisodeLinks`) lead along the episodes of stored rows, and
-                whose ``n_steps`` and ``discount`` belong to the returns; ``None`` if neither the buffer nor
+                whose ``n_steps`` and ``discount`` belong to the returns, or ``None`` if neither the buffer nor
                 :attr:`follows_episodes` needs one.
         """
         return self(batch)
@@ -507,11 +507,11 @@ class ReplayTransform(SeededStateful, Transform):
 
 
 class ReplayWriter(WriterHooks, Writer):
-    """Stores rows and chooses which ones leave; base class of the writers of this library.
+    """Stores rows and chooses which ones leave. It is the base class of the writers of this library.
 
     A subclass defines :meth:`insert`, for which :func:`lightning_replay.writers.write_rows` writes rows into the
-    storage. TorchRL's ``extend`` and ``add`` call it; a subclass that overrides ``extend`` alone, which ``Replay`` does
-    not call, is a ``TypeError``. All that decides which rows stay belongs to the state; see :class:`ReplaySampler`.
+    storage. TorchRL's ``extend`` and ``add`` call it. A subclass that overrides ``extend`` alone, which ``Replay`` does
+    not call, is a ``TypeError``. All that decides which rows stay belongs to the state. See :class:`ReplaySampler`.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -527,18 +527,18 @@ class ReplayWriter(WriterHooks, Writer):
 
     @property
     def tracks_generations(self) -> bool:
-        """Whether batches of TorchRL's buffers have ``index_generation``; as TorchRL's writers that count them.
+        """Whether batches of TorchRL's buffers have ``index_generation``, as for TorchRL's writers that count them.
 
         :meta private:
         """
         return self.rows_beside is not None
 
     def generations_of(self, index: Any) -> Tensor:
-        """Returns how often each slot was written or emptied, int64; -1 if the writer does not count it."""
+        """Returns how often each slot was written or emptied, int64, -1 if the writer does not count it."""
         return super().generations_of(index) if self.rows_beside is None else self.rows_beside.generation_of(index)
 
     def register_storage(self, storage: Storage) -> None:
-        """Attaches a storage; a ``TypeError`` if the writer needs feedback and the buffer passes none to it.
+        """Attaches a storage. Raises ``TypeError`` if the writer needs feedback and the buffer passes none to it.
 
         :meta private:
         """
@@ -566,17 +566,17 @@ class ReplayWriter(WriterHooks, Writer):
             )
 
     def insert(self, data: TensorDictBase) -> Insertion:
-        """Stores rows, TensorDict ``[N]``, oldest first; called by ``Replay.extend``."""
+        """Stores rows, TensorDict ``[N]``, oldest first. Called by ``Replay.extend``."""
         return self._insert_columns(self._storage.checked_values(data), data)
 
     def _insert_columns(self, columns: Sequence[Tensor | np.ndarray], rows: Any) -> Insertion:
-        # Stores rows that a PackedStorage has read and checked, columns [N, ...] in the order of its row_columns; rows
+        # Stores rows that a PackedStorage has read and checked, columns [N, ...] in the order of its row_columns. Rows
         # are the same as they were given, see as_rows. The writers of this library define it in place of insert, and
         # are exact (lightning_replay.fast_path): a TensorDict of one row takes longer to build than the row to store.
         return super().insert(rows)
 
     def extend(self, data: TensorDictBase) -> Tensor:
-        """Stores rows ``[N]``, oldest first; returns their slots, int64 ``[N]``, -1 for rows that are not kept."""
+        """Stores rows ``[N]``, oldest first, and returns their slots, int64 ``[N]``, -1 for rows that are not kept."""
         for buffer in attached_buffers(self._storage):
             self.check_buffer(buffer)
         inserted = self.insert(data)
@@ -589,7 +589,7 @@ class ReplayWriter(WriterHooks, Writer):
         return slots
 
     def add(self, data: TensorDictBase) -> int:
-        """Stores one row, a TensorDict of batch size ``[]``; returns its slot, -1 if it was refused."""
+        """Stores one row, a TensorDict of batch size ``[]``, and returns its slot, -1 if it was refused."""
         slot = int(self.extend(data.unsqueeze(0)))
         if any(isinstance(buffer, TensorDictReplayBuffer) for buffer in attached_buffers(self._storage)):
             self._entering = slot
@@ -648,7 +648,7 @@ class _TorchRLWriter(WriterHooks):
 
 
 def without_tables(sampler: str) -> TypeError:
-    """Returns the error for a sampler of tables whose writer keeps none; ``sampler`` is the name of its class."""
+    """Returns the error for a sampler of tables whose writer keeps none. ``sampler`` is the name of its class."""
     return TypeError(f"{sampler} draws from tables, the writer keeps none; give an EventTableWriter or TaskTableWriter")
 
 

@@ -24,7 +24,7 @@ class Prefetch:
     Args:
         queue: Batches that are drawn or on their way, the oldest first.
         lock: Lock of the queue.
-        most: Number of batches that are drawn ahead; no thread is started for 0.
+        most: Number of batches that are drawn ahead. No thread is started for 0.
     """
 
     def __init__(self, queue: deque[Future[Any]], lock: Any, most: int) -> None:
@@ -44,7 +44,7 @@ class Prefetch:
             return batch
 
     def wait(self) -> None:
-        """Waits for the draws on their way; call it before any lock that the thread needs is taken."""
+        """Waits for the draws on their way. Call it before any lock that the thread needs is taken."""
         with self._lock:
             ahead = tuple(self.queue)
         wait(ahead)
@@ -57,7 +57,7 @@ class Prefetch:
         return [future.result() for future in self.queue if future.exception() is None]
 
     def replace(self, batches: list[Any]) -> None:
-        """Replaces the batches that were drawn ahead; without a thread, nothing would take them from the queue."""
+        """Replaces the batches that were drawn ahead. Without a thread, nothing would take them from the queue."""
         for former in self.queue:
             former.cancel()
         self.queue.clear()

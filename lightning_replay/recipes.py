@@ -89,35 +89,35 @@ class ReplayOptions(TypedDict, total=False):
     """Options of every recipe.
 
     Args:
-        n_steps: rewards summed into one return when a row is drawn; 1 by default.
-        discount: γ of that return; 0.99 by default.
+        n_steps: rewards summed into one return when a row is drawn, 1 by default.
+        discount: γ of that return, 0.99 by default.
         device: device of the transitions and the batches, the CPU by default.
         draws_on: ``"cpu"`` (the default), or ``"device"``: slots are drawn on the device of the transitions.
             Priorities, generations, and links between steps are then also kept there, and no call waits for it. For
             :func:`uniform`, :func:`prioritized`, :func:`sequences`, and :func:`hindsight`.
         memmap: a directory for a scratch file that holds the transitions, for buffers larger than memory.
         observations: ``"once"`` stores an observation that is also the next observation of another row once, see
-            :class:`~lightning_replay.storage.observations_once.ObservationStorage`; ``"twice"`` by default.
+            :class:`~lightning_replay.storage.observations_once.ObservationStorage`, ``"twice"`` by default.
         ragged: keys of columns whose rows have different lengths, such as tokens, packed end to end, see
-            :class:`~lightning_replay.storage.ragged.RaggedStorage`; none by default. Rows leave first in, first out.
-        element_capacity: most elements kept of each ragged column, over all rows; needed with ``ragged``.
-        jagged: draw ragged columns as jagged tensors; by default they are padded, with ``mask``.
+            :class:`~lightning_replay.storage.ragged.RaggedStorage`, none by default. Rows leave first in, first out.
+        element_capacity: most elements kept of each ragged column, over all rows, needed with ``ragged``.
+        jagged: draw ragged columns as jagged tensors. By default, they are padded, with ``mask``.
         prefetch: batches drawn ahead in threads.
-        check_finite: refuse rows with NaN or infinity in rewards or observations; on by default.
+        check_finite: refuse rows with NaN or infinity in rewards or observations, on by default.
         check_every: calls between two reads of what was refused on the device, with ``draws_on="device"``, see
             :class:`~lightning_replay.Replay`.
         check_continuity: a row follows another only if it starts with the observation that the other ended with, bit
-            for bit; on by default, see :class:`~lightning_replay.episodes.links.Continuity`.
+            for bit, on by default, see :class:`~lightning_replay.episodes.links.Continuity`.
         age: :class:`~lightning_replay.Age`, or a mapping of its options such as ``{"half_life": 10_000}``, by
-            which rows become less likely as they age; ``None`` by default. Not for :func:`reverse_sweep`.
-        replace: whether a batch may have a row, a sequence, or a group several times; yes by default. ``False`` draws
+            which rows become less likely as they age, ``None`` by default. Not for :func:`reverse_sweep`.
+        replace: whether a batch may have a row, a sequence, or a group several times, yes by default. ``False`` draws
             one after the other, each in proportion to its weight among the rows that are left. Importance weights stay
             equal to draws with replacement. ``"pass"`` draws each once before any again, see
             :class:`~lightning_replay.samplers.ReshuffledSampler`: rows or groups, uniformly, without an age. Of pairs,
             it is the first row. Draws are made on the CPU. Not for :func:`reverse_sweep`.
         transform: applied to drawn batches after the recipe's own, such as
-            :class:`~lightning_replay.transforms.RelabelGoals`; none by default.
-        seed: seed of every draw; ``None`` seeds from torch's global generator.
+            :class:`~lightning_replay.transforms.RelabelGoals`, none by default.
+        seed: seed of every draw. ``None`` seeds from torch's global generator.
     """
 
     n_steps: int
@@ -143,11 +143,11 @@ class FrameOptions(ReplayOptions, total=False):
     """Options of recipes that can store each frame once.
 
     Args:
-        frame_stack: frames in each stack under ``image_key``; each frame is then stored once, see
+        frame_stack: frames in each stack under ``image_key``. Each frame is then stored once, see
             :class:`~lightning_replay.storage.frames.FrameStorage`. ``None`` stores rows unchanged.
-        image_key: key of the stacks, uint8 ``[N, frame_stack, H, W]``, and under ``"next"`` of their successors;
-            ``"pixels"`` by default. A tuple is one nested key; a list has the keys of several cameras.
-        frame_capacity: most frames kept of each camera; a full frame store evicts the oldest transitions, with tables
+        image_key: key of the stacks, uint8 ``[N, frame_stack, H, W]``, and under ``"next"`` of their successors,
+            ``"pixels"`` by default. A tuple is one nested key. A list has the keys of several cameras.
+        frame_capacity: most frames kept of each camera. A full frame store evicts the oldest transitions, with tables
             the oldest entries of the fullest one. By default an eighth more than ``capacity`` for stacks of 4, enough
             for episodes (with tables: runs) of 32 steps or more.
     """
@@ -161,10 +161,10 @@ class PriorityOptions(FrameOptions, total=False):
     """Options of recipes that can draw by priority.
 
     Args:
-        priority_exponent: α of prioritized draws, see :func:`prioritized`; 0 draws uniformly, by default except in
+        priority_exponent: α of prioritized draws, see :func:`prioritized`. 0 draws uniformly, by default except in
             :func:`surprise_retention` with its 0.5.
-        importance_exponent: β of their correction, a number or a schedule; 0.4 by default.
-        priority_offset: ε, added to every priority; 1e-6 by default.
+        importance_exponent: β of their correction, a number or a schedule, 0.4 by default.
+        priority_offset: ε, added to every priority, 1e-6 by default.
     """
 
     priority_exponent: float
@@ -176,10 +176,10 @@ class MixingOptions(ReplayOptions, total=False):
     """Options of recipes that mix two transitions.
 
     Args:
-        mixup_concentration: both parameters of the Beta distribution of the mixing coefficient; 0.75 by default.
-        fraction: share of rows that are mixed, a number or a schedule; by default all.
-        keys: floating columns that are mixed, by default observation, action, reward and next observation; a key
-            includes every entry nested under it. Integers, such as discrete actions, are refused; columns that are not
+        mixup_concentration: both parameters of the Beta distribution of the mixing coefficient, 0.75 by default.
+        fraction: share of rows that are mixed, a number or a schedule, by default all.
+        keys: floating columns that are mixed, by default observation, action, reward and next observation. A key
+            includes every entry nested under it. Integers, such as discrete actions, are refused. Columns that are not
             named keep the values of the first transition.
     """
 
@@ -209,7 +209,7 @@ def storage_for(
     default_frame_capacity: Callable[[int], int] | None = None,
     n_steps: int = 1,
 ) -> PackedStorage:
-    """Returns a storage by :class:`FrameOptions`; ``default_frame_capacity`` is a function of ``frame_stack``."""
+    """Returns a storage by :class:`FrameOptions`. ``default_frame_capacity`` is a function of ``frame_stack``."""
     is_once = checked_choice("observations", observations, ("twice", "once")) == "once"
     if element_capacity is not None:
         checked_count("element_capacity", element_capacity, of="elements")
@@ -254,12 +254,12 @@ def storage_for(
 
 
 def frames_in_order(rows: int, frame_stack: int, run_length: int = 32) -> int:
-    # Each run of consecutive steps has frame_stack more frames than rows; 64 trajectories may be running.
+    # Each run of consecutive steps has frame_stack more frames than rows. 64 trajectories may be running.
     return rows + frame_stack * (-(-rows // run_length) + 64)
 
 
 def frames_at_worst(rows: int, frame_stack: int, n_steps: int) -> int:
-    # Of rows that share none; the two stacks of one row overlap if n_steps is below frame_stack.
+    # Of rows that share none. The two stacks of one row overlap if n_steps is below frame_stack.
     return rows * (frame_stack + min(frame_stack, n_steps))
 
 
@@ -310,7 +310,7 @@ def taken(options: Any, *names: str) -> dict[str, Any]:
 
 
 def draw_device(options: Any) -> str | None:
-    """Takes ``draws_on`` out of the options of a recipe, and returns the device to draw on; ``None`` is the CPU."""
+    """Takes ``draws_on`` out of the options of a recipe, and returns the device to draw on. ``None`` is the CPU."""
     draws_on = checked_choice("draws_on", options.pop("draws_on", "cpu"), ("cpu", "device"))
     return options.get("device", "cpu") if draws_on == "device" else None
 
@@ -351,7 +351,7 @@ def prioritized_or_uniform(
 
 
 def first_of_pairs(capacity: int, age: Age | Mapping[str, Any] | None = None, replace: Any = True) -> Sampler | None:
-    """Returns the sampler of the first rows of pairs; ``None`` for the uniform one of the pairs."""
+    """Returns the sampler of the first rows of pairs, or ``None`` for the uniform one of the pairs."""
     is_default = age is None and replace is True
     return None if is_default else prioritized_or_uniform(capacity, age=age, replace=replace)
 
@@ -374,11 +374,11 @@ def neighborhood_mixup(
     """Mixes each drawn transition with one of its nearest neighbors (NMER, Sander et al. 2022).
 
     Neighborhood Mixup Experience Replay, https://proceedings.mlr.press/v168/sander22a.html. Neighbors are found in
-    standardized observations and actions; terminal transitions stay as they are. Meant for continuous actions.
+    standardized observations and actions. Terminal transitions stay as they are. Meant for continuous actions.
 
     Args:
         num_neighbors: K, candidates for mixing.
-        priority_exponent: α of prioritized draws of the first of each pair; 0 draws it uniformly.
+        priority_exponent: α of prioritized draws of the first of each pair. 0 draws it uniformly.
         importance_exponent: β of their correction.
         update_partners: pass TD errors to both of a pair instead of the first alone.
         refresh_interval: insertions between updates of the neighbor lists. 1 is the paper's definition.
@@ -436,7 +436,7 @@ def s4rl(
 
     Args:
         mixup_concentration: both parameters of the Beta distribution of the mixing coefficient.
-        keys: the observations, each mixed with the one of the same name under ``"next"``; a key includes every entry
+        keys: the observations, each mixed with the one of the same name under ``"next"``. A key includes every entry
             nested under it.
     """
     transform = MixStates(mixup_concentration=mixup_concentration, keys=keys)
@@ -456,7 +456,7 @@ def noisy(
 ) -> Replay:
     """Adds Gaussian noise to the state, action, reward and next state of every drawn transition, a baseline of NMER.
 
-    See :class:`~lightning_replay.transforms.GaussianNoise`. Meant for continuous actions; with discrete ones, pass
+    See :class:`~lightning_replay.transforms.GaussianNoise`. Meant for continuous actions. With discrete ones, pass
     ``keys`` without the action.
 
     Args:
@@ -493,11 +493,11 @@ def prioritized(
     Multiply the loss by ``batch["priority_weight"]`` and return TD errors with ``replay.update_priority``.
 
     Args:
-        priority_exponent: α; 0 draws uniformly, 1 in proportion to the priority.
-        importance_exponent: β of the correction; a number or a schedule.
+        priority_exponent: α. 0 draws uniformly, 1 in proportion to the priority.
+        importance_exponent: β of the correction, a number or a schedule.
         priority_offset: ε, added to every priority.
         normalize_over_batch: divide weights by the batch's largest instead of the memory's.
-        min_priority: smaller priorities are raised to it; 1, with ``priority_exponent=0.4`` and
+        min_priority: smaller priorities are raised to it. Use 1, with ``priority_exponent=0.4`` and
             ``importance_exponent=0``, for loss-adjusted prioritization (LAP, https://arxiv.org/abs/2007.06049).
     """
     # Also if priority_exponent is 0: it may be set later, and TD errors are kept until then.
@@ -535,13 +535,13 @@ def hindsight(
     and a desired goal. For other recipes give :class:`~lightning_replay.transforms.RelabelGoals` as ``transform``.
 
     Args:
-        env: id of the goal environment, an environment, or a class or function that builds one; its ``compute_reward``
+        env: id of the goal environment, an environment, or a class or function that builds one. Its ``compute_reward``
             and ``compute_terminated`` are used if ``reward`` and ``terminated`` are not given.
-        reward: ``(achieved, desired, info)`` of arrays ``[N, ...]`` to rewards ``[N]``; ``info`` holds the columns of
+        reward: ``(achieved, desired, info)`` of arrays ``[N, ...]`` to rewards ``[N]``. ``info`` holds the columns of
             ``reward_keys``.
         terminated: the same, to flags ``[N]``.
         strategy: ``"future"`` (a later step of the episode), ``"final"`` (the newest) or ``"episode"`` (any).
-        share: probability that a row is relabelled; k / (k + 1) of the paper, 0.8 for k = 4.
+        share: probability that a row is relabeled, k / (k + 1) of the paper, 0.8 for k = 4.
         achieved_key: column of the achieved goal.
         desired_key: column of the desired goal.
         reward_keys: stored columns that ``reward`` and ``terminated`` read besides the goals, such as
@@ -595,26 +595,26 @@ def surprise_retention(
     """Evicts the row of lowest surprise times on-policyness, for small buffers (https://openreview.net/forum?id=SPRHpBKzJE).
 
     "Memory-efficient reinforcement learning with priority based on surprise and on-policyness" (2022). A full buffer
-    refuses a new row that is itself lowest; ``extend`` returns the slots of the rows stored. Draws are prioritized
+    refuses a new row that is itself lowest. ``extend`` returns the slots of the rows stored. Draws are prioritized
     independently. After every update call ``replay.update_priority(batch, td_error, action_values=...,
-    action=batch["action"])``, which sets both priorities; without ``action_values``, as of agents with continuous
+    action=batch["action"])``, which sets both priorities. Without ``action_values``, as of agents with continuous
     actions, rows are ranked by surprise alone. Not for sparse rewards: while all surprise is 0 the first rows are
     never evicted.
 
     Args:
         q_inverse_temperature: β, multiplies the action values inside the softmax of on-policyness.
-        surprise_exponent: of the surprise; a schedule of ``updates`` or ``env_steps`` that falls towards 0 keeps long
+        surprise_exponent: of the surprise. A schedule of ``updates`` or ``env_steps`` that falls towards 0 keeps long
             runs with large buffers from accumulating outliers.
         draw_discount: factor of the priority for each time that a row was drawn and its TD error reported, in (0, 1].
             With chance (sticky actions, returns over several steps) give 0.9, which is of this library: errors that no
             training removes then leave. 1 is the paper's rule.
         rule: another of :mod:`lightning_replay.writers`, such as ``StochasticSurprise()``, in place of the three above.
         always_admit: store every new row, even the lowest.
-        initial_surprise: surprise ``[M]`` of new transitions ``[M]``; without it they get the largest priority so far.
+        initial_surprise: surprise ``[M]`` of new transitions ``[M]``. Without it they get the largest priority so far.
             Rules without surprise do not call it. See :class:`~lightning_replay.writers.RetentionWriter` for saves.
 
     Returns over ``n_steps`` are formed before they are stored, n - 1 steps later. The retention priorities are always
-    on the CPU. A full frame store evicts the lowest transitions until a new one fits; kept rows are scattered and share
+    on the CPU. A full frame store evicts the lowest transitions until a new one fits. Kept rows are scattered and share
     few frames: by default each has ``frame_stack + n_steps`` separate ones, at most ``2 * frame_stack``.
 
     Sampled keys:
@@ -681,16 +681,16 @@ def event_tables(
 ) -> TableReplay:
     """Draws a share of every batch from the steps that led to events (SSET, Kompella et al. 2022, arXiv:2211.00576).
 
-    Stratified Sampling from Event Tables. Conditions are tested on new steps; the steps that led to an event stay in
+    Stratified Sampling from Event Tables. Conditions are tested on new steps. The steps that led to an event stay in
     its table long after the default table evicted them, without a second copy. ``replay.table(name)`` returns a table.
 
     Args:
         capacity: most transitions in the default table, which every step enters.
-        tables: the event tables; a ``share`` of ``None`` is an equal part of what the others and the default leave, a
+        tables: the event tables. A ``share`` of ``None`` is an equal part of what the others and the default leave, a
             ``min_size`` of ``None`` is the batch size, or the table's capacity if that is less.
         default_share: η_0, share of a batch from the default table. The paper recommends 0.7 if it is not known which
             events matter.
-        min_size: d_0, rows that the default table must hold before it is drawn from; ``None`` is the batch size, or
+        min_size: d_0, rows that the default table must hold before it is drawn from. ``None`` is the batch size, or
             ``capacity`` if that is less.
         correction: importance weights of rows drawn more often than they occur: ``"none"`` (the paper's choice for
             deterministic environments), ``"mixture"`` (exact, any state space), ``"lemma2"`` or ``"lemma2_exact"``
@@ -698,7 +698,7 @@ def event_tables(
             :mod:`lightning_replay.samplers.tables`, or ``"continuous"``, one draw over all tables, without row counts
             per table, TD priorities or minimum sizes of event tables:
             :class:`~lightning_replay.samplers.continuous_correction.ContinuousCorrectionSampler`.
-        multinomial: draw the number of rows of each table at random; otherwise shares are exact by largest remainder.
+        multinomial: draw the number of rows of each table at random. Otherwise, shares are exact by largest remainder.
         at_least_one: draw at least one row from every table that holds enough.
         normalize_over_batch: divide the weights by the largest of the batch.
         return_probabilities: add ``table_probability`` and ``raw_weight``, of
@@ -708,7 +708,7 @@ def event_tables(
         max_trajectories: episodes that may run at once.
         forget_stale: if more run, drop the history of episodes continued longest ago instead of refusing new ones.
 
-    With ``n_steps`` above 1 events are tested on single steps; the tables are always on the CPU. A full frame store
+    With ``n_steps`` above 1 events are tested on single steps. The tables are always on the CPU. A full frame store
     evicts the oldest entries of the fullest table.
 
     Sampled keys:
@@ -799,14 +799,14 @@ def sequences(
 ) -> Replay:
     """Draws sequences of steps ``[B, T]`` for recurrent agents and world models (R2D2, Kapturowski et al. 2019).
 
-    https://openreview.net/forum?id=r1lyTjAqYX; the options are described at
+    https://openreview.net/forum?id=r1lyTjAqYX. The options are described at
     :class:`~lightning_replay.samplers.SequenceSampler`. ``batch_size`` counts sequences.
 
     Args:
         length: T, steps of a sequence, the burn-in included.
         overlap: steps that neighboring sequences of an episode share.
         burn_in: steps at the beginning of a sequence from which nothing is learned.
-        min_steps: fewest steps of a sequence; by default ``burn_in + 1``. ``length`` draws whole sequences alone.
+        min_steps: fewest steps of a sequence, by default ``burn_in + 1``. ``length`` draws whole sequences alone.
         max_share: η, share of the largest TD error of a sequence in its priority.
     """
     sampler = SequenceSampler(
@@ -842,11 +842,11 @@ def groups(
 
     Args:
         capacity: most rows kept, a multiple of ``group_size``.
-        batch_size: rows of a batch, a multiple of ``group_size``; by default the largest one up to 256 and
+        batch_size: rows of a batch, a multiple of ``group_size``, by default the largest one up to 256 and
             ``capacity``, or one group.
         group_size: G, rows of a group.
-        fresh_share: share of each batch from the newest groups, each once before again; 0.5 for half.
-        priority_exponent: α of prioritized draws; the priority of a group is the mean of the magnitudes that its rows
+        fresh_share: share of each batch from the newest groups, each once before again, 0.5 for half.
+        priority_exponent: α of prioritized draws. The priority of a group is the mean of the magnitudes that its rows
             get. 0 draws uniformly.
         importance_exponent: β of their correction.
         priority_offset: ε, added to every priority.
@@ -856,8 +856,8 @@ def groups(
     newest three versions.
 
     Sampled keys:
-        is_fresh: bool ``[B]``, with a ``fresh_share``; fresh rows are first.
-        priority_weight: float32 ``[B]``, with priorities; 1 in fresh rows.
+        is_fresh: bool ``[B]``, with a ``fresh_share``. Fresh rows are first.
+        priority_weight: float32 ``[B]``, with priorities, 1 in fresh rows.
 
     Raises:
         ValueError: ``capacity`` or ``batch_size`` is no multiple of ``group_size``.
@@ -892,15 +892,15 @@ def parallel_curriculum(
 
     Distributed Parallel Curriculum Experience Replay (Li and Ji 2021, https://openreview.net/forum?id=EiW3FLYBiP).
     Rows carry ``task``, int64 ``[N]``, an index into ``tasks``. Report progress to the scheduler with
-    ``replay.progress(name, signal)``; ``replay.actor_tasks(n)`` returns the tasks for actors.
+    ``replay.progress(name, signal)``. ``replay.actor_tasks(n)`` returns the tasks for actors.
 
     Args:
-        tasks: names; by convention the hard one, the target, comes first.
+        tasks: names. By convention the hard one, the target, comes first.
         capacity_per_task: most transitions kept of each task.
         scheduler: chooses the task of the next batch: :class:`~lightning_replay.schedulers.UniformTasks` (the default),
-            ``Exp3``, ``Exp3S``; or a baseline, ``OneTask``, ``EasyToHard``, ``ReverseCurriculum``, for which all tasks
+            ``Exp3``, ``Exp3S``, or a baseline, ``OneTask``, ``EasyToHard``, ``ReverseCurriculum``, for which all tasks
             share one table. It is copied.
-        min_size: rows that a task needs before it is drawn from; by default the batch size, or the capacity if less.
+        min_size: rows that a task needs before it is drawn from, by default the batch size, or the capacity if less.
 
     Raises:
         ValueError: a task named twice, or a ``min_size`` that no table can reach.
@@ -945,7 +945,7 @@ def known() -> dict[str, Callable[..., Replay]]:
 
 
 def by_name(name: str) -> Callable[..., Replay]:
-    """Returns a recipe; raises ``ValueError`` with the known names for any other name."""
+    """Returns a recipe, or raises ``ValueError`` with the known names for any other name."""
     if name not in known():
         raise ValueError(_no_recipe(name))
     return known()[name]

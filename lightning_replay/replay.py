@@ -95,22 +95,22 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
     take it. The functions in :mod:`lightning_replay.recipes` build the published methods.
 
     The life of a row: :meth:`extend` checks it and passes it through the inverse of the transforms. The writer chooses
-    its slot; the storage packs its columns there, counts one more generation of the slot, and the sampler and the
+    its slot. The storage packs its columns there, counts one more generation of the slot, and the sampler and the
     episodes are informed of it. :meth:`sample` lets the sampler draw slots, gathers their rows (with ``n_steps``, sums
-    rewards along the episode) and applies the transforms; the batch holds ``index`` and ``generation`` of its rows.
-    :meth:`update_priority` drops the TD errors of rows whose slot has another generation by now; the sampler makes
+    rewards along the episode) and applies the transforms. The batch holds ``index`` and ``generation`` of its rows.
+    :meth:`update_priority` drops the TD errors of rows whose slot has another generation by now. The sampler makes
     priorities of the others, and the writer may decide by them which rows stay. A row leaves when the writer overwrites
     its slot or the storage releases it, and :meth:`end_episodes` marks a newest row that nothing will follow.
-    :meth:`save` writes rows, priorities, generators and generations, so that a loaded buffer goes on with the same
-    draws, and a TD error that was on its way finds its row or is dropped.
+    :meth:`save` writes rows, priorities, generators, and generations. A loaded buffer then goes on with the same draws,
+    and a TD error that was on its way finds its row or is dropped.
 
     Args:
         storage: usually :class:`~lightning_replay.storage.PackedStorage`.
-        sampler: which rows; uniform by default.
+        sampler: which rows, uniform by default.
         writer: chooses the slots of new rows and the rows that leave, first in, first out by default.
         transform: what happens to a batch once it is drawn (and, inversely, to rows before they are stored).
-        batch_size: rows per batch; by default 256, or the capacity if it is smaller.
-        n_steps: rewards summed into one return, formed when a row is drawn; 1 leaves rows as they are.
+        batch_size: rows per batch, by default 256, or the capacity if it is smaller.
+        n_steps: rewards summed into one return, formed when a row is drawn. 1 leaves rows as they are.
         discount: γ of that return.
         priority_key: the column of a batch from which :meth:`update_priority` reads TD errors that it is not given.
         prefetch: batches drawn ahead in a thread. Their priorities are as old as they have waited.
@@ -129,7 +129,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             it off if observations change between two steps: wrappers that draw noise each time they are read, or that
             normalize stored observations by statistics which move on. Samplers, writers and transforms that follow
             episodes have an option of the same name.
-        seed: of sampler, transform and writer; ``None`` leaves their generators as they are.
+        seed: of sampler, transform and writer. ``None`` leaves their generators as they are.
 
     Sampled keys:
         index: int64 ``[B]``, ``[B, 2]`` for samplers of pairs, ``[B, T]`` for samplers of sequences, as all columns.
@@ -138,10 +138,10 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         discount, steps_to_next_obs: ``[B, 1]``, with ``n_steps`` above 1.
 
     Raises:
-        TypeError: an option of another kind; parts that do not work together, such as a sampler of tables and a writer
-            without.
-        ValueError: ``batch_size`` is not positive or above the capacity; a sampler with fewer slots than the storage;
-            TorchRL's ``SliceSampler`` with a writer that keeps no order of time.
+        TypeError: an option of another kind, or parts that do not work together, such as a sampler of tables and a
+            writer without.
+        ValueError: ``batch_size`` is not positive or above the capacity, a sampler with fewer slots than the storage,
+            or TorchRL's ``SliceSampler`` with a writer that keeps no order of time.
 
     Example:
         >>> import torch
@@ -231,20 +231,20 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         return self.takes_feedback and self._feedback.draws_since_update > 0
 
     def extend(self, tensordicts: TensorDictBase, *, update_priority: bool | None = None) -> Tensor:
-        """Stores transitions; the rows are copied.
+        """Stores transitions. The rows are copied.
 
         Args:
             tensordicts: TensorDict ``[N]``, rows of one trajectory in time order. ``("next", "done")`` is derived from
                 ``terminated`` and ``truncated`` if it is absent. Rewards and flags ``[N]`` are stored as ``[N, 1]``.
-                Rows whose bool column ``("collector", "mask")`` or ``mask`` is false are padding and left out; with it,
+                Rows whose bool column ``("collector", "mask")`` or ``mask`` is false are padding and left out. With it,
                 trajectories ``[N, T]`` are taken as well.
-            update_priority: whether a column ``priority_key`` among them sets their priorities; yes by default.
+            update_priority: whether a column ``priority_key`` among them sets their priorities, yes by default.
 
         Returns:
             int64, their slots, only of rows that entered if the writer refuses some.
 
         Raises:
-            TypeError: not a TensorDict; a ``trajectory`` that is not of an integer dtype.
+            TypeError: not a TensorDict, or a ``trajectory`` that is not of an integer dtype.
             ValueError: an empty batch, rows that do not fit the stored columns or lack what a part of the buffer needs,
                 returns over several steps if the buffer or a transform forms such returns, rows that are terminated
                 or truncated but not done, NaN or infinite rewards, observations or TD errors (rows that are all
@@ -265,8 +265,8 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         """Stores transitions given column by column, with the result of :meth:`extend`.
 
         For a few rows, building and reading a TensorDict takes longer than storing them. None is built for rows on the
-        CPU that follow others into a :class:`~lightning_replay.storage.PackedStorage`, unless a transform, a sampler
-        that checks rows, a called condition or your own writer reads them.
+        CPU that follow others into a :class:`~lightning_replay.storage.PackedStorage`. It is built only if a transform,
+        a sampler that checks rows, a called condition, or your own writer reads them.
 
         Args:
             columns: arrays or tensors ``[N, ...]``, all with the same N, by key: a name, or for a nested column a tuple
@@ -330,7 +330,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
                         self._ends.keep(beginnings)
                         return slots
                 return self._prepare_and_store(as_rows(rows), takes_priorities)
-        # TorchRL's trainers mark every row of a batch truncated. What was kept of the rows is undone by now; they are
+        # TorchRL's trainers mark every row of a batch truncated. What was kept of the rows is undone by now. They are
         # stored with the ends of their episodes alone.
         except ContradictingFlags:
             ended = with_real_ends(as_rows(rows))
@@ -367,7 +367,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         """Stores the rows that a transform keeps back until their returns are complete, with shorter returns.
 
         Args:
-            trajectories: Ids of the episodes that broke off; ``None`` for all.
+            trajectories: Ids of the episodes that broke off, or ``None`` for all.
 
         Returns:
             Slots of the rows that entered, int64 ``[n]``.
@@ -445,7 +445,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         return index
 
     def add(self, data: TensorDictBase) -> Tensor:
-        """Stores one transition, of batch size ``[]``; see :meth:`extend`."""
+        """Stores one transition, of batch size ``[]``. See :meth:`extend`."""
         if not isinstance(data, TensorDictBase) or data.batch_dims:
             given = list(data.shape) if isinstance(data, TensorDictBase) else type(data).__name__
             raise (ValueError if isinstance(data, TensorDictBase) else TypeError)(
@@ -464,7 +464,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         """Draws a batch.
 
         Args:
-            batch_size: rows, when other than the buffer's own; such a batch is drawn now, not taken from the
+            batch_size: rows, when other than the buffer's own. Such a batch is drawn now, not taken from the
                 prefetched ones.
             return_info: also return the sampler's information as a dictionary.
             include_info: TorchRL's deprecated argument, ignored.
@@ -472,12 +472,12 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
                 it at the same place, and ``out`` is returned.
 
         Returns:
-            TensorDict ``[B]``, of sequences ``[B, T]``; leaves are copies of the stored rows.
+            TensorDict ``[B]``, of sequences ``[B, T]``. Leaves are copies of the stored rows.
 
         Raises:
             RuntimeError: the buffer is empty.
-            ValueError: ``batch_size`` is not positive; ``out`` of another shape, or with other columns; slices of rows
-                in which several episodes are interleaved. A draw that fails may have used random numbers.
+            ValueError: ``batch_size`` is not positive, ``out`` of another shape or with other columns, or slices of
+                rows in which several episodes are interleaved. A draw that fails may have used random numbers.
         """
         self.fork_guard.check()
         if batch_size is None:
@@ -504,11 +504,11 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         """Returns draws into static memory, for CUDA graphs and ``torch.compile``.
 
         Args:
-            batch_size: number of rows of each batch; by default the buffer's own.
+            batch_size: number of rows of each batch, by default the buffer's own.
 
         Raises:
             RuntimeError: the buffer is empty, so that it has no columns.
-            ValueError: the buffer has a transform, or draws slots on the CPU, or sequences; ``batch_size`` is not
+            ValueError: the buffer has a transform, or draws slots on the CPU, or sequences, or ``batch_size`` is not
                 positive.
         """
         size = self._batch_size if batch_size is None else checked_count("batch_size", batch_size, of="transitions")
@@ -518,7 +518,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             return StaticDraws(self.parts, self._episodes, self._feedback, self._deferred, size)
 
     def sample_shard(self, part: ShardRequest) -> tuple[TensorDictBase, ShardDraw]:
-        """Draws the rows of a batch that is divided over several replays; see :mod:`lightning_replay.divided_draws`.
+        """Draws the rows of a batch that is divided over several replays. See :mod:`lightning_replay.divided_draws`.
 
         Args:
             part: of n rows, what :meth:`Divider.divide <lightning_replay.divided_draws.Divider.divide>` returned for
@@ -565,7 +565,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             # Interleaved episodes in a ring are refused here, because TorchRL's slices would join them.
             if parts.cuts_ring:
                 self._ends.check_slices(self._sampler, storage, self._writer, batch_size)
-            # The sampler chooses the slots and gives their weights; it reads no row unless its method needs it.
+            # The sampler chooses the slots and gives their weights. It reads no row unless its method needs it.
             index, info = self._sampler.sample(storage, batch_size) if draw is None else draw()
             is_slices = isinstance(index, tuple)  # of TorchRL, never of a sampler of this library
             if is_slices:
@@ -578,7 +578,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
                 info = {key: value.to(parts.device, non_blocking=True) for key, value in info.items()}
                 index = info["index"] if parts.draws_there else index.cpu()  # as most samplers draw
             if packed is not None and not self._forms_returns and not parts.has_transforms and not is_slices:
-                # A batch that is just rows; the storage adds ``generation``, a stored column.
+                # A batch that is just rows. The storage adds ``generation``, a stored column.
                 return storage.get(info["index"], extra=info), info
             # Rows are complete, with their returns over n steps, before a transform changes them.
             data, generation, transforms = self._read(index, info["index"])
@@ -642,27 +642,27 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         generation: Tensor | None = None,
         **signals: Any,
     ) -> None:
-        """Returns TD errors to the rows they belong to; a sampler without priorities ignores them.
+        """Returns TD errors to the rows they belong to. A sampler without priorities ignores them.
 
         Args:
-            index: the batch that was drawn, whose ``index`` and ``generation`` are used; or the ``index`` alone, int64
+            index: the batch that was drawn, whose ``index`` and ``generation`` are used, or the ``index`` alone, int64
                 ``[B]`` or ``[B, 2]``, of sequences ``[B, T]``.
             td_error: signed, ``[B]`` or ``[B, 1]``, of sequences ``[B, T]``, see
-                :class:`~lightning_replay.samplers.SequenceSampler`; the magnitude becomes the sampler's priority. Of a
+                :class:`~lightning_replay.samplers.SequenceSampler`. The magnitude becomes the sampler's priority. Of a
                 batch without it and without ``signals`` the column ``priority_key`` is read. May be left out if only
                 the writer takes feedback and ``signals`` hold all of it. TorchRL's name ``priority`` is accepted.
             generation: with an index alone, the batch's ``generation``. Rows whose slot was written or emptied since
-                are dropped and counted; without it they are only dropped if the slot is empty.
+                are dropped and counted. Without it they are only dropped if the slot is empty.
             signals: further feedback for a :class:`~lightning_replay.writers.RetentionWriter`: ``action_values``
                 ``[B, A]`` with ``action``, and ``surprise`` ``[B]`` in place of the squared TD error. Other writers
                 ignore them.
 
         Raises:
-            TypeError: a signal of another name; complex TD errors; a batch without ``index``; an ``index`` or a
+            TypeError: a signal of another name, complex TD errors, a batch without ``index``, or an ``index`` or a
                 ``generation`` that is no tensor, or a ``generation`` that is not of an integer dtype.
             ValueError: NaN or infinite TD errors, another number of them than of rows, none if they are needed, or
                 signals that the writer refuses. Nothing is changed.
-            IndexError: an index that is not stored; nothing is changed.
+            IndexError: an index that is not stored. Nothing is changed.
         """
         if torch.is_inference_mode_enabled():
             with torch.inference_mode(False):
@@ -751,7 +751,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             self.update_priority(data, data.get(self.priority_key, None))
 
     def empty(self, empty_write_count: bool = True) -> None:
-        """Removes every transition, the prefetched ones too; the slots' generations continue."""
+        """Removes every transition, the prefetched ones too. The slots' generations continue."""
         with self.locked():
             if self._packed is not None:
                 self._packed.check_writable()
@@ -800,7 +800,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
     def follow_episodes(self, episodes: EpisodeTracker) -> None:
         """Forms n-step rows along ``episodes`` from the next draw on, after linking the stored rows, oldest first.
 
-        For a caller that gets the length of its returns only when it draws; otherwise give ``n_steps`` when building.
+        For a caller that gets the length of its returns only when it draws. Otherwise, give ``n_steps`` when building.
 
         :meta private:
         """
@@ -831,14 +831,14 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
 
         Steps that a transform keeps back are stored first. Then the newest row of each episode is marked truncated and
         done. If that may not be the last step of its episode (a writer that refuses rows or keeps no order, returns
-        formed before they are stored), and in a storage of TorchRL's, it is not marked, and only later rows are kept
+        formed before they are stored), and in a storage of TorchRL's, it is not marked. Only later rows are then kept
         apart from it. Reads all rows once, O(N), unless ``slots`` are given.
 
         Args:
-            trajectories: Ids of the episodes, if rows have them; ``None`` for all that run.
-            slots: Slots of the newest rows of the episodes, int64 ``[n]``, in place of ``trajectories``; for a
+            trajectories: Ids of the episodes, if rows have them, or ``None`` for all that run.
+            slots: Slots of the newest rows of the episodes, int64 ``[n]``, in place of ``trajectories``, for a
                 :class:`~lightning_replay.storage.PackedStorage`.
-            generation: Generations of these rows, int64 ``[n]``; rows that have left are skipped.
+            generation: Generations of these rows, int64 ``[n]``. Rows that have left are skipped.
 
         Returns:
             Slots of the rows that were stored by this call, int64.
@@ -874,7 +874,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         self._ends.restart()
 
     def load(self, path: str | Path, *, end_episodes: bool = True) -> None:
-        """Restores a saved buffer into this one, which must have been built with the same options; imports nothing.
+        """Restores a saved buffer into this one, which must have been built with the same options. Imports nothing.
 
         Episodes that ran when it was saved end before the next rows are stored, as by :meth:`end_episodes`.
 
@@ -883,7 +883,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             end_episodes: ``False`` continues them, if the environments were restored with the buffer.
 
         Raises:
-            FileNotFoundError, DamagedFileError, ValueError: as :func:`lightning_replay.load_replay`; nothing is loaded.
+            FileNotFoundError, DamagedFileError, ValueError: as :func:`lightning_replay.load_replay`. Nothing is loaded.
         """
         ends = checked_flag("end_episodes", end_episodes)
         _, state = read_replay(path)
@@ -1017,7 +1017,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
                 raise
 
     def set_sampler(self, sampler: Sampler) -> Sampler:
-        """Replaces the sampler; returns the previous one."""
+        """Replaces the sampler, and returns the previous one."""
         before = super().set_sampler(sampler)
         try:
             self._attach_parts()
@@ -1031,13 +1031,13 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         return before
 
     def set_writer(self, writer: Writer) -> Writer:
-        """Replaces the writer; returns the previous one."""
+        """Replaces the writer, and returns the previous one."""
         before = super().set_writer(writer)
         self._attach_parts()
         return before
 
     def set_storage(self, storage: Storage, collate_fn: Callable[..., Any] | None = None) -> Storage:
-        """Replaces the storage; returns the previous one."""
+        """Replaces the storage, and returns the previous one."""
         before = super().set_storage(storage, collate_fn)
         self._attach_parts()
         return before
@@ -1057,7 +1057,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
 
     @property
     def tables(self) -> Tables | None:
-        """The tables that the writer keeps; ``None`` for other writers."""
+        """The tables that the writer keeps, or ``None`` for other writers."""
         tables: Tables | None = self.parts.writer.tables
         return tables
 
@@ -1107,7 +1107,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         return self.parts.writer.needs_initial_surprise
 
     def set_initial_surprise(self, measure: Callable[[TensorDictBase], Tensor] | None) -> None:
-        """Sets the writer's function for the surprise of new rows; ``None`` removes it.
+        """Sets the writer's function for the surprise of new rows. ``None`` removes it.
 
         :meta private:
         """
@@ -1130,7 +1130,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         return self.parts.sampler.uses_priorities or self.parts.writer.needs_feedback
 
     def mark_update(self, index: Tensor | int) -> None:
-        """Informs sampler and episodes of rows just written to these slots; the writer calls it."""
+        """Informs sampler and episodes of rows just written to these slots. The writer calls it."""
         if not isinstance(index, Tensor) or index.ndim != 1:
             index = as_tensor(index).reshape(-1)
         if not index.is_cpu and not self.parts.draws_there:  # as TorchRL's writers give slots
@@ -1142,7 +1142,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         self._sampler.mark_update(index, storage=self._storage)
 
     def on_evict(self, index: Tensor) -> None:
-        """Removes rows that left without being overwritten from sampler and episodes; the storage calls it."""
+        """Removes rows that left without being overwritten from sampler and episodes. The storage calls it."""
         if self._episodes is not None:
             self._episodes.on_evict(index)
         self.parts.sampler.on_evict(index)
@@ -1227,7 +1227,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         return frozen_state(self)
 
     def save(self, path: str | Path, *, previous: str | Path | None = None) -> None:
-        """Saves the buffer into a directory; see :func:`lightning_replay.save_replay`."""
+        """Saves the buffer into a directory. See :func:`lightning_replay.save_replay`."""
         save_replay(self, path, previous=previous)
 
     dumps: Any = save  # TorchRL's names

@@ -33,7 +33,7 @@ from lightning_replay.writers.first_in_first_out import FirstInFirstOutWriter
 
 
 class ReplayParts:
-    """The parts of a replay and what they can do; built again when the replay gets another part.
+    """The parts of a replay and what they can do. Built again when the replay gets another part.
 
     Args:
         storage: Storage of the replay.
@@ -50,7 +50,7 @@ class ReplayParts:
         #: The storage, if it keeps rows of different lengths.
         self.ragged: Any = self.packed if self.packed is not None and self.packed.ragged_keys else None
         device = device_of(storage)
-        #: Device on which batches are put together; ``None`` for the CPU.
+        #: Device on which batches are put together, or ``None`` for the CPU.
         self.device: torch.device | None = None if device is None or device.type == "cpu" else device
         #: Whether slots are drawn on the device of the rows, and nothing waits for it.
         self.draws_there: bool = self.sampler.draw_device is not None
@@ -126,8 +126,8 @@ class ReplayParts:
     def undone_if_refused(self) -> Iterator[None]:
         """Context manager that restores transforms and columns if anything refuses rows.
 
-        Transforms change their pending rows while they work, and the first rows fix the columns of a storage, before a
-        part, or a function that was given to one, can refuse the rows.
+        Transforms change their pending rows while they work, and the first rows fix the columns of a storage. Both
+        happen before a part, or a function that was given to one, can refuse the rows.
         """
         pending = [(transform, transform.pending) for transform in self.delaying]
         is_first = self.packed is not None and not self.packed.has_columns
@@ -195,7 +195,7 @@ class ReplayParts:
 
 
 def generator_of_torchrl(sampler: Sampler, storage: Storage, former: torch.Generator | None) -> torch.Generator | None:
-    """Returns the generator of TorchRL's samplers and gives it to them; ``None`` if there is no such sampler.
+    """Returns the generator of TorchRL's samplers and gives it to them, or ``None`` if there is no such sampler.
 
     Otherwise they would draw from torch's global generator. Some of them draw by the storage's.
     """
@@ -232,7 +232,7 @@ def _check_there(sampler: str, device: torch.device, storage: Storage, writer: W
 
 
 def check_parts(storage: Storage, sampler: Sampler, writer: Writer, n_steps: int) -> None:
-    """Refuses parts that do not work together; some of them would fail only once rows are stored or drawn."""
+    """Refuses parts that do not work together. Some of them would fail only once rows are stored or drawn."""
     hooks, name, capacity = as_replay_sampler(sampler), type(unwrap(sampler)).__name__, storage.max_size
     for part in (sampler, unwrap(sampler), writer):
         if isinstance(part, ReplaySampler | ReplayWriter):

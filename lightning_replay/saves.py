@@ -66,7 +66,7 @@ class SavedParts(NamedTuple):
 
 @contextmanager
 def present_state(replay: Any) -> Iterator[dict[str, Any]]:
-    """Context manager for the state as it is, without copies of the rows; other threads wait until the body ends.
+    """Context manager for the state as it is, without copies of the rows. Other threads wait until the body ends.
 
     Rows may be views. Copy the rows that are needed after the body.
     """
@@ -85,7 +85,7 @@ def read_state(replay: Any) -> dict[str, Any]:
 
 @contextmanager
 def frozen_state(replay: Any) -> Iterator[dict[str, Any]]:
-    """Context manager for the state as it is now; other threads may write and draw while the body reads it.
+    """Context manager for the state as it is now. Other threads may write and draw while the body reads it.
 
     Rows and frames are snapshots. TorchRL's storages have no snapshots: other threads wait until the body ends.
     """
@@ -252,7 +252,7 @@ def save_replay(replay: TrainingReplay, path: str | Path, *, previous: str | Pat
     :func:`verify_replay` detect the damage.
 
     Args:
-        replay: Buffer; it is not changed.
+        replay: Buffer. It is not changed.
         path: Directory, created if missing. Files of an earlier save in it are shared, and then that save is replaced.
             Or a URL of fsspec, such as ``s3://bucket/replay``, to which the save is uploaded (extra ``remote``).
         previous: Directory of another save to share files with. Everything is written if that save is missing,
@@ -352,7 +352,7 @@ def _write(
 
 
 def verify_replay(path: str | Path) -> dict[str, Any]:
-    """Reads and checks a saved buffer; no buffer is built.
+    """Reads and checks a saved buffer. No buffer is built.
 
     Returns:
         ``built_by``, class and options of the buffer as plain values, and ``length``, the number of transitions.
@@ -371,7 +371,7 @@ def _checked(manifest: dict[str, Any], data: Path) -> dict[str, Any]:
 
 
 def save_id(path: str | Path) -> str:
-    """Returns the unique id of the save of a replay, sharded or not; raises the errors of :func:`verify_replay`."""
+    """Returns the unique id of the save of a replay, sharded or not, or raises the errors of :func:`verify_replay`."""
     with local_folder(path, deep=False) as directory:
         file = directory / MANIFEST_OF_SHARDS
         if file.exists():
@@ -380,7 +380,7 @@ def save_id(path: str | Path) -> str:
 
 
 def read_replay(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the checked manifest of a saved buffer and its state; raises the errors of :func:`verify_replay`."""
+    """Returns the checked manifest of a saved buffer and its state, or raises the errors of :func:`verify_replay`."""
     return _read(path, lambda manifest, data: (manifest, open_data(manifest, data).read()))
 
 

@@ -41,9 +41,9 @@ _FLAGS = (("next", "done"), ("next", "terminated"), ("next", "truncated"))
 
 
 class _Rewards(Tensor):
-    # Rewards of a batch. What is computed from them belongs to the batch too, so that the loss of values and targets
-    # finds the weights of its rows and leaves its TD errors, [B] of each critic. Torch calls this method for its
-    # functions of such tensors, losses included (https://docs.pytorch.org/docs/stable/notes/extending.html).
+    # Rewards of a batch. What is computed from them also belongs to the batch. So the loss of values and targets finds
+    # the weights of its rows and leaves its TD errors, [B] of each critic. Torch calls this method for its functions of
+    # such tensors, losses included (https://docs.pytorch.org/docs/stable/notes/extending.html).
     batch: TensorDictBase
     errors: list[Tensor]
 
@@ -91,7 +91,7 @@ class RecipeBuffer(ReplayBuffer):
             model's ``gamma``.
 
     Raises:
-        ValueError: a recipe of sequences or tasks; ``n_steps`` without ``discount``.
+        ValueError: a recipe of sequences or tasks, or ``n_steps`` without ``discount``.
         RuntimeError: after the first draw, of an algorithm with another loss than ``mse_loss`` or ``smooth_l1_loss``
             if the named recipe needs weights or TD errors.
 
@@ -202,7 +202,7 @@ class RecipeBuffer(ReplayBuffer):
         return columns
 
     def add(self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: Any) -> None:
-        """Stores a step of each environment; at an end ``next_obs`` is the last observation of the episode.
+        """Stores a step of each environment. At an end ``next_obs`` is the last observation of the episode.
 
         The infos are a list with a dictionary for each environment, or the dictionary of a Gymnasium vector. Last
         observations in such a dictionary (``final_obs``, ``final_observation``) replace those in ``next_obs``. An
@@ -387,7 +387,7 @@ class RecipeBuffer(ReplayBuffer):
             )
 
     def reset(self) -> None:
-        """Removes every row that was added; offline rows of a :class:`~lightning_replay.MixedReplay` stay."""
+        """Removes every row that was added. Offline rows of a :class:`~lightning_replay.MixedReplay` stay."""
         super().reset()
         self._store_waiting()
         self._replay.entered.empty()

@@ -43,12 +43,12 @@ class Scheduler(Stateful, ABC):
     """Chooses the task each training batch is drawn from, and the task each actor plays.
 
     The buffer calls :meth:`start` once with the names of its tasks, then :meth:`probabilities` and :meth:`drawn` for
-    every batch; :meth:`progress` is called with measurements of how well a task is played. Tasks are numbered in the
+    every batch. :meth:`progress` is called with measurements of how well a task is played. Tasks are numbered in the
     order of their names. Build a scheduler for each buffer. Distributed Parallel Curriculum Experience Replay,
     section 4.
 
     Attributes:
-        tasks: the names, in the order of the numbers; empty before :meth:`start`.
+        tasks: the names, in the order of the numbers, empty before :meth:`start`.
         shares_one_table: whether the rows of all tasks go to one first-in-first-out table instead of one table each.
             Then every batch is drawn from that table, and the probabilities are the shares of the actors.
     """
@@ -61,7 +61,7 @@ class Scheduler(Stateful, ABC):
         self.tasks: tuple[str, ...] = ()
 
     def start(self, tasks: Sequence[str]) -> None:
-        """Sets the tasks, once; raises ``ValueError`` for empty or repeated names, or if an option names another."""
+        """Sets the tasks, once, or raises ``ValueError`` for empty or repeated names, or if an option names another."""
         if self.tasks:
             name = type(self).__name__
             raise ValueError(
@@ -108,7 +108,7 @@ class Scheduler(Stateful, ABC):
         return [tasks[actor % len(tasks)] for actor in range(num_actors)]
 
     def index_of(self, name: str) -> int:
-        """Returns the number of a task; raises ``ValueError`` if there is none of this name.
+        """Returns the number of a task, or raises ``ValueError`` if there is none of this name.
 
         :meta private:
         """
@@ -118,7 +118,7 @@ class Scheduler(Stateful, ABC):
         return self.tasks.index(name)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores a saved state; ``ValueError`` if it was saved with other tasks or another order."""
+        """Restores a saved state. Raises ``ValueError`` if it was saved with other tasks or another order."""
         fixed: dict[str, Any] = {
             name: getattr(self, name) for name in ("tasks", "order") if name in self.saved_attributes
         }
@@ -181,7 +181,7 @@ def checked_probabilities(scheduler: Scheduler, ready: np.ndarray) -> np.ndarray
 def among_ready(preferences: np.ndarray, ready: np.ndarray) -> np.ndarray:
     """Computes ``preferences * ready`` divided by its sum, float64 ``[N]``.
 
-    If only tasks of preference 0 are ready, each has the same chance; all are 0 when no task is ready. Raises
+    If only tasks of preference 0 are ready, each has the same chance. All are 0 when no task is ready. Raises
     ``ValueError`` if the shapes differ.
 
     Example:
@@ -206,14 +206,14 @@ class Exp3(Scheduler):
     Curriculum Experience Replay, equations 4a to 4c; Auer et al. 2002, https://doi.org/10.1137/S0097539701398375.
 
     Each signal causes one update. It is applied at once if its task was drawn since the task's last update, with the
-    probability of the last draw; otherwise it is kept for the next draw of the task, and a newer signal replaces it.
+    probability of the last draw. Otherwise, it is kept for the next draw of the task, and a newer signal replaces it.
 
-    If every task has signals equally often, probabilities settle in proportion to the signals, none below
-    ``exploration / N``: with mean returns the tasks that are played best are drawn most, and the target falls to that
-    bound until it is solved. :class:`ReturnChange` as signal prefers the tasks that are being learned instead.
+    If every task has signals equally often, probabilities settle in proportion to the signals, none below ``exploration
+    / N``. With mean returns, the tasks that are played best are drawn most, and the target falls to that bound until it
+    is solved. :class:`ReturnChange` as signal prefers the tasks that are being learned instead.
 
     Args:
-        exploration: Share γ of probability spread evenly over the tasks; in (0, 1], 1 draws uniformly.
+        exploration: Share γ of probability spread evenly over the tasks, in (0, 1]. 1 draws uniformly.
 
     Attributes:
         log_weights: float64 ``[N]``, the greatest is 0.
@@ -252,7 +252,7 @@ class Exp3(Scheduler):
         return among_ready(chosen + self.exploration / len(self.tasks), ready)
 
     def drawn(self, task: int, probability: float) -> None:
-        """Applies the pending signal of a task; if it has none, stores the probability."""
+        """Applies the pending signal of a task. If it has none, stores the probability."""
         super().drawn(task, probability)
         waiting = self._waiting[task]
         self._waiting[task] = None
@@ -262,7 +262,7 @@ class Exp3(Scheduler):
             self.update(task, waiting, probability)
 
     def progress(self, task: int, value: float) -> None:
-        """Applies the signal if its task was drawn since its last update; otherwise keeps it for the next draw."""
+        """Applies the signal if its task was drawn since its last update, and otherwise keeps it for the next draw."""
         super().progress(task, value)
         probability = self._drawn_with[task]
         self._drawn_with[task] = None
@@ -283,7 +283,7 @@ class Exp3(Scheduler):
         return super().state_dict() | {"log_weights": self.log_weights.tolist()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores a saved state; ``ValueError`` if it was saved with other tasks."""
+        """Restores a saved state. Raises ``ValueError`` if it was saved with other tasks."""
         super().load_state_dict(state_dict)
         self.log_weights = np.array(self.log_weights, dtype=np.float64)
 
@@ -303,8 +303,8 @@ class Exp3S(Exp3):
 
     Args:
         exploration: Share γ, as in :class:`Exp3`.
-        weight_sharing: Share α, in (0, 1]; about one over the number of updates in which signals change. Give well
-            below ``exploration / N``; otherwise the weights stay nearly equal. For none, use :class:`Exp3`.
+        weight_sharing: Share α, in (0, 1], about one over the number of updates in which signals change. Give well
+            below ``exploration / N``. Otherwise, the weights stay nearly equal. For none, use :class:`Exp3`.
 
     Example:
         >>> scheduler = Exp3S(exploration=0.5, weight_sharing=0.01)
@@ -324,7 +324,7 @@ class Exp3S(Exp3):
         """Computes the update of :class:`Exp3`, then ``w += e * weight_sharing / N * sum(w before)``."""
         self._check_task(task)
         gain = self._gain(profit, probability)
-        # The logarithm of e * α / N * sum(w); the sum is the one before the gain.
+        # The logarithm of e * α / N * sum(w). The sum is the one before the gain.
         shared = np.logaddexp.reduce(self.log_weights) + 1.0 + math.log(self.weight_sharing / len(self.tasks))
         self.log_weights[task] += gain
         self.log_weights: np.ndarray = np.logaddexp(self.log_weights, shared)
@@ -342,7 +342,7 @@ class ReturnProgress(Stateful, ABC):
         high: Greatest return, the signal 1.
         window: Number of newest episodes of a task that count.
         every: Number of episodes from one signal of a task to the next.
-        across_tasks: Whether episodes of all tasks count, not only those of the task. Tasks of short episodes then
+        across_tasks: Whether episodes of all tasks count, not only episodes of the task. Tasks of short episodes then
             send as many signals as others, and :class:`Exp3` does not prefer them for their number.
 
     Raises:
@@ -367,7 +367,7 @@ class ReturnProgress(Stateful, ABC):
         self._sent: dict[str, int] = {}
 
     def episode(self, task: int, episode_return: float) -> float | None:
-        """Takes the undiscounted return of an episode; returns a signal once in ``every`` of them, else ``None``."""
+        """Adds the undiscounted return of an episode. Returns a signal once in ``every``, else ``None``."""
         if not math.isfinite(episode_return):
             raise ValueError(
                 f"the return of an episode of task {task} is {episode_return}; a progress signal needs finite returns"
@@ -383,7 +383,7 @@ class ReturnProgress(Stateful, ABC):
 
     @abstractmethod
     def signal(self, returns: list[float]) -> float:
-        """Computes the signal of a task from its newest returns, oldest first; clipped to [0, 1] afterwards."""
+        """Computes the signal of a task from its newest returns, oldest first, clipped to [0, 1] afterwards."""
 
 
 @rebuildable
@@ -394,7 +394,7 @@ class MeanReturn(ReturnProgress):
     tasks that are played well.
 
     Args:
-        low, high, window, every, across_tasks: as in :class:`ReturnProgress`; a goal of half field is 5.
+        low, high, window, every, across_tasks: as in :class:`ReturnProgress`. A goal of half field is 5.
 
     Example:
         >>> progress = MeanReturn(low=0.0, high=5.0, every=2)
@@ -416,7 +416,7 @@ class ReturnChange(ReturnProgress):
     being learned or forgotten.
 
     Args:
-        low, high, window, every, across_tasks: as in :class:`ReturnProgress`; from ``low`` to ``high`` is the signal 1.
+        low, high, window, every, across_tasks: as in :class:`ReturnProgress`. From ``low`` to ``high`` is the signal 1.
 
     Example:
         >>> progress = ReturnChange(low=0.0, high=5.0, window=4, every=4)
@@ -433,7 +433,7 @@ class ReturnChange(ReturnProgress):
 
 
 class _StagedScheduler(Scheduler):
-    """Spreads the actors evenly over the tasks played now; batches come from one table of all rows."""
+    """Spreads the actors evenly over the tasks played now. Batches come from one table of all rows."""
 
     shares_one_table = True
 
@@ -442,7 +442,7 @@ class _StagedScheduler(Scheduler):
         """Returns the tasks played now, the hardest first."""
 
     def probabilities(self, ready: np.ndarray) -> np.ndarray:
-        """Returns equal probabilities of the tasks played now, float64 ``[N]``; 0 for the others."""
+        """Returns equal probabilities of the tasks played now, float64 ``[N]``, 0 for the others."""
         shares = np.zeros(len(self.tasks))
         played = self._played()
         shares[played] = 1.0 / len(played)
@@ -479,16 +479,16 @@ class OneTask(_StagedScheduler):
 
 @rebuildable
 class EasyToHard(_StagedScheduler):
-    """All actors play the task of the current stage; the next stage begins when it is played well enough.
+    """All actors play the task of the current stage. The next stage begins when it is played well enough.
 
     A stage ends with the first progress signal of its task that reaches ``advance_at``, or with its ``max_signals``-th
-    signal. Signals of other tasks are ignored; the last stage never ends. The paper's baseline DBC; the paper does not
+    signal. Signals of other tasks are ignored. The last stage never ends. The paper's baseline DBC. The paper does not
     state when a stage ends.
 
     Args:
         order: Names of the tasks, easiest first. Tasks left out are not played.
-        advance_at: Progress at which a stage ends; above 0, at most 1.
-        max_signals: Number of signals after which a stage ends in any case; ``None`` waits for ``advance_at`` without
+        advance_at: Progress at which a stage ends, above 0, at most 1.
+        max_signals: Number of signals after which a stage ends in any case. ``None`` waits for ``advance_at`` without
             limit.
 
     Attributes:
@@ -514,7 +514,7 @@ class EasyToHard(_StagedScheduler):
         self._signals_in_stage = 0
 
     def progress(self, task: int, value: float) -> None:
-        """Begins the next stage if the signal ends the present one; ignores signals of other tasks."""
+        """Begins the next stage if the signal ends the present one. Ignores signals of other tasks."""
         super().progress(task, value)
         if self.stage + 1 == len(self.order) or self.tasks[task] != self.order[self.stage]:
             return

@@ -88,7 +88,7 @@ class Linear(Schedule):
 
 
 def checked_schedule(name: str, value: object, lowest: float = 0.0, highest: float = LARGEST) -> Schedule:
-    """Returns a schedule of numbers in a range; a number becomes a constant one.
+    """Returns a schedule of numbers in a range. A number becomes a constant one.
 
     Example:
         >>> checked_schedule("importance_exponent", 0.4, highest=1.0)

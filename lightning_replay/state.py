@@ -21,7 +21,7 @@ _STEPS = 2**53  # Number of floats of equal spacing in [0, 1).
 
 
 def seeded_generator(seed: int | None, device: torch.device | str = "cpu") -> torch.Generator:
-    """Returns a generator; ``None`` seeds it from torch's global generator. A seed has at most 64 bits."""
+    """Returns a generator. ``None`` seeds it from torch's global generator. A seed has at most 64 bits."""
     seed = checked_seed(seed)
     if seed is None:
         seed = int(torch.randint(2**62, (), device="cpu"))
@@ -145,7 +145,7 @@ class SeededStateful(Stateful):
             object.__setattr__(self, "_given_generator" if self._generator is None else "_generator", generator)
 
     def reseed(self, seed: int) -> None:
-        """Restarts the generator; ``Replay.seed`` calls it.
+        """Restarts the generator. ``Replay.seed`` calls it.
 
         :meta private:
         """

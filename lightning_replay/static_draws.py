@@ -75,7 +75,7 @@ class StaticDraws:
         self.draw()  # The first draw copies the powers of the discount to the device, which a graph cannot do.
 
     def prepare(self) -> None:
-        """Draws the random numbers of the next step and sets its numbers; call it outside of a graph.
+        """Draws the random numbers of the next step and sets its numbers. Call it outside of a graph.
 
         Raises:
             ValueError: An earlier step or ``extend`` brought NaN or infinity, see ``check_every`` of the buffer.

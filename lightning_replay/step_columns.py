@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class ArrayColumns:
-    """Columns of arrays; ``everywhere`` is a flag for each environment, bool ``[num_envs]``, all of which are true."""
+    """Columns of arrays. ``everywhere`` is a flag for each environment, bool ``[num_envs]``, all of which are true."""
 
     where: Any = staticmethod(np.where)
     is_finite: Any = staticmethod(np.isfinite)
@@ -65,7 +65,7 @@ class TensorColumns(ArrayColumns):
     is_finite: Any = staticmethod(torch.isfinite)
 
     def given(self, name: str, value: Any) -> Any:
-        """Returns a value as a column; refuses a tensor of another device, and what is no number."""
+        """Returns a value as a column, and refuses a tensor of another device, and what is no number."""
         try:
             tensor: Tensor = value.detach() if isinstance(value, Tensor) else torch.as_tensor(value, device="cpu")
         except (TypeError, ValueError, RuntimeError) as error:
@@ -94,5 +94,5 @@ class TensorColumns(ArrayColumns):
         return self.given(name, value).to(torch.bool, copy=True)
 
     def may_be_any(self, flags: Any) -> bool:
-        """Returns whether a flag may be true; flags on another device than the CPU are not read."""
+        """Returns whether a flag may be true. Flags on another device than the CPU are not read."""
         return not flags.is_cpu or bool(flags.any())

@@ -19,7 +19,7 @@ from lightning_replay.tables.tables import Tables
 
 @rebuildable
 class TableReplay(Replay):
-    """A :class:`~lightning_replay.replay.Replay` whose writer keeps tables; takes the same arguments.
+    """A :class:`~lightning_replay.replay.Replay` whose writer keeps tables. It accepts the same arguments.
 
     ``len(replay)`` counts the transitions that a table or a running episode refers to, each once.
     """
@@ -53,9 +53,8 @@ class TableReplay(Replay):
 
         * ``size``, ``capacity``, ``fill`` (their ratio), ``evicted`` (entries that left),
         * ``share_drawn`` (of all rows drawn so far), ``age_mean`` and ``age_max`` (in transitions written since),
-        * ``event_share`` (of all steps, of event tables);
-
-        and of event tables ``histories_forgotten``, running episodes whose history was dropped for others.
+        * ``event_share`` (of all steps, of event tables), and of event tables ``histories_forgotten``, running episodes
+          whose history was dropped for others.
         """
         stats = super().stats()
         tables = self.tables
@@ -83,7 +82,7 @@ class TableReplay(Replay):
 class CurriculumReplay(TableReplay):
     """A buffer with a table for each task and a scheduler that chooses the task of each batch.
 
-    Takes the arguments of :class:`~lightning_replay.replay.Replay`; its sampler is a
+    Takes the arguments of :class:`~lightning_replay.replay.Replay`. Its sampler is a
     :class:`~lightning_replay.samplers.tables.ScheduledSampler`, alone or as ``base_sampler`` of a sampler of pairs.
     """
 
@@ -102,7 +101,7 @@ class CurriculumReplay(TableReplay):
             value: progress signal in [0, 1], usually the mean normalized return.
 
         Raises:
-            ValueError: an unknown task, or a signal outside [0, 1] or NaN; nothing is changed.
+            ValueError: an unknown task, or a signal outside [0, 1] or NaN. Nothing is changed.
         """
         scheduler = self._curriculum.scheduler
         with self._replay_lock:
@@ -111,7 +110,8 @@ class CurriculumReplay(TableReplay):
     def probabilities(self) -> dict[str, float]:
         """Returns the probability that the next batch comes from each task, by name.
 
-        Tasks with too few rows are left out once another has enough; until then they come from the scheduler.
+        Tasks with too few rows are left out once another has enough. Until then, the probabilities come from the
+        scheduler.
         """
         sampler = self._curriculum
         probability = checked_probabilities(sampler.scheduler, sampler.ready(self.tables))

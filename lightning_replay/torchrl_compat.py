@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Private names of TorchRL that this library uses; each has a gate test."""
+"""Private names of TorchRL that this library uses. Each has a gate test."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:  # The inspection of a save reads rows without TorchRL.
 
 
 def attached_buffers(storage: Storage) -> Sequence[ReplayBuffer]:
-    """Returns the buffers of a storage, which a writer informs of the rows that it wrote; none of groups of rows."""
+    """Returns the buffers of a storage, which a writer informs of the rows that it wrote, none of groups of rows."""
     return getattr(storage, "_attached_entities", ())
 
 
 def writer_of(buffer: ReplayBuffer) -> Writer | None:
-    """Returns the writer of a buffer; ``None`` while the buffer is being built."""
+    """Returns the writer of a buffer, or ``None`` while the buffer is being built."""
     return getattr(buffer, "_writer", None)
 
 
@@ -29,13 +29,13 @@ def is_full(storage: Storage) -> bool:
 
 
 def set_length(storage: Storage, length: int) -> None:
-    """Sets how many slots hold a row, from the first one on; a list knows by itself."""
+    """Sets how many slots hold a row, from the first one on. A list knows by itself."""
     if hasattr(storage, "_len"):
         storage._len = length
 
 
 def set_newest_slot(storage: Storage, slot: int) -> None:
-    """Sets the slot of the newest row; a ``SliceSampler`` draws no slice across it."""
+    """Sets the slot of the newest row. A ``SliceSampler`` draws no slice across it."""
     storage._set_last_cursor(slot)
 
 
@@ -55,12 +55,12 @@ def storage_of(writer: Writer) -> Storage:
 
 
 def batches_left(sampler: Sampler) -> int:
-    """Returns how many batches a sampler can still draw; a large number if it draws with replacement."""
+    """Returns how many batches a sampler can still draw, or a large number if it draws with replacement."""
     return sampler._remaining_batches
 
 
 def most_priorities(sampler: Sampler) -> int | None:
-    """Returns how many priorities a sampler keeps at most; ``None`` if it keeps none."""
+    """Returns how many priorities a sampler keeps at most, or ``None`` if it keeps none."""
     return getattr(sampler, "_max_capacity", None)
 
 
@@ -75,7 +75,7 @@ def collated(buffer: ReplayBuffer, rows: Any) -> TensorDictBase:
 
 
 def assemble_unchecked(source: dict[str, Any], batch_size: torch.Size, device: torch.device | None) -> TensorDict:
-    """Returns a TensorDict of entries that were laid out by the caller; no entry is checked."""
+    """Returns a TensorDict of entries that were laid out by the caller. No entry is checked."""
     assembled = TensorDict._new_unsafe(source, batch_size=batch_size, nested=False)
     # Given to the constructor, the device costs half of the whole.
     assembled._device = device

@@ -48,12 +48,12 @@ class TrainingReplay(BreaksGraphs):
 
     @property
     def entered(self) -> Any:
-        """The local ``Replay`` that new rows are stored in; ``None`` if other processes store them."""
+        """The local ``Replay`` that new rows are stored in, or ``None`` if other processes store them."""
         return None
 
     @property
     def tasks(self) -> list[str]:
-        """Names of the tasks of a curriculum, in the order of the column ``task``; none for other replays."""
+        """Names of the tasks of a curriculum, in the order of the column ``task``, none for other replays."""
         return []
 
     # Every replay defines these members. They are described at ``Replay``.
@@ -90,7 +90,7 @@ class TrainingReplay(BreaksGraphs):
         def load(self, path: str | Path) -> None: ...
 
     def progress(self, task: str, value: float) -> None:
-        """Passes the progress of a task to the scheduler of a curriculum; other replays refuse it."""
+        """Passes the progress of a task to the scheduler of a curriculum. Other replays refuse it."""
         raise NotImplementedError("this replay has no curriculum, whose tasks make progress")
 
     def actor_tasks(self, num_actors: int) -> list[int]:

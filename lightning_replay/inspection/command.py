@@ -25,7 +25,7 @@ without scripts, for light and dark screens.
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Prints a summary of each buffer, and writes the page of ``--output``; an error is one line and status 2."""
+    """Prints a summary of each buffer, and writes the page of ``--output``. An error is one line and status 2."""
     parser = argparse.ArgumentParser(
         prog="lightning-replay inspect", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )

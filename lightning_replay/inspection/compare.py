@@ -138,7 +138,7 @@ def inspect_buffers(
     """Returns ages, returns, and projected observations of the rows of several buffers, by name.
 
     Args:
-        buffers: Buffers by name; a path is loaded with :func:`~lightning_replay.load_replay`. They are not changed.
+        buffers: Buffers by name. A path is loaded with :func:`~lightning_replay.load_replay`. They are not changed.
         observation_key: Column of observations, a tuple if nested. By default the first ``image_key`` of a frame
             storage, ``"observation"``, or ``"pixels"``.
         max_points: Rows of each buffer that are projected at most, drawn without replacement.
@@ -184,7 +184,7 @@ def draw_inspection(
 
     Args:
         inspections: Result of :func:`inspect_buffers`.
-        path: Path of the picture; its suffix determines the format.
+        path: Path of the picture. Its suffix determines the format.
         title: Title of the picture.
 
     Raises:

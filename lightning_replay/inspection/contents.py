@@ -120,7 +120,7 @@ class ReplayContents:
 
     @property
     def ended(self) -> np.ndarray | None:
-        """Whether each row is the last of its episode, bool ``[N]``; ``None`` if that is not stored."""
+        """Whether each row is the last of its episode, bool ``[N]``, or ``None`` if that is not stored."""
         if DONE in self.columns:
             return self.columns[DONE]
         found = [self.columns[key] for key in (TERMINATED, TRUNCATED) if key in self.columns]
@@ -129,10 +129,11 @@ class ReplayContents:
     def figures(self) -> dict[str, float]:
         """Returns plain numbers by path, as far as they are known.
 
-        ``size``, ``capacity``, ``fill``, ``age_mean``, ``age_max``. If the probabilities of a draw are known,
-        ``effective_sample_size`` and ``effective_share`` (of the rows). With priorities ``priority_mean``,
-        ``priority_max`` and ``draws_of_top_tenth``, the share of draws that go to the likeliest tenth of the rows;
-        ``tables/NAME/fill`` and ``tables/NAME/share_drawn``; with retention ``refused`` and ``evicted``.
+        ``size``, ``capacity``, ``fill``, ``age_mean``, ``age_max``. If the probabilities of a draw are known, it
+        contains ``effective_sample_size`` and ``effective_share`` (of the rows). With priorities, it contains
+        ``priority_mean``, ``priority_max`` and ``draws_of_top_tenth``, the share of draws that go to the likeliest
+        tenth of the rows. With tables, it contains ``tables/NAME/fill`` and ``tables/NAME/share_drawn``, and with
+        retention ``refused`` and ``evicted``.
         """
         count = len(self)
         ages = self.ages
@@ -171,7 +172,7 @@ class LevelContents(NamedTuple):
 
     @property
     def effective_levels(self) -> float | None:
-        """Effective number of levels that are replayed; ``None`` if no level can be replayed."""
+        """Effective number of levels that are replayed, or ``None`` if no level can be replayed."""
         return effective_number(self.probability) if self.probability.sum() > 0 else None
 
     def figures(self) -> dict[str, float]:
@@ -186,7 +187,7 @@ class LevelContents(NamedTuple):
 
 
 def look_at(buffer: Replay | LevelSelector) -> ReplayContents | LevelContents:
-    """Returns what a buffer in use holds; other threads wait meanwhile, and the buffer is not changed.
+    """Returns what a buffer in use holds. Other threads wait meanwhile, and the buffer is not changed.
 
     Reads rewards, ends, and trajectories of all rows once, O(N).
 
@@ -342,7 +343,7 @@ def _tables_of(state: Mapping[str, Any], arguments: Mapping[str, Any]) -> list[T
 
 
 def _draws_of(state: Mapping[str, Any], slots: np.ndarray, tables: list[Table]) -> Draws | None:
-    """Returns how rows are drawn; ``None`` for an empty buffer and for samplers whose rule is not known here."""
+    """Returns how rows are drawn, or ``None`` for an empty buffer and for samplers whose rule is not known here."""
     if not len(slots):
         return None
     *_, sampler = _samplers(state)
@@ -488,7 +489,7 @@ def highest_episodes(contents: ReplayContents, most: int) -> RankedEpisodes | No
 
     By retention priority if rows are drawn without priorities but kept by them, and by return if there is
     neither. Episodes are rows of one ``trajectory``. Without this column, they are rows between two ends in the order
-    in which they were given. Of equal episodes the newer comes first. At most ``most``; ``None`` if the buffer is
+    in which they were given. Of equal episodes the newer comes first. At most ``most``, or ``None`` if the buffer is
     empty, keeps no order of rows, or stores neither trajectories nor ends.
     """
     written = contents.written
@@ -541,7 +542,7 @@ def shown_rows(episode: StoredEpisode, most: int) -> np.ndarray:
 
 
 def levels_of(state: Mapping[str, Any]) -> LevelContents:
-    """Returns what a level source holds, from its ``state_dict()``; a source without scores has no levels."""
+    """Returns what a level source holds, from its ``state_dict()``. A source without scores has no levels."""
     kind = str(state["kind"])
     sampler = state.get("sampler")
     writer = state.get("writer")

@@ -264,7 +264,7 @@ _GIVEN = "transitions given so far"
 
 
 def _card(title: str, content: str, note: str = "", *, is_wide: bool = False) -> str:
-    """Returns a part of the page; ``content`` and ``note`` are HTML."""
+    """Returns a part of the page. ``content`` and ``note`` are HTML."""
     wide = ' class="wide"' if is_wide else ""
     return f"<section{wide}><h3>{escape(title)}</h3>{content}{f'<p>{note}</p>' if note else ''}</section>"
 

@@ -69,7 +69,7 @@ class StoredRows:
         self._content = content
 
     def select(self, index: np.ndarray) -> Tensor:
-        """Returns the rows of an index, int64 ``[n]``, n > 0, one by one; each chunk file is read at most once."""
+        """Returns the rows of an index, int64 ``[n]``, n > 0, one by one. Each chunk file is read at most once."""
         places, inverse = np.unique(index, return_inverse=True)
         return torch.cat([self.rows(place, place + 1) for place in places.tolist()])[torch.from_numpy(inverse)]
 
@@ -181,7 +181,7 @@ def as_rgb(image: np.ndarray) -> np.ndarray:
 
     Args:
         image: ``[H, W]``, ``[H, W, C]``, ``[C, H, W]`` with 1 or 3 channels, or a stack of frames ``[K, H, W]`` or
-            ``[K, H, W, C]``, of which the last is taken. Bytes are intensities; other numbers are scaled to the largest
+            ``[K, H, W, C]``, of which the last is taken. Bytes are intensities. Other numbers are scaled to the largest
             of the image. Other channels than 1 and 3, or 4 of bytes, are planes of flags, each in its own color.
     """
     *_, order = _sides(image.shape)

@@ -36,7 +36,7 @@ Contents = ReplayContents | LevelContents
 
 
 class SavedBuffer(NamedTuple):
-    """A buffer that was read from a save. ``name`` is empty for the only one at a path; ``size`` is in bytes."""
+    """A buffer that was read from a save. ``name`` is empty for the only one at a path. ``size`` is in bytes."""
 
     name: str
     path: Path
@@ -45,13 +45,13 @@ class SavedBuffer(NamedTuple):
 
 
 def read_buffers(path: str | Path) -> Iterator[SavedBuffer]:
-    """Yields what the buffers saved at a path hold, one after the other; no code is run and no buffer is built.
+    """Yields what the buffers saved at a path hold, one after the other. No code is run and no buffer is built.
 
     Of rows only the columns that are needed are kept, and chunk files are read piece by piece. What is read is checked.
 
     Args:
-        path: a directory of ``save_replay``, of ``LevelBuffer.save``, or of a sharded replay; an RLlib checkpoint or
-            its folder ``replay_buffer``; a Lightning checkpoint file or the folder of a replay beside it.
+        path: a directory of ``save_replay``, of ``LevelBuffer.save``, or of a sharded replay, an RLlib checkpoint or
+            its folder ``replay_buffer``, a Lightning checkpoint file or the folder of a replay beside it.
 
     Raises:
         FileNotFoundError: The path holds no save.

@@ -121,7 +121,7 @@ class LinearLearningRate(L.Callback, ActsAtUpdates):
     """Lowers the learning rates of all optimizers linearly over the run, to the share ``end`` of their first values.
 
     For agents that optimize manually, for which Lightning steps no schedulers, and without a subclass. A checkpoint
-    holds the first values, as ``initial_lr`` of the optimizers; a run that is resumed with more steps follows the new
+    holds the first values, as ``initial_lr`` of the optimizers. A run that is resumed with more steps follows the new
     length.
 
     Args:

@@ -240,7 +240,7 @@ class ReplayCheckpointIO(CheckedCheckpointIO):
         return found
 
     def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Reads a checkpoint and finds its replay; raises an error if the replay is missing."""
+        """Reads a checkpoint and finds its replay, or raises an error if the replay is missing."""
         checkpoint = super().load_checkpoint(path, *args, **kwargs)
         replay = self.datamodule.find_replay(checkpoint, path)  # raises before anything is restored
         if replay is not None:

@@ -48,22 +48,23 @@ _HINT = b"\nStopping after the training step in progress. A second signal, a sec
 class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
     """Keeps ``best.ckpt``, the best by a metric, and ``last.ckpt``, from which ``fit(ckpt_path="last")`` resumes.
 
-    ``last.ckpt`` is written at the end of ``fit``, every ``every_n_updates``, with every best one, and when the run is
-    stopped by Ctrl-C, SIGTERM, or an exception in environment, agent or callback, unless there are several processes.
-    It is replaced atomically. What it then holds, and the names of files: docs/lightning-checkpoints.md.
+    ``last.ckpt`` is written at the end of ``fit``, every ``every_n_updates``, and with every best one. Unless there are
+    several processes, it is also written when the run is stopped by Ctrl-C, SIGTERM, or an exception in environment,
+    agent, or callback. It is replaced atomically. What it then holds, and the names of files:
+    docs/lightning-checkpoints.md.
 
     Args:
-        dirpath: Folder, or a URL of fsspec such as ``s3://bucket/run`` (extra ``remote``); by default ``checkpoints``
+        dirpath: Folder, or a URL of fsspec such as ``s3://bucket/run`` (extra ``remote``), by default ``checkpoints``
             in the logger's folder, without a logger in ``default_root_dir``.
         filename: Name of the best checkpoints, which may contain ``{step}`` and metrics, as in Lightning.
-        monitor: Metric, compared each time its value changes; ``None`` keeps only the last.
+        monitor: Metric, compared each time its value changes. ``None`` keeps only the last.
         mode: ``"max"`` if the largest value is best, ``"min"`` if the smallest is.
         save_top_k: Number of best checkpoints, each with its replay. The second one is ``best-v1.ckpt``, and so on.
         background: write checkpoints by a thread while training goes on. Rows, weights and generators are saved as they
             are at the moment. Rows that are overwritten meanwhile are copied. A checkpoint waits for the one before it
-            and ``fit`` for the last one; an error is raised at the next training step. Needs rows in a
+            and ``fit`` for the last one. An error is raised at the next training step. Needs rows in a
             ``PackedStorage``.
-        every_n_updates: updates of the data module between two ``last.ckpt``; by default 10,000 with a replay and 10
+        every_n_updates: updates of the data module between two ``last.ckpt``, by default 10,000 with a replay and 10
             with levels. Files of the replay that have not changed are linked, the others written.
 
     Raises:
@@ -373,7 +374,7 @@ class ReplayCheckpoint(ModelCheckpoint, ActsAtUpdates):
 
 
 def _file_at(path: str) -> str | None:
-    # Equal for all names of one file; None if there is none.
+    # Equal for all names of one file, None if there is none.
     filesystem, place = fsspec.core.url_to_fs(path)
     if not path or not filesystem.exists(place):
         return None
@@ -390,7 +391,7 @@ def _clocks_in(path: str, module: str) -> tuple[int, int]:
 
 
 def _interrupts_a_write(exception: BaseException) -> bool:
-    # An Exception leaves replay and levels as they were; a signal may come between two writes.
+    # An Exception leaves replay and levels as they were. A signal may come between two writes.
     if isinstance(exception, Exception) and not isinstance(exception, MemoryError):
         return False
     for frame, _ in walk_tb(exception.__traceback__):
@@ -403,7 +404,7 @@ def _interrupts_a_write(exception: BaseException) -> bool:
 
 
 class StopSignals:
-    """Defers the first SIGINT or SIGTERM of the main thread to :meth:`raise_pending`; a second one interrupts at once.
+    """Defers the first SIGINT or SIGTERM of the main thread to :meth:`raise_pending`. A second one interrupts at once.
 
     A signal that is repeated within a second counts once.
     """

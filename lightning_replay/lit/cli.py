@@ -209,7 +209,7 @@ def sentence_and_cause(error: Exception, is_begun: bool) -> tuple[str | None, Ba
         return _OTHER_WEIGHTS, root
     if is_begun:
         return (sentence if _is_refused_by_hosts(root) else None), root
-    # Before the run a ValueError of a class that is built refuses an option; other errors of the user's code, such as
+    # Before the run a ValueError of a class that is built refuses an option. Other errors of the user's code, such as
     # an import that fails in one of its modules, keep their tracebacks.
     return (sentence + SEE_HELP if _is_refusal(root) or isinstance(root, OSError) else None), root
 

@@ -52,7 +52,7 @@ class Collector(Stateful):
 
     @property
     def recent_return(self) -> float:
-        """Mean return of the last :attr:`recent_episodes`; NaN before the first."""
+        """Mean return of the last :attr:`recent_episodes`, NaN before the first."""
         recent = [episode.episode_return for episode in list(self.episodes)[-self.recent_episodes :]]
         return float(np.mean(recent)) if recent else math.nan
 
@@ -81,7 +81,7 @@ class Collector(Stateful):
         return ended
 
     def close(self) -> None:
-        """Closes the environments, whose episodes are interrupted; new ones are built at the next step."""
+        """Closes the environments, whose episodes are interrupted. New ones are built at the next step."""
         if self._vector is not None:
             self._vector.close()
             self._vector = None
@@ -270,7 +270,7 @@ class Collection(Collector):
                 self.env_steps = self._stored_steps
 
     def close(self) -> None:
-        """Closes the environments; the replay marks their episodes only before the next step."""
+        """Closes the environments. The replay marks their episodes only before the next step."""
         if self._vector is not None:
             self._interrupt(self._vector)
         super().close()
@@ -305,7 +305,7 @@ class Collection(Collector):
 
 
 class TaskAssignment:
-    """Sets each environment's task ahead of its reset; ``progress`` makes signals of returns."""
+    """Sets each environment's task ahead of its reset. ``progress`` makes signals of returns."""
 
     def __init__(self, replay: TrainingReplay, progress: ReturnProgress | None) -> None:
         self.replay = replay
@@ -380,7 +380,7 @@ class InformationColumns:
         self._offered: set[str] = set()
 
     def read(self, infos: dict[str, Any], done: Any) -> dict[str, Any]:
-        """Returns a column ``[N]`` for each key; ``done`` marks the environments whose last info is the final one."""
+        """Returns a column ``[N]`` for each key. ``done`` marks the environments whose last info is the final one."""
         # If an episode ended, its infos come from the reset, and final_info has the infos of its last step.
         sources = ((infos, ~done), (infos.get("final_info", {}), done))
         if self.missing:
@@ -395,7 +395,7 @@ class InformationColumns:
         return columns
 
     def check(self) -> None:
-        """Refuses keys that no info had; call it once episodes have ended."""
+        """Refuses keys that no info had. Call it once episodes have ended."""
         if self.missing:
             raise ValueError(
                 f"info_keys has {sorted(self.missing)}, which no step's info had during the warm-up and its first "

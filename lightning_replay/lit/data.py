@@ -108,7 +108,7 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
             )
 
     def required_environment(self, purpose: str) -> str | Callable[..., gymnasium.Env[Any, Any]]:
-        """Returns ``env``; raises ``ValueError`` if the module has none.
+        """Returns ``env``, or raises ``ValueError`` if the module has none.
 
         :meta private:
         """
@@ -128,7 +128,7 @@ class EnvStepDataModule(L.LightningDataModule, TrainingData):
         """Plays the episodes of ``trainer.validate`` and returns their returns."""
 
     def val_dataloader(self) -> EvaluationStream:
-        """Returns episodes for ``trainer.validate``; during ``fit``, a callback such as ``Evaluate`` plays them."""
+        """Returns episodes for ``trainer.validate``. During ``fit``, a callback such as ``Evaluate`` plays them."""
         return EvaluationStream(self)
 
     def check_stopped(self) -> None:
@@ -375,7 +375,7 @@ class EvaluationStream:
 
 
 class ActsAtUpdates:
-    """A callback that must run after certain updates; a joined training step is cut there."""
+    """A callback that must run after certain updates. A joined training step is cut there."""
 
     def is_due(self, source: EnvStepDataModule) -> bool:
         """Returns whether the callback acts after the newest update.
@@ -392,10 +392,10 @@ class UpdateStream(Stateful):
 
     Args:
         source: Data module that collects and draws.
-        length: Number of training steps per epoch; the last epoch may be shorter.
+        length: Number of training steps per epoch. The last epoch may be shorter.
         updates_per_step: batches per training step. More than one come as :class:`UpdateBatches`.
         ends_early: Whether a training step ends when a callback acts, so that it acts after the same update as with
-            single batches; ``length`` is then the number of updates.
+            single batches. ``length`` is then the number of updates.
     """
 
     def __init__(
@@ -459,7 +459,7 @@ class UpdateStream(Stateful):
 
 
 def source_of(trainer: L.Trainer, callback: L.Callback) -> EnvStepDataModule:
-    """Returns the trainer's data module; raises ``TypeError`` if it counts no environment steps."""
+    """Returns the trainer's data module, or raises ``TypeError`` if it counts no environment steps."""
     source = trainer.datamodule  # type: ignore[attr-defined]
     if not isinstance(source, EnvStepDataModule):
         raise TypeError(

@@ -29,14 +29,14 @@ from lightning_replay.state import Stateful
 class ReplayProgressBar(ProgressBar, ActsAtUpdates):
     """Shows environment steps, recent training return, last evaluation and updates per second.
 
-    Give it to the trainer among its callbacks; it replaces Lightning's bar.
+    Give it to the trainer among its callbacks. It replaces Lightning's bar.
 
     Args:
         refresh_seconds: time between two refreshes, at least 10 if the output is no terminal. A refresh costs as much
             as a small update.
 
     Attributes:
-        evaluation: Newest return of an evaluation, which ``Evaluate`` sets; NaN before the first.
+        evaluation: Newest return of an evaluation, which ``Evaluate`` sets, NaN before the first.
     """
 
     def __init__(self, refresh_seconds: float = 0.5) -> None:
@@ -96,7 +96,7 @@ class ReplayProgressBar(ProgressBar, ActsAtUpdates):
         return self._bar is not None and time.perf_counter() - self._last_time >= self.refresh_seconds
 
     def describe(self, activity: str) -> None:
-        """Shows an activity between two steps, if a refresh is due; an empty text removes it."""
+        """Shows an activity between two steps, if a refresh is due. An empty text removes it."""
         now = time.perf_counter()
         if self._bar is None or (activity and now - self._last_described < self.refresh_seconds):
             return
@@ -135,7 +135,7 @@ class Evaluate(Stateful, L.Callback, ActsAtUpdates):
     """Every ``every_n_env_steps`` plays episodes without exploration in a separate environment.
 
     Their mean is ``trainer.callback_metrics["eval/return"]`` until the next training step changes the weights that it
-    is the score of; loggers record it against environment steps. Each evaluation ends one of Lightning's epochs, and
+    is the score of. Loggers record it against environment steps. Each evaluation ends one of Lightning's epochs, and
     each epoch ends with one. The agent is evaluated before the first update too. All evaluations of a run start from
     the same seeds, and none changes the training's random numbers. With Lightning's ``WeightAveraging`` the averaged
     weights are evaluated, as a checkpoint holds them.

@@ -26,7 +26,7 @@ class ReturnNormalization(Stateful, Discounting):
     """``r / sqrt(var(R) + 1e-8)``, R the discounted sum of rewards of each running episode, clipped to ``±clip``.
 
     The variance is over all R of all environments and steps so far. Prioritized Level Replay trains on such rewards
-    (appendix of https://arxiv.org/abs/2010.03934); values and scores of levels are then in these units and drift with
+    (appendix of https://arxiv.org/abs/2010.03934). Values and scores of levels are then in these units and drift with
     the variance.
 
     Args:
@@ -55,7 +55,7 @@ class ReturnNormalization(Stateful, Discounting):
         return float(np.sqrt(self._squares / self._count + 1e-8)) if self._count else 1.0
 
     def __call__(self, reward: np.ndarray, done: np.ndarray) -> np.ndarray:
-        """Adds one step's rewards to the returns and normalizes them, float32 ``[N]``; ``done`` ends episodes."""
+        """Adds one step's rewards to the returns and normalizes them, float32 ``[N]``. ``done`` ends episodes."""
         if len(self._returns) != len(reward):
             self._returns = np.zeros(len(reward))
         self._returns = self.discount * self._returns + reward
@@ -71,7 +71,7 @@ class ReturnNormalization(Stateful, Discounting):
         return np.clip(reward / self.scale, -self.clip, self.clip).astype(np.float32)
 
     def restart(self) -> None:
-        """Begins new episodes; the variance stays."""
+        """Begins new episodes. The variance stays."""
         self._returns = np.zeros(0)
 
 

@@ -30,7 +30,7 @@ class LevelDataModule(EnvStepDataModule):
     Give it to ``Trainer(max_epochs=-1).fit(agent, datamodule=...)`` with an on-policy agent such as
     :class:`~lightning_replay.agents.PPO`. For each update it collects ``rollout_length`` steps per environment, scores
     the levels played with the values recorded meanwhile, and only then passes the rollout to ``training_step``. It
-    stops the trainer when ``env_steps`` are collected; its clocks are ``env_steps_done`` and ``updates_done``.
+    stops the trainer when ``env_steps`` are collected. Its clocks are ``env_steps_done`` and ``updates_done``.
 
     Checkpoints hold the levels, scores and all generators. After ``fit(ckpt_path=...)`` contents, counters and next
     choices equal a run without a break. The environments start new episodes.
@@ -49,14 +49,14 @@ class LevelDataModule(EnvStepDataModule):
         flush_unfinished: scores the levels of unfinished episodes at each rollout's end, as the paper's released code
             does. Otherwise, the pieces of an episode are joined, as in the paper.
         return_normalization: Scale of the rewards for the agent and the scores, except scores of whole episodes, whose
-            returns are not normalized; ``None`` leaves all as they are.
+            returns are not normalized. ``None`` leaves all as they are.
         held_out_levels: ids to test on, or how many: then the largest ids there are, below 2^31. If the level set is
             unbounded, training may still reach one: then it is left out, with a warning.
         env_kwargs: Further arguments of the environment.
         evaluation_env_kwargs: Arguments that differ in evaluation.
         check: whether to check at the start that the level determines the environment, or ids of levels to check with,
             if not all of 0 to 7 exist.
-        seed: Seed for the environments' own randomness, if levels are set by ``set_level``; ``levels`` has its own.
+        seed: Seed for the environments' own randomness, if levels are set by ``set_level``. ``levels`` has its own.
 
     Raises:
         TypeError: during the run a reward that is no number.
@@ -121,7 +121,7 @@ class LevelDataModule(EnvStepDataModule):
         return self._describe(repr(self.levels))
 
     def make_environment(self) -> gymnasium.Env[Any, Any]:
-        """Builds one more environment of the same kind, for evaluation; ``reset(seed=...)`` chooses its level."""
+        """Builds one more environment of the same kind, for evaluation. ``reset(seed=...)`` chooses its level."""
         return LevelWrapper(super().make_environment(), check=False)
 
     def setup(self, stage: str) -> None:
@@ -231,7 +231,7 @@ class LevelDataModule(EnvStepDataModule):
 
 
 def level_source_of(trainer: L.Trainer, callback: L.Callback) -> LevelDataModule:
-    """Returns the trainer's data module; raises ``TypeError`` if it has no levels."""
+    """Returns the trainer's data module, or raises ``TypeError`` if it has no levels."""
     source = trainer.datamodule  # type: ignore[attr-defined]
     if not isinstance(source, LevelDataModule):
         raise TypeError(

@@ -79,7 +79,7 @@ class InspectBuffer(Stateful, _Picture, ActsAtUpdates):
     ``replay/offline/*``. Reads rewards and episode ends of all rows: about 0.5 s for a million.
 
     Args:
-        every_n_updates: updates of the data module between two looks; by default 10,000 with a replay and 100 with
+        every_n_updates: updates of the data module between two looks, by default 10,000 with a replay and 100 with
             levels.
         path: Path of the page, by default ``buffer.html`` in the trainer's ``log_dir``.
 
@@ -319,7 +319,7 @@ class LevelCurriculum(Stateful, _Picture):
     Jiang et al. 2021, https://arxiv.org/abs/2010.03934. Needs matplotlib: ``pip install 'lightning-replay[plots]'``.
 
     Args:
-        difficulty: function of a level's id to one of a few numbers, called once per level; by default
+        difficulty: function of a level's id to one of a few numbers, called once per level, by default
             ``info["difficulty"]`` of a reset to that level in a separate environment.
         every_n_rollouts: Number of rollouts between two records.
         path: Path of the picture, by default ``level_curriculum.png`` in the trainer's ``log_dir``.

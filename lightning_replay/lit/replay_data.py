@@ -68,7 +68,7 @@ class ReplayDataModule(EnvStepDataModule):
     Give it to ``Trainer(max_epochs=-1).fit(agent, datamodule=...)``: it collects with the agent's
     ``act(observation, explore)``, draws one batch per update and stops the trainer when ``env_steps`` are collected.
     Its two clocks are ``env_steps_done`` and ``updates_done``. The replay is saved beside every checkpoint and
-    restored by ``fit(ckpt_path=...)``; the environments then start new episodes.
+    restored by ``fit(ckpt_path=...)``. The environments then start new episodes.
 
     With ``updates`` in place of ``env_steps`` nothing is collected: it trains on the rows that the replay holds, and
     ``env`` is for evaluation alone and may be absent. Loggers and evaluations then count updates.
@@ -77,7 +77,7 @@ class ReplayDataModule(EnvStepDataModule):
         env: Gymnasium id, or a callable that builds one environment; ``None`` only with ``updates``. Or a simulator
             that steps ``num_envs`` environments in one tensor: an instance, a callable that builds one, or a mapping
             with its ``class_path`` and ``init_args``. See docs/simulators.md.
-        replay: Buffer, usually from :mod:`lightning_replay.recipes`; or a ``ShardedReplay``, for which each process
+        replay: Buffer, usually from :mod:`lightning_replay.recipes`, or a ``ShardedReplay``, for which each process
             of the trainer collects its share of ``env_steps``, and draws its share of every batch.
         env_steps: environment steps of the whole run, warm-up included.
         warmup_steps: environment steps with random actions before the first update, 0 if the replay holds a batch.
@@ -86,18 +86,18 @@ class ReplayDataModule(EnvStepDataModule):
         asynchronous: step them each in its own process (then keep a script's main part under ``__main__``). For
             environments that take milliseconds a step: 8 MuJoCo environments cost this process more CPU than stepping
             them here.
-        updates_per_training_step: batches per ``training_step``; several make small updates cheaper. ``None`` is up to
+        updates_per_training_step: batches per ``training_step``. Several make small updates cheaper. ``None`` is up to
             16 if only the speed changes by that, see docs/lightning.md, and otherwise 1.
         updates_per_epoch: updates in one of Lightning's epochs, 1,000 by default. With the callback ``Evaluate``, an
             epoch ends with each evaluation instead.
         evaluation_episodes: episodes of ``trainer.validate``.
         env_kwargs: further arguments of the environment.
         evaluation_env_kwargs: Arguments that differ in evaluation, for whole games and unchanged rewards.
-        seed: Seed for environments, random actions, and the replay's draws; ``None`` does not seed the replay.
+        seed: Seed for environments, random actions, and the replay's draws. ``None`` does not seed the replay.
         progress: Progress signal for a replay with tasks, computed from the returns of finished episodes.
         info_keys: Keys of numbers or flags in the steps' infos, stored as float32 columns ``("next", key)`` for event
             conditions, 0 if an info lacks one.
-        updates: Number of updates of a run on stored rows; excludes all options of collecting.
+        updates: Number of updates of a run on stored rows. Excludes all options of collecting.
         final_observation: Place of the last observations of ended episodes in a simulator's infos. It and the three
             options below are options of :class:`~lightning_replay.collecting.VectorSteps`.
         without_final_observation: Treatment of ends whose last observation the simulator does not give.
@@ -321,7 +321,7 @@ class ReplayDataModule(EnvStepDataModule):
 
     def _draw_apart(self, rank: int) -> None:
         if rank:
-            # All processes have the seed of the first; each is to explore on its own.
+            # All processes have the seed of the first. Each is to explore on its own.
             torch.manual_seed(int(torch.randint(2**31, ())) + rank)
 
     @property
@@ -489,7 +489,8 @@ class ReplayDataModule(EnvStepDataModule):
         return super().state_dict() | {"replay": None, "pace": self.pace.state_dict()}
 
     def find_replay(self, checkpoint: dict[str, Any], path: str | Path) -> Any:
-        """Finds the replay of a checkpoint before the agent is restored; ``None`` if only weights are loaded.
+        """Finds the replay of a checkpoint before the agent is restored, or returns ``None`` if only weights are
+        loaded.
 
         :meta private:
         """

@@ -247,7 +247,7 @@ def _one_each(values: Any, count: int, source: str) -> Tensor:
 
 
 def as_array(returned: object) -> np.ndarray | None:
-    """Converts an agent's output to an array; ``None`` if that is not possible."""
+    """Converts an agent's output to an array, or returns ``None`` if that is not possible."""
     if isinstance(returned, Tensor):
         tensor = returned.detach() if returned.requires_grad else returned
         return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).cpu().numpy()
@@ -285,7 +285,7 @@ SuccessFunction = Callable[[Any, Mapping[str, Any]], Any]
 
 
 def success_of(episode_return: Any, infos: Mapping[str, Any]) -> Any:
-    """Returns ``is_success``, or ``success``, of the infos of a step; ``None`` if they have neither."""
+    """Returns ``is_success``, or ``success``, of the infos of a step, or ``None`` if they have neither."""
     return infos.get("is_success", infos.get("success"))
 
 
@@ -293,10 +293,10 @@ class Successes:
     """Whether the episodes of an evaluation succeeded.
 
     Args:
-        function: Flag of an episode, from its return and the infos of its last step; by default :func:`success_of`.
+        function: Flag of an episode, from its return and the infos of its last step, by default :func:`success_of`.
 
     Attributes:
-        flags: 1 or 0 for each episode; NaN if its infos have no flag.
+        flags: 1 or 0 for each episode, NaN if its infos have no flag.
     """
 
     def __init__(self, function: SuccessFunction | None = None) -> None:
@@ -323,7 +323,7 @@ class Successes:
         return torch.full((1,), torch.nan, device=episodes.device)
 
     def rate(self) -> float | None:
-        """Returns the share of the episodes that succeeded; ``None`` if no episode has a flag."""
+        """Returns the share of the episodes that succeeded, or ``None`` if no episode has a flag."""
         return None if np.isnan(self.flags).all() else float(np.nansum(self.flags)) / len(self.flags)
 
 
@@ -384,7 +384,7 @@ def level_returns(
         policy: Actions ``[N, ...]``, a tensor or an array, for observations ``[N, ...]`` as the vector of environments
             gives them, arrays in the structure of their space.
         env: Gymnasium id, or a callable that builds one environment.
-        level_ids: Distinct ids; each level is played once.
+        level_ids: Distinct ids. Each level is played once.
         num_envs: Number of episodes that are played at a time.
         seed: Seed for the environments' own randomness, if levels are set by ``set_level``.
         max_episode_steps: Number of steps after which an episode is cut and counted, with a warning.
@@ -432,7 +432,7 @@ def level_returns(
 
 @contextmanager
 def stochastic_policy(agent: L.LightningModule, seed: int) -> Iterator[Policy]:
-    """Yields the agent's policy with exploration; the random numbers of the training are left unchanged.
+    """Yields the agent's policy with exploration. The random numbers of the training are left unchanged.
 
     Args:
         agent: Agent with ``act(observation, explore)``.

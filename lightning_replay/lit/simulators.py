@@ -270,7 +270,7 @@ class SimulatorCollection(Collection):
         )
 
     def close(self) -> None:
-        """Interrupts the episodes; the simulator stays open."""
+        """Interrupts the episodes. The simulator stays open."""
         if self._vector is not None:
             self._unread.clear()
             self._skipped = self.num_skipped

@@ -60,7 +60,7 @@ class ChunkedTensor(NamedTuple):
 def write_chunks(
     directory: Path, tensors: Mapping[str, Tensor | Snapshot], earlier: Mapping[Fingerprint, Path]
 ) -> tuple[dict[str, Any], list[Chunk]]:
-    """Writes tensors as chunk files into a new directory, or links files of the same content in ``earlier``.
+    """Writes tensors as chunk files into a new directory, or links the files of the same content in ``earlier``.
 
     Waits until each is on the disk. Returns plain values for :func:`locate_chunks`, and the files.
     """
@@ -86,7 +86,7 @@ def write_chunks(
 def locate_chunks(
     directory: Path, records: Mapping[str, Any], files: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, ChunkedTensor]:
-    """Returns the tensors that :func:`write_chunks` recorded, their content not read; ``files`` are the fingerprints.
+    """Returns the tensors that :func:`write_chunks` recorded, their content not read. ``files`` are the fingerprints.
 
     Raises ``DamagedFileError`` if files are missing, have another size, or do not make up the tensors.
     """
@@ -144,7 +144,7 @@ def check_files(parts: Iterable[tuple[Path, Mapping[str, Any], memoryview | None
 def check_file(
     file: Path, expected: Mapping[str, Any], target: memoryview | None = None, *, reads: bool = True
 ) -> None:
-    """Raises ``DamagedFileError`` for a file that is not the one of its fingerprint; ``reads=False`` checks the size.
+    """Raises ``DamagedFileError`` for a file that is not the one of its fingerprint. ``reads=False`` checks the size.
 
     ``target`` receives the content, of the expected length.
     """

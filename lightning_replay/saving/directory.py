@@ -2,8 +2,8 @@
 """A directory that holds one save, which is replaced, checked and read as a whole.
 
 A save is a folder of data files and a manifest, JSON that names the folder and has a checksum. A new save is written
-beside the old one, synced to the disk, and the manifest is replaced last: after a crash, ``kill -9`` or a power loss
-the directory holds the old save or the new one. A file lock excludes other writers. Readers need none.
+beside the old one and synced to the disk, and the manifest is replaced last. After a crash, ``kill -9``, or a power
+loss, the directory holds the old save or the new one. A file lock excludes other writers. Readers need none.
 
 Other files in the directory are the user's. A save removes the data folder that the replaced manifest names, and the
 data folders of killed saves. An empty file beside each of these folders marks it meanwhile. From a data folder, a save
@@ -103,7 +103,7 @@ def replaced_save(
     save of the manifest that the new save ``replaces`` is also removed.
 
     Raises:
-        FileExistsError: a file of the user's has the name of the manifest; nothing is written.
+        FileExistsError: a file of the user's has the name of the manifest. Nothing is written.
     """
     manifest = directory / manifest_name
     new = [place for place in (directory, *directory.parents) if not place.exists()]
@@ -175,7 +175,7 @@ def checksum_of(manifest: Mapping[str, Any]) -> str:
 
 
 def read_save(directory: Path, manifest: Callable[[], dict[str, Any]], read: Callable[[dict[str, Any], Path], T]) -> T:
-    """Reads a save that others may replace meanwhile; the result is of one save.
+    """Reads a save that others may replace meanwhile. The result is of one save.
 
     ``manifest`` reads the manifest, ``read`` makes the result of it and of the data folder.
     """

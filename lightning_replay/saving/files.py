@@ -60,7 +60,7 @@ def read_json(file: Path) -> Any:
 
 
 def touch(file: Path) -> None:
-    """Creates an empty file unless something has its name; a link is not followed."""
+    """Creates an empty file unless something has its name. A link is not followed."""
     with suppress(FileExistsError):
         file.touch(exist_ok=False)
 
@@ -115,7 +115,7 @@ def is_manifest(file: Path) -> bool:
 
 
 def data_named_in(file: Path, folder: str) -> str | None:
-    """Returns the name of the data folder in a manifest; ``None`` if it is unreadable, or names any other place."""
+    """Returns the name of the data folder in a manifest, or ``None`` if it is unreadable, or names any other place."""
     try:
         name = read_json(file)["data"]
     except (OSError, *MALFORMED):

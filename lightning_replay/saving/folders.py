@@ -28,7 +28,7 @@ from lightning_replay.saving.files import (
 
 @dataclasses.dataclass(frozen=True)
 class Folder:
-    """A folder on a file system of pyarrow; it may not exist, and can be sent to other processes.
+    """A folder on a file system of pyarrow. It may not exist, and can be sent to other processes.
 
     Example:
         >>> (Folder.at("/checkpoints/first") / "replay_buffer").local.as_posix()
@@ -48,7 +48,7 @@ class Folder:
 
     @classmethod
     def of_user(cls, path: str | Path, filesystem: fs.FileSystem | None = None) -> Folder:
-        """Returns the folder at a path or URI of a user; a relative path is relative to this process."""
+        """Returns the folder at a path or URI of a user. A relative path is relative to this process."""
         check_kind("filesystem", filesystem, fs.FileSystem | None, "a file system of pyarrow, or None")
         if filesystem is None and "://" not in str(path):
             path = os.path.abspath(checked_local_path("path", path, LOCAL_OR_URL))
@@ -99,7 +99,7 @@ class Folder:
     def to_write(self) -> Iterator[Path]:
         """Context manager for writing a save: yields this folder, or a local one that is copied at the end.
 
-        The local one holds the manifests that are here. Data are copied before the manifest that names them; the data
+        The local one holds the manifests that are here. Data are copied before the manifest that names them. The data
         of manifests that are replaced or removed are removed last.
         """
         if self.local is not None:

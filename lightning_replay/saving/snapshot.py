@@ -19,8 +19,8 @@ class Snapshots:
     """The open snapshots of one tensor, and which of its rows change. Writers call :meth:`keep`.
 
     Each snapshot has a number, and each block of rows that of the next snapshot when it was last written. What a part
-    of the tensor was found to be in a snapshot, its result, holds until one of its blocks is written, wherever a save
-    went, whether it was completed, and whoever else saved since. Methods are called with ``lock`` held.
+    of the tensor was found to be in a snapshot is its result. It holds until one of its blocks is written, wherever a
+    save went, whether it was completed, and whoever else saved since. Methods are called with ``lock`` held.
 
     Example:
         >>> tensor, snapshots = torch.zeros(1000), Snapshots()
@@ -44,7 +44,7 @@ class Snapshots:
         return bool(self._open)
 
     def take(self, tensor: Tensor) -> Snapshot:
-        """Returns a snapshot of a contiguous tensor on any device; :meth:`close` it once it is read."""
+        """Returns a snapshot of a contiguous tensor on any device. :meth:`close` it once it is read."""
         with self.lock:
             snapshot = Snapshot(tensor, self, self._next)
             self._next += 1
@@ -147,7 +147,7 @@ class Snapshot:
             position += count
 
     def unchanged(self, start: int, count: int) -> Any | None:
-        """Returns what :meth:`keep_result` kept of these bytes; ``None`` if they may have changed since."""
+        """Returns what :meth:`keep_result` kept of these bytes, or ``None`` if they may have changed since."""
         rows = start // self._row_bytes, -(-(start + count) // self._row_bytes)
         with self._owner.lock:
             length, result, number = self._owner.results.get(start, (0, None, 0))

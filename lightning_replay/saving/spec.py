@@ -62,7 +62,7 @@ def rebuildable(cls: C, *, set_again: tuple[str, ...] = (), chosen_when_loaded: 
 
     Args:
         cls: the class.
-        set_again: arguments that are left to their defaults if they have no form in JSON; the class logs when it
+        set_again: arguments that are left to their defaults if they have no form in JSON. The class logs when it
             loads that they are to be set again.
         chosen_when_loaded: arguments that are taken from ``chosen`` of :func:`build`, not from the save.
     """

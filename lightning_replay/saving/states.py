@@ -62,7 +62,7 @@ class SavedState(NamedTuple):
     chunked: dict[str, ChunkedTensor]
 
     def read(self) -> Any:
-        """Returns the whole state; raises ``DamagedFileError`` if a chunk was changed."""
+        """Returns the whole state, or raises ``DamagedFileError`` if a chunk was changed."""
         return join_state(self.values, self.tensors | read_chunks(self.chunked, scratch=self.data.parent))
 
     def check(self) -> None:
@@ -227,7 +227,7 @@ def split_state(state: Mapping[str, Any]) -> tuple[Any, dict[str, Tensor | Snaps
 
 
 def join_state(values: object, tensors: Mapping[str, Tensor]) -> Any:
-    """Returns the state that :func:`split_state` took apart; raises ``DamagedFileError`` if the halves do not fit."""
+    """Returns the state that :func:`split_state` took apart, or raises ``DamagedFileError`` if they don't fit."""
     try:
         return _join(values, tensors)
     except MALFORMED as error:
