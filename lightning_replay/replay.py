@@ -265,8 +265,8 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         """Stores transitions given column by column, with the result of :meth:`extend`.
 
         For a few rows, building and reading a TensorDict takes longer than storing them. None is built for rows on the
-        CPU that follow others into a :class:`~lightning_replay.storage.PackedStorage`. It is built only if a transform,
-        a sampler that checks rows, a called condition, or your own writer reads them.
+        CPU that follow others into a :class:`~lightning_replay.storage.PackedStorage`. For such rows, one is built only
+        if a transform, a sampler that checks rows, a called condition, or your own writer reads them.
 
         Args:
             columns: arrays or tensors ``[N, ...]``, all with the same N, by key: a name, or for a nested column a tuple

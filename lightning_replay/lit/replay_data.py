@@ -74,7 +74,7 @@ class ReplayDataModule(EnvStepDataModule):
     ``env`` is for evaluation alone and may be absent. Loggers and evaluations then count updates.
 
     Args:
-        env: Gymnasium id, or a callable that builds one environment; ``None`` only with ``updates``. Or a simulator
+        env: Gymnasium id, or a callable that builds one environment, ``None`` only with ``updates``. Or a simulator
             that steps ``num_envs`` environments in one tensor: an instance, a callable that builds one, or a mapping
             with its ``class_path`` and ``init_args``. See docs/simulators.md.
         replay: Buffer, usually from :mod:`lightning_replay.recipes`, or a ``ShardedReplay``, for which each process
