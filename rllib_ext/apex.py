@@ -44,10 +44,10 @@ _HAS_EPSILONS: Attached[bool] = Attached("_apex_has_epsilons")
 class ApexDQN(DQN):
     """DQN with distributed, asynchronous collection: Ape-X, Horgan et al. 2018, https://arxiv.org/abs/1803.00933.
 
-    EnvRunners play without a pause, each environment with an epsilon of its own; their steps are added to the replay
-    buffer as they arrive. Meanwhile the loop draws batches and updates the Learners, and every ``broadcast_interval``
-    updates new weights go out with the next requests. Any replay buffer of DQN serves; one that draws ahead of the
-    Learners does so within its ``sample``. Without remote EnvRunners the loop plays the steps itself.
+    EnvRunners play without a pause, each environment with its own epsilon. Their steps are added to the replay buffer
+    as they arrive. Meanwhile the loop draws batches and updates the Learners, and every ``broadcast_interval`` updates
+    new weights go out with the next requests. Any replay buffer of DQN serves. If it draws ahead of the Learners, it
+    does so within its ``sample``. Without remote EnvRunners the loop plays the steps itself.
 
     Results have the counts of the :class:`~lightning_replay.sharded.rate_limiter.RateLimiter` under ``rate_limiter``,
     and checkpoints hold them. Unlike the paper's, new rows get the largest priority instead of one that the EnvRunner
@@ -65,7 +65,7 @@ class ApexDQN(DQN):
         return ApexDQNConfig()
 
     def setup(self, config: AlgorithmConfig) -> None:
-        """Builds the algorithm and sets the exploration of its EnvRunners; refuses a module without an epsilon."""
+        """Builds the algorithm and sets the exploration of its EnvRunners. Refuses a module without an epsilon."""
         super().setup(config)
         self.rate_limiter: RateLimiter = self.config.new_rate_limiter()
         self._updates_until_broadcast = self.config.broadcast_interval
@@ -84,7 +84,7 @@ class ApexDQN(DQN):
             )
 
     def restore_env_runners(self, env_runner_group: Any) -> list[int]:
-        """Restores lost EnvRunners once they answer again; returns their numbers.
+        """Restores lost EnvRunners once they answer again, and returns their numbers.
 
         :meta private:
         """
@@ -208,7 +208,7 @@ class ApexDQN(DQN):
 
 
 class ApexDQNConfig(DQNConfig):
-    """Configures :class:`ApexDQN`; the options are DQN's, and those of :meth:`training`.
+    """Configures :class:`ApexDQN`. The options are DQN's, and the options of :meth:`training`.
 
     Defaults that differ from DQN's: returns over 3 steps, 512 rows in a batch (both as in the paper), fragments of 50
     steps, two requests for every EnvRunner in flight.
@@ -247,19 +247,18 @@ class ApexDQNConfig(DQNConfig):
         """Sets the options of training.
 
         Args:
-            epsilon: ε of the environment that explores most, one number; see
-                :func:`~rllib_ext.apex.epsilons`.
-            epsilon_exponent: α; the environment that explores least has ``epsilon ** (1 + epsilon_exponent)``.
-            samples_per_insert: rows drawn for each environment step, with several agents of each module, held by a
-                :class:`~lightning_replay.sharded.rate_limiter.RateLimiter` that counts environment steps: the loop
-                draws nothing while too few have come, and requests none while too many have. ``None`` leaves both sides
-                as fast as they are.
-            error_buffer: rows by which draws may be ahead or behind. By default a tenth of the draws that
+            epsilon: ε of the environment that explores most, one number. See :func:`~rllib_ext.apex.epsilons`.
+            epsilon_exponent: α. The environment that explores least has ``epsilon ** (1 + epsilon_exponent)``.
+            samples_per_insert: rows drawn for each environment step, with several agents of each module. A
+                :class:`~lightning_replay.sharded.rate_limiter.RateLimiter` that counts environment steps keeps the
+                ratio. The loop draws nothing while too few steps have come, and requests no steps while too many have
+                come. ``None`` leaves both sides as fast as they are.
+            error_buffer: rows by which draws may be ahead or behind. By default, it is a tenth of the draws that
                 ``num_steps_sampled_before_learning_starts`` steps call for, and enough for one batch and all requests
                 in flight.
             broadcast_interval: updates after which EnvRunners get new weights.
-            options: of DQN. ``num_steps_sampled_before_learning_starts`` are environment steps in the buffer, and not
-                those of the whole run; ``training_intensity`` is refused.
+            options: of DQN. ``num_steps_sampled_before_learning_starts`` counts environment steps in the buffer, and
+                not the steps of the whole run. ``training_intensity`` is refused.
         """
         super().training(**options)
         given = {
@@ -322,7 +321,7 @@ class ApexDQNConfig(DQNConfig):
 
     @property
     def rows_per_request(self) -> int:
-        """Steps that an EnvRunner plays for one request, at least; complete episodes have more.
+        """The least number of steps that an EnvRunner plays for one request. Complete episodes have more.
 
         :meta private:
         """
@@ -356,7 +355,7 @@ class Collection:
         self._state = [ray.put(state)]
 
     def fetch(self, *, wait: bool) -> list[tuple[list[Any], Any]]:
-        """Returns the answers that have arrived; may ``wait`` a moment for further ones."""
+        """Returns the answers that have arrived, and may ``wait`` a moment for further ones."""
         if wait and not any(self.requested.values()):
             time.sleep(_PAUSE_S)  # every EnvRunner was lost, and is being restarted
         answers = self._group.fetch_ready_async_reqs(tags=TAG, timeout_seconds=_PAUSE_S if wait else 0.0)
@@ -396,7 +395,7 @@ class Collection:
 def collect(
     env_runner: Any, version: int, state: list[Any], exploration: Mapping[str, float]
 ) -> tuple[list[Any], Any, Any]:
-    """Plays one fragment on an EnvRunner with the newest weights; returns episodes, connectors' states and metrics."""
+    """Plays one fragment on an EnvRunner with the newest weights. Returns episodes, connectors' states, and metrics."""
     # RLlib does not notice every restart of a process, because the answer to a second request makes it healthy.
     if not _HAS_EPSILONS.of(env_runner):
         set_epsilons(env_runner, **exploration)
@@ -409,7 +408,7 @@ def collect(
 
 
 def set_epsilons(env_runner: Any, *, epsilon: float, exponent: float) -> list[str]:
-    """Gives each environment its epsilon in place of the module's schedule; returns modules that have none."""
+    """Gives each environment its epsilon in place of the module's schedule. Returns modules that have none."""
     config = env_runner.config
     module = env_runner.module
     if env_runner.env is None or module is None:
@@ -437,9 +436,9 @@ def epsilons(num_environments: int, epsilon: float, exponent: float) -> np.ndarr
     Section 4 of Horgan et al. 2018, https://arxiv.org/abs/1803.00933, with ε = 0.4 and α = 7.
 
     Args:
-        num_environments: N; one alone gets ``epsilon``.
+        num_environments: N. A single environment gets ``epsilon``.
         epsilon: ε, of the first environment.
-        exponent: α; the last environment gets ``epsilon ** (1 + exponent)``.
+        exponent: α. The last environment gets ``epsilon ** (1 + exponent)``.
 
     Example:
         >>> epsilons(3, epsilon=0.5, exponent=2.0).tolist()

@@ -35,28 +35,28 @@ LEVEL_OPTIONS = ("held_out_levels", "generalization_gap", "flush")
 
 
 def replay_config(recipe: str | None = None, **options: Any) -> dict[str, Any]:
-    """Returns settings for ``AlgorithmConfig.training(replay_buffer_config=...)`` of DQN, SAC, TQC and CQL.
+    """Returns settings for ``AlgorithmConfig.training(replay_buffer_config=...)`` of DQN, SAC, TQC, and CQL.
 
     ``n_step``, ``gamma``, the batch size and ``seed`` are RLlib's. An algorithm of such a config is prepared as by
     :func:`rllib_ext.configure` when it is built. If its class has to change, for CQL and ``num_shards``, building it
     raises ``ValueError``, which says to call ``configure``.
 
     Args:
-        recipe: a function of :mod:`lightning_replay.recipes` by name, or the import path of another one,
+        recipe: a function of :mod:`lightning_replay.recipes` by name, or the import path of another function,
             ``"my_module.my_recipe"``, that takes ``capacity`` and ``batch_size`` and returns a
-            :class:`~lightning_replay.Replay`; left out where ``sampler``, ``writer`` or ``transform`` name the buffer's
-            parts by class path.
-        options: the recipe's arguments (``capacity``, ``num_neighbors``, ...), or ``capacity``, ``device``,
-            ``memmap``, ``seed`` and the parts; and ``layout``, ``num_learners``, ``modules``, ``info_keys`` and
-            ``progress`` of :class:`~rllib_ext.buffer.buffer.RecipeEpisodeReplayBuffer`. A value may be a class
-            path with arguments, ``{"class_path": "lightning_replay.schedules.Linear", "init_args": {...}}``; a table of
-            ``"event_tables"`` a dict of :class:`~lightning_replay.events.EventTable`'s arguments, its condition the
-            import path of a function or a class path. With ``"event_tables"``, ``max_trajectories`` is 128 and
+            :class:`~lightning_replay.Replay`. Leave it out if ``sampler``, ``writer``, or ``transform`` name the
+            buffer's parts by class path.
+        options: the recipe's arguments (``capacity``, ``num_neighbors``, ...), or ``capacity``, ``device``, ``memmap``,
+            ``seed``, and the parts. Further options are ``layout``, ``num_learners``, ``modules``, ``info_keys``, and
+            ``progress`` of :class:`~rllib_ext.buffer.buffer.RecipeEpisodeReplayBuffer`. A value may be a class path
+            with arguments, ``{"class_path": "lightning_replay.schedules.Linear", "init_args": {...}}``. A table of
+            ``"event_tables"`` is a dict of :class:`~lightning_replay.events.EventTable`'s arguments, and its condition
+            is the import path of a function or a class path. With ``"event_tables"``, ``max_trajectories`` is 128 and
             ``forget_stale`` is on by default, because a lost EnvRunner leaves episodes that never end. ``recipe`` and
             every value may be a search space of Ray Tune, ``priority_exponent=tune.uniform(0.3, 0.9)``. With
             ``num_shards`` the rows are divided over Ray actors, see
-            :class:`~rllib_ext.sharded.buffer.ShardedEpisodeReplayBuffer`; further options are those
-            of :class:`~lightning_replay.sharded.options.ShardOptions`.
+            :class:`~rllib_ext.sharded.buffer.ShardedEpisodeReplayBuffer`. Further options are then the options of
+            :class:`~lightning_replay.sharded.options.ShardOptions`.
 
     Raises:
         ValueError: an unknown recipe, class or option, a condition that cannot be imported or called, or values that
@@ -102,71 +102,72 @@ def configure(
     require_cpus: bool = True,
     check_environments: bool = True,
 ) -> C:
-    """Prepares an algorithm for replay of transitions or of levels; call it last, before ``build_algo()``.
+    """Prepares an algorithm for replay of transitions or of levels. Call it last, before ``build_algo()``.
 
-    Transitions, for DQN, SAC, TQC and CQL with a ``replay_buffer_config`` of :func:`replay_config`:
+    Transitions, for DQN, SAC, TQC, and CQL with a ``replay_buffer_config`` of :func:`replay_config`:
 
-    * A batch travels to the Learners as one block, with one connector piece that reads it. With a
-      ``learner_connector`` of the config's own, or without RLlib's connectors, each row travels as an episode instead,
-      which is slower; a warning is logged.
+    * A batch travels to the Learners as one block, with one connector piece that reads it. If the config sets a
+      ``learner_connector``, or leaves out RLlib's connectors, each row travels as an episode instead. That is slower,
+      and a warning is logged.
     * TD errors reach their rows with any number of Learners.
     * With ``num_shards``, ``EnvRunner.sample()`` returns references, also to other callers. The config's Learner
       connectors must be RLlib's own. The shards end with ``algorithm.stop()``. ``config.algo_class`` becomes a class
       that requests CPUs for them in trials of Tune: give it to the ``Tuner``.
-    * Where rows are kept by importance (``surprise_retention``), returns are formed before they are stored, DQN's
-      Learners report surprise and action values, and new rows get the surprise of the present networks.
-    * Where frames are stored once and the observation is the stack, DQN gets a module that takes bytes,
+    * If rows are kept by importance (``surprise_retention``), returns are formed before they are stored, DQN's Learners
+      report surprise and action values, and new rows get the surprise of the present networks.
+    * If frames are stored once and the observation is the stack, DQN gets a module that takes bytes,
       :class:`~rllib_ext.buffer.images.ImageDQNModule`, unless the config names one.
     * With a curriculum and one agent, the attribute ``task`` of each environment is set to the task that the scheduler
-      assigns; environments that evaluate play the first task.
+      assigns. Environments that evaluate play the first task.
 
-    Levels, for PPO, APPO and IMPALA:
+    Levels, for PPO, APPO, and IMPALA:
 
     * Each episode's level is set before its environment is reset, by ``reset(seed=level_id)`` or by the environment's
       method ``set_level(level_id)``. Infos and the episode's ``custom_data`` have it as ``level_id``.
-    * :func:`rllib_ext.level_buffer` returns the buffer, see :class:`~rllib_ext.levels.server.RemoteLevels`; results
+    * :func:`rllib_ext.level_buffer` returns the buffer, see :class:`~rllib_ext.levels.server.RemoteLevels`. Results
       have figures under ``levels``.
     * Evaluation plays held-out levels only, and adds the gap to the returns on training levels, see
       :func:`~rllib_ext.levels.evaluation.measure_gap`.
 
-    Both: ``save_to_path``, ``restore_from_path``, ``from_checkpoint`` and Tune save and restore the buffer, see
+    Both: ``save_to_path``, ``restore_from_path``, ``from_checkpoint``, and Tune save and restore the buffer, see
     :class:`~rllib_ext.checkpoints.CheckpointedAlgorithm`. Results get the clocks of
     :func:`~rllib_ext.hooks.add_results`. The user's callbacks stay.
 
-    The config may hold search spaces of Ray Tune: among its settings, the options of the replay buffer, and levels
-    given by arguments, ``{"levels": 200, "staleness_weight": tune.uniform(0.1, 0.5)}``, which become the config's
-    setting ``levels``. They are checked by samples, and each trial checks its own values when it is built.
+    The config may hold search spaces of Ray Tune: among its settings, among the options of the replay buffer, and in
+    levels given by arguments, ``{"levels": 200, "staleness_weight": tune.uniform(0.1, 0.5)}``. Such levels become the
+    config's setting ``levels``. Search spaces are checked by samples, and each trial checks its own values when it is
+    built.
 
     Args:
-        config: on the new API stack; changed in place.
-        levels: of :mod:`lightning_replay.levels`; the algorithm works on a copy. Or the arguments of
+        config: on the new API stack. It is changed in place.
+        levels: of :mod:`lightning_replay.levels`. The algorithm works on a copy. Or the arguments of
             :class:`~lightning_replay.levels.LevelBuffer`, or a class path with arguments,
-            ``{"class_path": "lightning_replay.levels.UniformLevels", "init_args": {"levels": 200}}``, and values may be
-            class paths too. Then ``seed`` is the config's by default, and ``score`` the L1 value loss with the config's
+            ``{"class_path": "lightning_replay.levels.UniformLevels", "init_args": {"levels": 200}}``. Values may also
+            be class paths. Then ``seed`` is the config's by default. ``score`` is the L1 value loss with the config's
             ``gamma``, and ``lambda_`` of PPO.
         restore: whether restoring a checkpoint restores the replay buffer. If not, the algorithm keeps the rows it has
             and collects ``num_steps_sampled_before_learning_starts`` of them before it learns.
-        incremental: link unchanged files of the last save of the replay buffer instead of writing them again; every
+        incremental: link unchanged files of the last save of the replay buffer instead of writing them again. Every
             checkpoint is complete all the same.
-        assign_tasks: set the tasks of a curriculum in the environments; if not, infos must have the task played.
-        held_out_levels: ids that evaluation plays, or how many of the largest, below 2^31; 100 if absent. They need
-            ``.evaluation(evaluation_interval=...)``; a warning is logged without it.
-        generalization_gap: whether evaluations play levels that were trained on too.
-        flush: makes scores of unfinished episodes after every update, as the paper's released code does; for PPO with
-            at most one Learner.
-        require_cpus: refuse configs whose EnvRunners and Learners take more CPUs than Ray has; pass ``False`` for a
+        assign_tasks: set the tasks of a curriculum in the environments. If not, infos must have the task played.
+        held_out_levels: ids that evaluation plays, or how many of the largest, below 2^31. By default 100. They need
+            ``.evaluation(evaluation_interval=...)``. A warning is logged without it.
+        generalization_gap: whether evaluations also play levels that were trained on.
+        flush: makes scores of unfinished episodes after every update, as the paper's released code does. Only for PPO
+            with at most one Learner.
+        require_cpus: refuse configs whose EnvRunners and Learners take more CPUs than Ray has. Pass ``False`` for a
             cluster that grows.
         check_environments: make the environment once, here, and play a step, or the beginnings of a few levels, to
-            report errors early; pass ``False`` where only the machines of EnvRunners can make it.
+            report errors early. Pass ``False`` if only the machines of EnvRunners can make it.
 
     Returns:
         The config.
 
     Raises:
         ModuleNotFoundError: a package that the environment needs is not installed.
-        ValueError: an algorithm without this kind of replay; options of the other kind; the old API stack; too few CPUs
-            (Ray would wait for ever); an environment that cannot be made or ignores its level; another
-            ``replay_buffer_config``, or a capacity below the steps of one round or of a batch; several agents or
+        ValueError: an algorithm without this kind of replay, options of the other kind, or the old API stack. Too few
+            CPUs, because Ray would wait forever. An environment that cannot be made or ignores its level. Another
+            ``replay_buffer_config``, or a capacity below the steps of one round or of a batch. Several agents, or
             held-out levels that are trained on.
         TypeError: an object that is no config, or no level buffer.
 
@@ -215,7 +216,7 @@ def prepare_replay(
     require_cpus: bool,
     check_environments: bool,
 ) -> dict[str, Hook]:
-    """Checks and prepares a config for its replay buffer; returns the callbacks by event."""
+    """Checks and prepares a config for its replay buffer, and returns the callbacks by event."""
     is_cql = issubclass(config.algo_class, CQL)
     if is_cql:
         config.dataset_num_iters_per_learner = config.dataset_num_iters_per_learner or 1  # RLlib demands a number
@@ -286,7 +287,7 @@ def prepare_levels(
     require_cpus: bool,
     check_environments: bool,
 ) -> dict[str, Hook]:
-    """Checks and prepares a config for levels; returns the callbacks by event."""
+    """Checks and prepares a config for levels, and returns the callbacks by event."""
     # An earlier call may have set it.
     vars(config).pop("levels", None)
     built_by_trials = isinstance(levels, Mapping) and environments.has_search_space({**vars(config), "levels": levels})

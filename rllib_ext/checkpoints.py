@@ -41,7 +41,7 @@ CheckFiles = Callable[[Mapping[str, Any] | None], None]
 
 
 class CheckpointedAlgorithm:
-    """Adds a part to ``save_to_path`` and ``restore_from_path`` of an algorithm; RLlib 2.60 has no hook for it."""
+    """Adds a part to ``save_to_path`` and ``restore_from_path`` of an algorithm. RLlib 2.60 has no hook for it."""
 
     def __init__(self, algorithm: Any, part: CheckpointPart) -> None:
         self._part = part
@@ -66,11 +66,12 @@ class CheckpointedAlgorithm:
     def restore_from_path(
         self, path: str | Path, *, component: str | None = None, filesystem: fs.FileSystem | None = None, **options: Any
     ) -> None:
-        """Restores the algorithm and the part, or a ``component`` of the algorithm alone.
+        """Restores the algorithm and the part, or only a ``component`` of the algorithm.
 
-        ``restore_replay`` or ``restore_levels`` among the options is whether to restore the part. Nothing is changed if
-        it is refused: the checkpoint lacks it (``FileNotFoundError``), files are damaged or of two checkpoints
-        (``DamagedFileError``), or it is of another recipe, capacity, space or of other levels (``ValueError``).
+        ``restore_replay`` or ``restore_levels`` among the options is whether to restore the part. If the part is
+        refused, nothing is changed. ``FileNotFoundError`` means that the checkpoint lacks it. ``DamagedFileError``
+        means that files are damaged or of two checkpoints. ``ValueError`` means that it is of another recipe, capacity,
+        or space, or of other levels.
         """
         given = options.pop(self._part.option, None)
         if component is not None:
@@ -100,7 +101,7 @@ class CheckpointPart(Protocol):
     instead: str  #: Effect of the option, for errors.
 
     def state(self) -> Any:
-        """Returns the state; called before RLlib saves the algorithm."""
+        """Returns the state. Called before RLlib saves the algorithm."""
 
     def write(self, folder: Folder, state: Any, files: Mapping[str, Any]) -> None:
         """Writes a state into ``folder``, with the fingerprints of RLlib's files."""
@@ -109,11 +110,11 @@ class CheckpointPart(Protocol):
         """Reads and checks the part, and returns a function that puts it in place after the restore."""
 
     def leave_out(self, folder: Folder) -> Callable[[], None]:
-        """Returns a function to call after a restore without the part; ``folder`` may not exist."""
+        """Returns a function to call after a restore without the part. ``folder`` may not exist."""
 
 
 class ReplayPart:
-    """Saves and restores the replay buffer and the warm-up; without the buffer, a restored algorithm warms up again."""
+    """Saves and restores the replay buffer and the warm-up. Without the buffer, a restored algorithm warms up again."""
 
     folder = FOLDER
     option = "restore_replay"
@@ -207,12 +208,12 @@ def write_buffer(
     previous: Path | None = None,
     algorithm: Mapping[str, Any] | None = None,
 ) -> SavedSize:
-    """Writes a buffer into ``folder``, new rows before the manifest; links unchanged files of the save ``previous``."""
+    """Writes a buffer into ``folder``, new rows before the manifest. Links unchanged files of the save ``previous``."""
     from lightning_replay.saves import save_replay
 
     earlier = None
     if previous is not None:
-        # A damaged earlier save is not linked to; the new one is written whole.
+        # A damaged earlier save is not linked to. The new save is written whole.
         with contextlib.suppress(DamagedFileError, ValueError):
             earlier = data_of(previous, read_buffer_manifest(previous))
     with replaced_save(folder, MANIFEST, folder=ROWS, replaces=MANIFEST_OF_SHARDS) as save:
@@ -249,7 +250,7 @@ def read_buffer(buffer: RecipeEpisodeReplayBuffer, folder: Path) -> SavedBuffer:
 
 
 def read_warm_up(folder: Path) -> WarmUp | None:
-    """Returns the warm-up of a saved algorithm; ``None`` where no buffer was saved."""
+    """Returns the warm-up of a saved algorithm, or ``None`` if no buffer was saved."""
     if not folder.is_dir():
         return None
     is_of_shards = (folder / MANIFEST_OF_SHARDS).exists() and not (folder / MANIFEST).exists()
@@ -262,7 +263,7 @@ def read_shards_manifest(folder: Path) -> dict[str, Any]:
 
 
 def read_buffer_manifest(folder: Path) -> dict[str, Any]:
-    """Returns the checked manifest of a buffer; errors as :func:`read_buffer`."""
+    """Returns the checked manifest of a buffer. Errors are as of :func:`read_buffer`."""
     file = folder / MANIFEST
     if not file.exists() and (folder / MANIFEST_OF_SHARDS).exists():
         raise ValueError(

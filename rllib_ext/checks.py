@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of an algorithm's config, and of its replay buffer; those of levels are in ``levels/checks.py``."""
+"""Checks of an algorithm's config, and of its replay buffer. Checks of levels are in ``levels/checks.py``."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def check_recurrent(config: AlgorithmConfig, modules: Sequence[str]) -> None:
 
 
 def replay_options(config: AlgorithmConfig) -> dict[str, Any]:
-    """Returns the options of a config's buffer, without those that RLlib reads or adds."""
+    """Returns the options of a config's buffer, without options that RLlib reads or adds."""
     of_rllib = ("type", "metrics_num_episodes_for_smoothing")
     return {name: value for name, value in config.replay_buffer_config.items() if name not in of_rllib}
 
@@ -182,7 +182,7 @@ def check_curriculum(config: AlgorithmConfig, replay: CurriculumReplay, first: S
 
 
 def check_cpus(config: AlgorithmConfig, *, in_tune: bool = False) -> None:
-    """Refuses more actors than Ray has CPUs for, as it would wait for ever; a trial of Tune takes a CPU too."""
+    """Refuses more actors than Ray has CPUs for, as it would wait forever. A trial of Tune also takes a CPU."""
     if not ray.is_initialized() and os.environ.get("RAY_ADDRESS", "local") != "local":
         return  # a cluster that is not connected yet
     driver, *actors = counting_shards(config.algo_class).default_resource_request(config).bundles

@@ -51,7 +51,7 @@ OWN_KEYS = ("algorithm", "replay", "levels", "configure", "stop", "checkpoint")
 
 @dataclasses.dataclass(frozen=True)
 class Stop:
-    """Limits of training, which is over as soon as one of them is reached; steps before a restore count."""
+    """Limits of training, which is over as soon as one of them is reached. Steps before a restore count."""
 
     env_steps: int | None = None  #: Environment steps.
     iterations: int | None = None  # calls of train()
@@ -78,9 +78,9 @@ class Settings(NamedTuple):
 def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) -> tuple[AlgorithmConfig, Settings]:
     """Reads a file such as those in ``configs/rllib``.
 
-    ``algorithm`` is DQN, ApexDQN, SAC or TQC with ``replay`` (:func:`rllib_ext.replay_config`), or PPO, APPO or IMPALA
-    with ``levels``; ``configure`` has further arguments of :func:`rllib_ext.configure`. Each other key is a method of
-    the algorithm's config with the arguments, or ``stop`` (the fields of ``Stop``) or ``checkpoint``, a path.
+    ``algorithm`` is DQN, ApexDQN, SAC, or TQC with ``replay`` (:func:`rllib_ext.replay_config`), or PPO, APPO, or
+    IMPALA with ``levels``. ``configure`` has further arguments of :func:`rllib_ext.configure`. Each other key is a
+    method of the algorithm's config with the arguments, or ``stop`` (the fields of ``Stop``) or ``checkpoint``, a path.
 
     Args:
         path: of the file.
@@ -90,7 +90,7 @@ def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
         The config, ready for ``build_algo()``, and the other settings.
 
     Raises:
-        FileNotFoundError: no such file; the message lists those that come with the library.
+        FileNotFoundError: no such file. The message lists the files that come with the library.
         ValueError: a URL, no valid YAML, an unknown algorithm, key or argument, or values that are refused.
     """
     return configured(read_sections(path, overrides))
@@ -124,8 +124,8 @@ def configured(sections: Mapping[str, Any]) -> tuple[AlgorithmConfig, Settings]:
 def updates_per_env_step(config: AlgorithmConfig) -> float:
     """Returns how many gradient steps training takes for each step of an environment, once it has begun to learn.
 
-    Of several environments in a process slightly fewer where episodes are short, as a round of sampling then has more
-    steps. NaN where the config does not say: whole episodes in a round, ApexDQN without ``samples_per_insert``.
+    With several environments in a process it is slightly fewer if episodes are short, as a round of sampling then has
+    more steps. NaN if the config does not say: whole episodes in a round, ApexDQN without ``samples_per_insert``.
     """
     batch: int = config.total_train_batch_size
     if isinstance(config, ApexDQNConfig):
@@ -140,7 +140,7 @@ def updates_per_env_step(config: AlgorithmConfig) -> float:
 
 
 def read_sections(path: str | Path, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Returns the keys of a file with their values; arguments and errors as :func:`load_config`."""
+    """Returns the keys of a file with their values. Arguments and errors are as of :func:`load_config`."""
     path = checked_local_path("path", path)
     if not path.is_file():
         from lightning_replay.options import config_directory, config_files
@@ -228,7 +228,7 @@ def _check_names(owner: str, given: Iterable[Any], accepted: list[str]) -> None:
 
 
 def parse(text: str) -> Any:
-    """Returns the value of a YAML text; ``3e-4`` is a number, and a key given twice is refused."""
+    """Returns the value of a YAML text. ``3e-4`` is a number, and a key given twice is refused."""
     return yaml.load(text, _Loader)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Environments of an algorithm's config, tried once before any EnvRunner starts; samples of search spaces."""
+"""Environments of an algorithm's config, tried once before any EnvRunner starts, and samples of search spaces."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def check_environment(config: AlgorithmConfig, task: str | None = None) -> None:
 
 
 def _play_step(environment: gymnasium.Env[Any, Any]) -> tuple[Any, Exception] | None:
-    """Resets an environment and plays a legal action; returns the last of those tried, with its error, if all raise."""
+    """Resets an environment and plays a legal action. Returns the last action tried, with its error, if all raise."""
     space = environment.action_space
     tries = min(int(space.n), _TRIES) if isinstance(space, Discrete) else _TRIES
     failed: tuple[Any, Exception] | None = None
@@ -97,7 +97,7 @@ def _play_step(environment: gymnasium.Env[Any, Any]) -> tuple[Any, Exception] | 
 
 
 def _legal_action(space: gymnasium.Space[Any], mask: Any) -> Any:
-    # None where the mask allows nothing, or is of another form than Gymnasium's.
+    # None if the mask allows nothing, or is of another form than Gymnasium's.
     with suppress(Exception):
         given = mask if isinstance(mask, tuple | dict) else np.asarray(mask)
         parts = tree.map_structure(lambda part: np.asarray(part, dtype=np.int8), given)
@@ -107,7 +107,7 @@ def _legal_action(space: gymnasium.Space[Any], mask: Any) -> Any:
 
 
 def check_observations(config: AlgorithmConfig, environment: gymnasium.Env[Any, Any]) -> None:
-    """Refuses observations of which RLlib's catalog makes no default module, those of each agent."""
+    """Refuses observations of any agent of which RLlib's catalog makes no default module."""
     if observes_by_connector(config):
         return
     owner: Any = environment
@@ -191,7 +191,7 @@ class EnvironmentFromPath(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def copy_results(*, env_runner: Any, env: Any, **ignored: Any) -> None:
-    """Copies what environments may return as the same object at each step; the callback ``on_environment_created``."""
+    """Copies what environments may return as the same object at each step. The callback ``on_environment_created``."""
     config = env_runner.config
     if config.is_multi_agent:
         env.envs = [_CopiedInfos(single) for single in env.envs]
@@ -225,7 +225,10 @@ def has_search_space(values: Mapping[str, Any]) -> bool:
 
 
 def samples_of(values: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Returns up to eight samples of values by name, the same in every process; the values if nothing is searched."""
+    """Returns up to eight samples of values by name, the same in every process.
+
+    Returns the values if nothing is searched.
+    """
     _, sampled, grids = parse_spec_vars(dict(values))
     if not sampled and not grids:
         return [dict(values)]
@@ -242,7 +245,7 @@ def samples_of(values: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def sampled_configs(config: AlgorithmConfig) -> list[AlgorithmConfig]:
-    """Returns samples of a config as Tune's trials get them; the config itself if nothing is searched."""
+    """Returns samples of a config as Tune's trials get them, or the config itself if nothing is searched."""
     if not has_search_space(vars(config)):
         return [config]
     try:
@@ -256,7 +259,7 @@ def sampled_configs(config: AlgorithmConfig) -> list[AlgorithmConfig]:
 
 
 def accepted(samples: list[T], check: Callable[[T], object]) -> list[T]:
-    """Returns the samples for which a check raises nothing, and warns of the others; raises if there are none."""
+    """Returns the samples for which a check raises nothing, and warns of the others. Raises if there are none."""
     passed = []
     refusals = []
     for sample in samples:

@@ -57,7 +57,7 @@ class EpisodeConverter:
         self.columns: dict[str, Columns] = {}  #: Columns by name; empty before the first rows.
 
     def flatten(self, episodes: Sequence[SingleAgentEpisode]) -> list[FlatEpisode]:
-        """Returns episodes as columns, and refuses those that do not fit the first ones; keeps nothing."""
+        """Returns episodes as columns, and refuses episodes that do not fit the first ones. Keeps nothing."""
         structs = [(episode, _structs(episode)) for episode in episodes if len(episode) > 0]
         if not structs:
             return []
@@ -86,11 +86,11 @@ class EpisodeConverter:
         return flat
 
     def transitions(self, flat: Sequence[FlatEpisode]) -> dict[Key, np.ndarray] | None:
-        """Returns the new rows, in time order per trajectory; ``None`` if there are none.
+        """Returns the new rows, in time order per trajectory, or ``None`` if there are none.
 
         Sampled keys, each as a tuple of names:
             observation, action, ("next", "observation"): of the spaces, nested for Dict and Tuple spaces.
-            ("next", "reward"): float32 ``[n, 1]``; ("next", "terminated" | "truncated" | "done"): bool ``[n, 1]``.
+            ("next", "reward"): float32 ``[n, 1]``. ("next", "terminated" | "truncated" | "done"): bool ``[n, 1]``.
             trajectory: int64 ``[n]``.
             ("next", key): float32 ``[n, 1]``, of each key of the infos.
             task: int64 ``[n]``, of a curriculum.
@@ -130,7 +130,7 @@ class EpisodeConverter:
             ("next", "reward"): np.concatenate(rewards)[:, None],
             **{("next", name): flag for name, flag in zip(("terminated", "truncated", "done"), flags, strict=True)},
         }
-        # concatenate copies, so the rows are writable even where Ray's object store handed out read-only arrays
+        # concatenate copies, so the rows are writable even if Ray's object store handed out read-only arrays
         return rows | {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
 
     def state(self) -> dict[str, Any]:
@@ -177,8 +177,8 @@ def has_terminated(episode: SingleAgentEpisode) -> bool:
 
 def _recording_ends(add_env_step: Callable[..., None]) -> Callable[..., None]:
     # RLlib ends every agent with the flags of "__all__" beside its own, and marks the whole episode terminated once all
-    # agents are done: agents that died and agents that a time limit stopped have the same flags afterwards. RLlib's
-    # flags stay as they are; the record is in the custom data of the agent's episode.
+    # agents are done. Agents that died and agents that a time limit stopped have the same flags afterwards. RLlib's
+    # flags stay as they are. The record is in the custom data of the agent's episode.
 
     @functools.wraps(add_env_step)
     def recording_ends(
@@ -213,8 +213,8 @@ class FragmentTracker:
         overlapping         4       3          5        rows 5 6, same trajectory, 1 duplicate
         one was lost        9       2          7        rows 9 10, new trajectory, 1 gap
 
-    Finished episodes are remembered too, to recognize a fragment that is sent twice; the one continued longest ago is
-    removed first.
+    Finished episodes are also remembered, to recognize a fragment that is sent twice. The episode continued longest ago
+    is removed first.
     """
 
     def __init__(self, remembered: int = 4096) -> None:
@@ -227,10 +227,10 @@ class FragmentTracker:
         self._known: OrderedDict[str, tuple[int, int]] = OrderedDict()  # trajectory and next step, by episode
 
     def place(self, episode_id: str, first_step: int, length: int) -> tuple[int, int]:
-        """Returns the trajectory of a fragment's rows and the first new row; ``length`` if none is new."""
+        """Returns the trajectory of a fragment's rows and the first new row, ``length`` if none is new."""
         known = self._known.pop(episode_id, None)
         if known is None or first_step > known[1]:
-            # After a gap the rows are complete transitions; only the link to the fragment before is lost.
+            # After a gap the rows are complete transitions. Only the link to the fragment before is lost.
             self.episodes += known is None
             self.gaps += known is not None
             known = self.trajectories, first_step
@@ -366,7 +366,7 @@ def _fit(array: np.ndarray, leaf: Leaf) -> np.ndarray:
 
 
 class Information:
-    """Reads infos as columns: numbers or flags, 0 where an info lacks the key, and tasks of ``configure`` or infos."""
+    """Reads infos as columns: numbers or flags, 0 if an info lacks the key, and tasks of ``configure`` or infos."""
 
     def __init__(self, keys: Sequence[str] = (), tasks: Sequence[str] | None = None) -> None:
         self.keys: tuple[str, ...] = checked_info_keys(keys)
@@ -435,7 +435,10 @@ def _number(key: str, info: dict[str, Any], episode: SingleAgentEpisode) -> floa
 
 
 class TaskProgress:
-    """Sums the rewards of whole episodes and sends a signal when one ends; of ``remembered`` running ones at most."""
+    """Sums the rewards of whole episodes and sends a signal when one ends.
+
+    It remembers at most ``remembered`` running episodes.
+    """
 
     def __init__(self, replay: CurriculumReplay, progress: ReturnProgress | None, remembered: int = 4096) -> None:
         self.replay: CurriculumReplay = replay
@@ -496,7 +499,7 @@ class TaskProgress:
 
 
 class EpisodeSlice(NamedTuple):
-    """New rows of one trajectory; ``ended`` is whether the last one ended the episode, ``task`` that of the last."""
+    """New rows of one trajectory. ``ended`` is whether the last row ended the episode, and ``task`` is its task."""
 
     trajectory: int
     first_step: int

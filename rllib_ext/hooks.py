@@ -43,7 +43,7 @@ _LEAST_EPISODES = 1024
 
 
 def set_hooks(config: AlgorithmConfig, hooks: Mapping[str, Hook]) -> None:
-    """Replaces the callbacks of an earlier call; those of the user stay, and run first."""
+    """Replaces the callbacks of an earlier call. The user's callbacks stay, and run first."""
     for event in EVENTS:
         present = callbacks_on(config, event)
         kept = [one for one in present if not isinstance(one, Hook)]
@@ -54,7 +54,7 @@ def set_hooks(config: AlgorithmConfig, hooks: Mapping[str, Hook]) -> None:
 def install_replay(
     algorithm: Algorithm, *, restore: bool, incremental: bool, assign_tasks: bool = False, **ignored: Any
 ) -> None:
-    """Connects the replay buffer to the algorithm; the callback ``on_algorithm_init``."""
+    """Connects the replay buffer to the algorithm. The callback ``on_algorithm_init``."""
     from rllib_ext.checkpoints import CheckpointedAlgorithm, ReplayPart
     from rllib_ext.checks import check_buffer, check_recurrent
     from rllib_ext.learner.remote_blocks import flags_connector
@@ -130,7 +130,7 @@ def _modules_with_state(learner: Learner) -> list[str]:
 def install_levels(
     algorithm: Algorithm, *, packed: bytes | None, flush: bool, held_out: Sequence[int] | None, **ignored: Any
 ) -> None:
-    """Connects the level buffer, of the config or ``packed``, to the algorithm; the callback ``on_algorithm_init``."""
+    """Connects the level buffer, of the config or ``packed``, to the algorithm. The callback ``on_algorithm_init``."""
     from ray import cloudpickle
 
     from rllib_ext.checkpoints import CheckpointedAlgorithm
@@ -180,7 +180,7 @@ def _at_end(algorithm: Algorithm, stop: Callable[[], None]) -> None:
 def sync_recreated(
     *, algorithm: Algorithm, env_runner_indices: Sequence[int], is_evaluation: bool, **ignored: Any
 ) -> None:
-    """Sends tasks or the level buffer to restarted EnvRunners; the callback ``on_env_runners_recreated``."""
+    """Sends tasks or the level buffer to restarted EnvRunners. The callback ``on_env_runners_recreated``."""
     if is_evaluation:
         return
     buffer = local_replay_buffer(algorithm)
@@ -202,9 +202,9 @@ def sync_recreated(
 
 
 def add_results(*, algorithm: Algorithm, result: dict[str, Any], **ignored: Any) -> None:
-    """Adds the clocks to a result, and figures of levels under ``levels``; the callback ``on_train_result``.
+    """Adds the clocks to a result, and figures of levels under ``levels``. The callback ``on_train_result``.
 
-    ``num_updates_lifetime`` counts gradient steps over the whole run, those before a restore included.
+    ``num_updates_lifetime`` counts gradient steps over the whole run, including steps before a restore.
     ``timesteps_total`` are environment steps, under the name that Tune's loggers take for their horizontal axis.
     """
     from rllib_ext.levels.server import LEVELS

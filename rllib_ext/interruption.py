@@ -16,14 +16,14 @@ _HINT = b"interrupted: training ends after this iteration; a second signal, a se
 
 
 class Interruption:
-    """Records the first Ctrl-C or SIGTERM within the ``with`` block; a second one has its usual effect.
+    """Records the first Ctrl-C or SIGTERM within the ``with`` block. A second one has its usual effect.
 
     In the middle of an iteration the buffer and the Learners may disagree, so training could not be resumed from a
-    checkpoint of that moment. A signal that is repeated within a second counts once. Outside the main thread, where
-    Python sets no handlers, signals keep their effect. A forked process ignores Ctrl-C, and SIGTERM ends it.
+    checkpoint of that moment. A signal that is repeated within a second counts once. Outside the main thread Python
+    sets no handlers, and signals keep their effect. A forked process ignores Ctrl-C, and SIGTERM ends it.
 
     Attributes:
-        signal_number: of the signal; ``None`` before it.
+        signal_number: of the signal, or ``None`` before it.
 
     Example:
         >>> with Interruption() as interruption:
@@ -40,7 +40,7 @@ class Interruption:
     def __enter__(self) -> Interruption:
         self._process = os.getpid()
         if threading.current_thread() is threading.main_thread():
-            # A signal that is ignored, as in a background job, stays so; a handler from C could not be restored.
+            # A signal that is ignored, as in a background job, stays so. A handler from C could not be restored.
             replaced = [number for number in _SIGNALS if signal.getsignal(number) not in (None, signal.SIG_IGN)]
             self._previous = {number: signal.signal(number, self._note) for number in replaced}
         return self

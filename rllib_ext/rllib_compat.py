@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Adapters to RLlib: its type gates for replay buffers, and attributes and values of its objects.
 
-The gates, measured with ray 2.60.0, new API stack; each row has a test in ``tests/unit/rllib_ext/test_gates.py``.
+The gates, measured with ray 2.60.0, new API stack. Each row has a test in ``tests/unit/rllib_ext/test_gates.py``.
 
 =============================================  =======================================  ==============================
 gate                                           check                                    passed by
@@ -15,8 +15,8 @@ gate                                           check                            
 ``Algorithm.setup``                            the buffer gets its own options alone    :func:`algorithm_being_built`
 =============================================  =======================================  ==============================
 
-The second and the last row pull in opposite directions: RLlib merges a new ``replay_buffer_config`` into the
-algorithm's default where both types are equal, and the default's ``alpha`` and ``beta`` would arrive at our
+The second and the last row pull in opposite directions. If both types are equal, RLlib merges a new
+``replay_buffer_config`` into the algorithm's default, and the default's ``alpha`` and ``beta`` would arrive at our
 constructor. So the class equals the one literal name that is no algorithm's default.
 """
 
@@ -79,11 +79,11 @@ class RowBuffer(PrioritizedEpisodeReplayBuffer, metaclass=BufferType):
 
 
 class Hook(functools.partial[None]):
-    """A callback of this package, in distinction to those of the user."""
+    """A callback of this package, in distinction to the user's callbacks."""
 
 
 def algorithm_being_built() -> Algorithm | None:
-    """Returns the algorithm whose setup called the caller; RLlib builds its buffer first, and tells it nothing else."""
+    """Returns the algorithm whose setup called the caller. RLlib builds its buffer first, and tells it nothing else."""
     owners = (frame.frame.f_locals.get("self") for frame in inspect.stack(context=0))
     return next((owner for owner in owners if isinstance(owner, Algorithm)), None)
 
@@ -180,8 +180,8 @@ def callbacks_on(config: AlgorithmConfig, event: str) -> list[Any]:
 
 
 def local_replay_buffer(algorithm: Algorithm) -> Any:
-    """Returns the replay buffer of an algorithm; ``None`` for algorithms without one, such as PPO."""
-    # None where there is none, as in PPO.
+    """Returns the replay buffer of an algorithm, or ``None`` for algorithms without one, such as PPO."""
+    # None if there is none, as in PPO.
     return getattr(algorithm, "local_replay_buffer", None)
 
 
@@ -203,7 +203,7 @@ def complete_results(metrics: Any, buffer: Any) -> None:
 
 
 def values(results: Any) -> list[Any]:
-    """Returns the values of ``LearnerGroup.foreach_learner``; raises the error of a Learner."""
+    """Returns the values of ``LearnerGroup.foreach_learner``. Raises the error of a Learner."""
     returned = []
     for result in results:
         if not result.ok:
@@ -267,7 +267,7 @@ def reset_at_next_sample(env_runner: Any) -> None:
 
 
 def ongoing_episode(env_runner: Any, env_index: int) -> Any:
-    """Returns the fragment that one environment of an EnvRunner is playing."""
+    """Returns the fragment that an environment of an EnvRunner is playing."""
     return env_runner._ongoing_episodes[env_index]
 
 
@@ -277,7 +277,7 @@ def is_registered(name: str) -> bool:
 
 
 def registered_environment(config: AlgorithmConfig) -> Any:
-    """Returns a new environment if ``config.env`` is a class or a name registered with Ray; ``None`` otherwise."""
+    """Returns a new environment if ``config.env`` is a class or a name registered with Ray, and ``None`` otherwise."""
     creator = config.env
     if isinstance(creator, str):
         if not is_registered(creator):
@@ -293,7 +293,7 @@ def force_weights(env_runner: Any, state: dict[str, Any]) -> None:
 
 
 def probe_lost(env_runner_group: Any) -> bool:
-    """Pings lost EnvRunners and returns whether one has answered, or none is lost; does not wait."""
+    """Pings lost EnvRunners and returns whether one has answered, or none is lost. Does not wait."""
     # RLlib's own probe waits for Ray's answer, two seconds in every training step, until a process is up again.
     manager = env_runner_group._worker_manager
     if manager.num_healthy_actors() == manager.num_actors():

@@ -68,7 +68,7 @@ class TaskAssignment:
 
 
 def find_problem(env_runner: Any, tasks: Sequence[str]) -> str | None:
-    """Returns why the environments of an EnvRunner cannot play these tasks; ``None`` if they can."""
+    """Returns why the environments of an EnvRunner cannot play these tasks, or ``None`` if they can."""
     # No exception, which would make RLlib restart the EnvRunner without end.
     if env_runner.env is None:
         return None

@@ -17,7 +17,7 @@ COUNT = "newest"
 
 
 def newest_in(folder: Folder) -> Folder:
-    """Returns the newest whole checkpoint; the folder itself if it holds none, as after RLlib's own save there."""
+    """Returns the newest whole checkpoint, or the folder itself if it holds none, as after RLlib's own save there."""
     saves = _count(folder)
     return folder / PLACES[saves % 2] if saves else folder
 

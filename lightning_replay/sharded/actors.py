@@ -79,7 +79,7 @@ class ShardActors:
         self.epochs: np.ndarray = np.zeros(count, dtype=np.int64)
         self.reports: list[ShardReport] = [ShardReport() for _ in range(count)]  #: The last report of each shard.
         self.lost: Losses = Losses()
-        #: Folder of each shard in the last save; ``None`` if no save fits.
+        #: Folder of each shard in the last save, or ``None`` if no save fits.
         self.last_save: Sequence[Folder] | None = None
         self._nodes: Sequence[str] = ()
         self._pending: list[deque[_Call]] = [deque() for _ in range(count)]
@@ -114,7 +114,7 @@ class ShardActors:
 
     @property
     def counts(self) -> Counts:
-        """Counters over all shards, with those of lost shards."""
+        """Counters over all shards, including lost shards."""
         # A shard that is started again counts from 0.
         total: Counts = Counter(self.lost.counts)
         for report in self.reports:
@@ -141,7 +141,7 @@ class ShardActors:
             raise
 
     def wait_for_starts(self) -> bool:
-        """Waits for starting shards; returns whether all have started."""
+        """Waits for starting shards, and returns whether all have started."""
         deadline = time.monotonic() + min(START_TIMEOUT_S, self._time_left())
         while any(self._starting) and (left := deadline - time.monotonic()) > 0:
             first = [calls[0].answer for calls, starting in zip(self._pending, self._starting, strict=True) if starting]
@@ -193,7 +193,7 @@ class ShardActors:
         then: Callable[[Any], None] = lambda value: None,
         failed: Callable[[Exception], object] | None = None,
     ) -> ray.ObjectRef[Any]:
-        """Calls a method of a shard without waiting; calls of one shard run in order.
+        """Calls a method of a shard without waiting. Calls of one shard run in order.
 
         The call may take ``limit_s`` longer than others. If the shard is lost, so are ``steps`` and ``td_errors``.
         The :meth:`settle` that finds the answer calls ``then`` with the value, or ``failed`` with the error. Without
@@ -207,10 +207,10 @@ class ShardActors:
         return answer
 
     def settle(self, until: Mapping[int, ray.ObjectRef[Any]] | None = None) -> ShardActors:
-        """Waits for answers, except those of starting or late shards, and takes all answers that have come.
+        """Waits for answers, except from starting or late shards, and takes all answers that have come.
 
         Args:
-            until: Last answer to wait for, by shard; ``{}`` waits for none. By default the last one of every shard.
+            until: Last answer to wait for, by shard. ``{}`` waits for none. By default the last one of every shard.
 
         Returns:
             This object.
@@ -225,7 +225,7 @@ class ShardActors:
         if waited := [answer for answers in awaited for answer in answers]:
             limit_s = max(0.0, min(self.options.shard_timeout_s, self._time_left()))
             ready.update(self._wait(waited, num_returns=len(waited), timeout=limit_s)[0])
-        # Answers that were not waited for, such as those of late shards, are taken if they have come.
+        # Answers that were not waited for, such as answers of late shards, are taken if they have come.
         if others := [call.answer for calls in self._pending for call in calls if call.answer not in ready]:
             ready.update(self._wait(others, num_returns=len(others), timeout=0)[0])
         errors = [error for shard in range(len(self)) for error in self._take_answers(shard, ready)]
@@ -254,7 +254,7 @@ class ShardActors:
         limit_s: float = 0.0,
         first: Callable[[int, CallOfAll], None] = lambda shard, sent: None,
     ) -> CallOfAll:
-        """Calls a method of every shard without waiting; :meth:`values_of` waits for the answers.
+        """Calls a method of every shard without waiting. :meth:`values_of` waits for the answers.
 
         The call may take ``limit_s``, by default ``shard_timeout_s``. ``first`` is called before a shard is sent the
         call, and again if the shard is lost and is sent the call again.
@@ -267,7 +267,7 @@ class ShardActors:
         return sent
 
     def values_of(self, sent: CallOfAll, *, again: bool = False) -> list[Any]:
-        """Waits for the answers of all shards, except those of shards that were late before; returns their values.
+        """Returns the values of all shards, after their answers have come. Shards that were late before are left out.
 
         With ``again`` a lost shard is sent the call again.
 
@@ -322,7 +322,7 @@ class ShardActors:
             raise TimeoutError(f"{error}. The save was loaded; this shard uses its part once it answers") from error
 
     def totals(self, module_id: str) -> list[GroupTotals | None]:
-        """Returns the totals of a module that each shard last reported; ``None`` for starting and late shards."""
+        """Returns the totals of a module that each shard last reported, or ``None`` for starting and late shards."""
         pairs = zip(self.reports, self.alive, strict=True)
         return [report.totals.get(module_id) if alive else None for report, alive in pairs]
 

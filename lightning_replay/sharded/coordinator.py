@@ -34,9 +34,10 @@ _FIRST_RANK = 1 << 16  # ranks number trajectories from here on, other processes
 
 
 class Coordinator:
-    """Owns the shards of one replay and divides its draws and inserts; no row passes through it.
+    """Owns the shards of one replay and divides its draws and inserts. No row passes through it.
 
-    Calls come through :meth:`call`, each in a thread, and one at a time runs; while it waits for shards, others do.
+    Calls come through :meth:`call`, each in a thread. One call runs at a time. While it waits for shards, other calls
+    run.
     """
 
     def __init__(self, options: ReplayOptions) -> None:
@@ -96,7 +97,7 @@ class Coordinator:
         """Returns the number in all batches of this replay, by which feedback of another replay is refused.
 
         Raises:
-            ValueError: The caller's options differ from those of the running replay.
+            ValueError: The caller's options differ from the options of the running replay.
         """
         options.check_same(self.options)
         return self._key
@@ -153,7 +154,7 @@ class Coordinator:
         return self.shards.unanswered([shard])
 
     def draw(self, batch_size: int, clocks: Mapping[str, int], is_counted: bool = True) -> DrawnRows | NotYet:
-        """Draws rows for one process; a draw that replaces lost rows is not counted in the ratio."""
+        """Draws rows for one process. A draw that replaces lost rows is not counted in the ratio."""
         with self._alone("draw"):
             return self._draw(batch_size, clocks, is_counted)
 
@@ -208,12 +209,12 @@ class Coordinator:
         td_errors: np.ndarray,
         signals: Mapping[str, np.ndarray],
     ) -> None:
-        """Sends TD errors to their rows; the caller's next call raises the error of a shard that refuses them."""
+        """Sends TD errors to their rows. If a shard refuses them, the caller's next call raises its error."""
         failed = functools.partial(self._kept.setdefault, self._call.caller)
         self.draws.update(MODULE, index, generation, td_errors, signals, failed)
 
     def end_episodes(self, writer: int, trajectories: np.ndarray | None) -> None:
-        """Ends running episodes of a writer in every shard; ``None`` ends all of them."""
+        """Ends running episodes of a writer in every shard. ``None`` ends all of them."""
         self._call_of_all("end_episodes", writer, trajectories)
 
     def num_rows(self) -> int:

@@ -62,7 +62,7 @@ class DividedDraws:
         return self.dividers[module_id]
 
     def draw(self, batch_size: int, *request: Any) -> dict[str, DrawnRows]:
-        """Draws ``batch_size`` rows of each module that has rows; ``request`` holds further arguments of the actors.
+        """Draws ``batch_size`` rows of each module that has rows. ``request`` holds further arguments of the actors.
 
         Returns the oldest draw in flight when its shards have answered, and sends draws until ``num_prefetch`` are in
         flight. Draws that were sent for other arguments are discarded. If a shard is lost or late after the draw was
@@ -149,7 +149,7 @@ class DividedDraws:
         signals: Mapping[str, np.ndarray] | None = None,
         failed: Callable[[Exception], object] | None = None,
     ) -> None:
-        """Sends TD errors, ``[B]`` or ``[B, k]``, to the shards of their rows; drops TD errors of lost shards."""
+        """Sends TD errors, ``[B]`` or ``[B, k]``, to the shards of their rows. Drops TD errors of lost shards."""
         check_td_errors(td_errors, len(index))
         ids = row_ids_of(index, generation)
         # A slot of a shard that was started again holds another row, whatever its generation.
@@ -209,7 +209,7 @@ class DrawnRows(NamedTuple):
     blocks: list[Block]  #: References of the rows, in order.
     #: ``[n]`` or ``[n, 2]`` each: ``index``, ``generation``, and columns of all shards, such as ``priority_weight``.
     columns: dict[str, np.ndarray]
-    #: Draws of the shards; empty if the rows are the share of one rank.
+    #: Draws of the shards, empty if the rows are the share of one rank.
     parts: Mapping[int, RemoteShardDraw] = {}
 
     def __len__(self) -> int:

@@ -42,7 +42,7 @@ class ShardOptions:
 
     Attributes:
         num_shards: Ray actors that hold the rows. Each has its part of every capacity, rounded up.
-        num_cpus_per_shard: CPUs that Ray reserves for each shard; 0 reserves none.
+        num_cpus_per_shard: CPUs that Ray reserves for each shard. 0 reserves none.
         shard_placement: ``"spread"`` over the nodes, or ``"pack"`` on the nodes of the Learners as far as there is
             room.
         restart_shards: ``"empty"``, or ``"last_save"`` to start a lost shard with its rows of the last save.
@@ -112,7 +112,7 @@ def placement_of(shard: int, nodes: Sequence[str]) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class ReplayOptions:
-    """Options that a sharded replay is built with; :meth:`checked` makes them from the arguments of a user."""
+    """Options that a sharded replay is built with. :meth:`checked` makes them from the arguments of a user."""
 
     recipe: str
     of_recipe: dict[str, Any]  #: Options of the recipe for all shards together, with a seed.
@@ -145,7 +145,7 @@ class ReplayOptions:
         return {name: int(self.of_recipe[name]) for name in CAPACITIES if self.of_recipe.get(name) is not None}
 
     def template(self) -> Replay:
-        """Returns a replay without rows that is built like the replays of the shards; its sampler divides draws."""
+        """Returns a replay without rows that is built like the replays of the shards. Its sampler divides draws."""
         from lightning_replay import recipes
 
         return recipes.by_name(self.recipe)(**options_of_shard(self.of_recipe, self.shards.num_shards))
@@ -170,7 +170,7 @@ class ReplayOptions:
 
 
 def options_of_shard(options: Mapping[str, Any], num_shards: int, number: int | None = None) -> dict[str, Any]:
-    """Returns the options of the replay in one shard; without ``number``, those of the replay that divides draws.
+    """Returns the options of the replay in one shard, or without ``number`` of the replay that divides draws.
 
     Capacities, also of tables, are divided by the number of shards and rounded up. ``memmap`` gets a folder for each
     shard.
@@ -208,5 +208,5 @@ def options_of_shard(options: Mapping[str, Any], num_shards: int, number: int | 
 
 
 def seed_of_shard(seed: int, number: int) -> int:
-    """Returns the seed of one shard, which differs from those of others."""
+    """Returns the seed of one shard, which differs from the seeds of other shards."""
     return (seed + (number + 1) * _BETWEEN_SEEDS) % 2**63

@@ -22,7 +22,7 @@ class RateLimiter(Stateful):
     a draw and :meth:`sample` after it.
 
     Args:
-        samples_per_insert: Rows drawn for each inserted row; ``None`` leaves the ratio free.
+        samples_per_insert: Rows drawn for each inserted row. ``None`` leaves the ratio free.
         min_size_to_sample: Rows stored before the first draw.
         error_buffer: Rows by which draws may be ahead or behind. It is at least ``batch_size``, and at least the draws
             that ``insert_size`` rows call for. Ignored without ``samples_per_insert``.
@@ -77,7 +77,7 @@ class RateLimiter(Stateful):
         return self.samples_per_insert is None or self.balance - self.batch_size >= -self.error_buffer
 
     def may_insert(self, size: int, pending: int) -> bool:
-        """Returns whether ``insert_size`` further rows may be requested; ``pending`` rows have not arrived."""
+        """Returns whether ``insert_size`` further rows may be requested. ``pending`` rows have not arrived."""
         if self.samples_per_insert is None or size + pending < self.min_size_to_sample:
             return True
         # Rows that fill the buffer up to its first draw call for no draws.
@@ -116,7 +116,7 @@ class RateLimiter(Stateful):
         )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores the counts; the balance only if this limiter has a ratio."""
+        """Restores the counts, and the balance only if this limiter has a ratio."""
         super().load_state_dict(state_dict)
         if self.samples_per_insert is None:
             self.balance = 0.0

@@ -62,7 +62,7 @@ def _of_template(name: str) -> Any:
 
 
 class ShardedReplay(TrainingReplay):
-    """A replay whose rows are divided over Ray actors ("shards"), and whose draws are those of one replay of all rows.
+    """A replay whose rows are divided over Ray actors ("shards"), and which draws like one replay of all rows.
 
     Use it in place of a :class:`~lightning_replay.Replay`: :meth:`extend`, :meth:`sample`, :meth:`update_priority`. You
     can pass it to TorchRL's ``RayCollector`` as ``replay_buffer``, and to
@@ -86,7 +86,8 @@ class ShardedReplay(TrainingReplay):
             connection to it. ``None`` builds a new replay.
         samples_per_insert: Rows drawn for each inserted row: :meth:`extend` and :meth:`sample` wait for each other, see
             :class:`~lightning_replay.sharded.rate_limiter.RateLimiter`. ``None`` leaves the ratio free.
-        error_buffer: Rows by which draws may be ahead or behind; at least ``batch_size`` and ``samples_per_insert``.
+        error_buffer: Rows by which draws may be ahead or behind. It is at least ``batch_size`` and
+            ``samples_per_insert``.
         wait_timeout_s: Seconds after which a call that waits for shards or processes raises ``TimeoutError``, which
             names them. A save and a load have ``save_timeout_s`` instead.
         options: Options of the recipe, with the capacities and the ``batch_size`` of all shards together, and options
@@ -98,7 +99,7 @@ class ShardedReplay(TrainingReplay):
         priority_weight: float32 ``[B]``, with a prioritized recipe.
 
     Raises:
-        ValueError: The recipe is unknown, there are more shards than rows, no node has room for a shard, the
+        ValueError: The recipe is unknown, there are more shards than rows, or no node has room for a shard. The
             ``error_buffer`` is too small, or a running replay of this name has other options.
         TypeError: An option is unknown, or draws of the recipe cannot be divided.
         RuntimeError: Ray is not running, or shards have not started in time.
@@ -211,9 +212,9 @@ class ShardedReplay(TrainingReplay):
         """Returns this replay for one of several processes that train together, such as the ranks of DDP.
 
         Each :meth:`sample` of a rank returns its ``batch_size / world_size`` rows of one batch. The batch is drawn for
-        all ranks when every rank has requested it, so weights, shares of event tables, and the task of a curriculum are
-        those of one draw. The draw knows the TD errors that ranks gave before their requests. Call this method in every
-        rank before the first rank draws, because it discards earlier requests.
+        all ranks when every rank has requested it, so weights, shares of event tables, and the task of a curriculum
+        come from one draw. The draw knows the TD errors that ranks gave before their requests. Call this method in
+        every rank before the first rank draws, because it discards earlier requests.
 
         Args:
             rank: Rank of this process, from 0 on.
@@ -247,14 +248,14 @@ class ShardedReplay(TrainingReplay):
         return copied
 
     def clients(self, num_clients: int) -> list[ShardedReplay]:
-        """Returns :meth:`client` for several processes; TorchRL's ``RayCollector`` gives one to each collector.
+        """Returns :meth:`client` for several processes. TorchRL's ``RayCollector`` gives one to each collector.
 
         :meta private:
         """
         return [self.client() for _ in range(num_clients)]
 
     def add(self, data: TensorDictBase) -> Tensor:
-        """Stores one transition of batch size ``[]``; see :meth:`extend`."""
+        """Stores one transition of batch size ``[]``. See :meth:`extend`."""
         return self.extend(data.unsqueeze(0))
 
     def extend_columns(self, columns: Mapping[NestedKey, Tensor | np.ndarray]) -> Tensor:
@@ -341,7 +342,7 @@ class ShardedReplay(TrainingReplay):
                 return np.zeros(0, dtype=np.int64)
 
     def sample(self, batch_size: int | None = None) -> TensorDictBase:
-        """Draws a batch; a rank gets its share of a batch.
+        """Draws a batch. A rank gets its share of a batch.
 
         Args:
             batch_size: Rows, if not the replay's own number. Ranks, and replays with ``samples_per_insert``, cannot
@@ -398,9 +399,9 @@ class ShardedReplay(TrainingReplay):
 
         Args:
             index: Batch that this replay has drawn in any process, or its ``index``.
-            td_error: Signed TD errors, ``[B]`` or ``[B, 1]``; also accepted as ``priority``. Of a batch without them
-                and without ``signals`` the column ``priority_key`` is read. TD errors of rows that have left, or of
-                a lost shard, are dropped.
+            td_error: Signed TD errors, ``[B]`` or ``[B, 1]``, also accepted as ``priority``. If a batch comes without
+                them and without ``signals``, its column ``priority_key`` is read. TD errors of rows that have left, or
+                of a lost shard, are dropped.
             generation: The batch's ``generation``, if ``index`` is not a batch.
             signals: Further feedback, as for :meth:`~lightning_replay.Replay.update_priority`.
 
@@ -423,7 +424,7 @@ class ShardedReplay(TrainingReplay):
         Replay.update_tensordict_priority(self, data)  # type: ignore[arg-type]
 
     def end_episodes(self, trajectories: Iterable[int] | None = None) -> None:
-        """Ends running episodes of this process; ``None`` ends all of them.
+        """Ends running episodes of this process. ``None`` ends all of them.
 
         See :meth:`~lightning_replay.Replay.end_episodes`.
         """
@@ -464,7 +465,7 @@ class ShardedReplay(TrainingReplay):
     def stats(self) -> dict[str, Any]:
         """Returns the statistics of all shards.
 
-        The keys are those of :func:`~lightning_replay.sharded.coordinator.stats_of`, ``num_rows_inserted`` and
+        The keys are the keys of :func:`~lightning_replay.sharded.coordinator.stats_of`, ``num_rows_inserted`` and
         ``num_draws`` so far, and ``rate_limiter`` with its counts.
         """
         return self._connection.call("stats")
@@ -472,7 +473,7 @@ class ShardedReplay(TrainingReplay):
     def save(
         self, path: str | Path, *, previous: str | Path | None = None, filesystem: FileSystem | None = None
     ) -> None:
-        """Saves every shard into a folder in ``path``, and the state of the draws; the manifest is written last.
+        """Saves every shard into a folder in ``path``, and the state of the draws. The manifest is written last.
 
         Args:
             path: Directory, or a URI such as ``s3://bucket/first``. Files of shards on nodes that do not see a
@@ -619,7 +620,7 @@ class Connection:
 
     @classmethod
     def start(cls, name: str, wait_timeout_s: float, options: ReplayOptions) -> Connection:
-        """Connects to the coordinator of a name; if it does not run, starts it and its shards."""
+        """Connects to the coordinator of a name. If it does not run, starts it and its shards."""
         with suppress(ValueError):
             return cls(name, wait_timeout_s, ray.get_actor(name, namespace=NAMESPACE))
         check_room(options.shards)

@@ -20,7 +20,7 @@ _ROWS_AT_ONCE = 4096
 
 
 class ReshardedRows:
-    """Collects the rows of saved replays that one new shard gets.
+    """Collects the rows that a new shard gets from saved replays.
 
     Each episode goes to the shard with the fewest rows so far. Call :meth:`add` with every saved replay, in the same
     order for every shard, and then :meth:`store`. Rows keep their priorities and their order within an episode. The age
@@ -88,7 +88,7 @@ class ReshardedRows:
         return max(self._names, default=-1) + 1
 
     def store(self, replay: Replay) -> TensorDictBase | None:
-        """Stores the rows in a new replay, which keeps the newest, and returns all rows; ``None`` without rows."""
+        """Stores the rows in a new replay, which keeps the newest. Returns all rows, or ``None`` without rows."""
         if not self._rows:
             return None
         # Rows are sorted by their place in their replay, so that the oldest rows of all replays come first.

@@ -110,7 +110,7 @@ class RowRouter(Router):
         return {number: {key: column[shard == number] for key, column in columns.items()} for number in numbers}, after
 
     def ended(self, trajectories: np.ndarray | None) -> np.ndarray | None:
-        """Returns the stored numbers of trajectories that end; rows without numbers begin another trajectory."""
+        """Returns the stored numbers of trajectories that end. Rows without numbers begin another trajectory."""
         self._next_trajectory += 1
         if trajectories is None:
             return None
@@ -123,7 +123,7 @@ def is_of_writer(trajectories: np.ndarray, writer: int) -> np.ndarray:
 
 
 def of_writer(trajectories: np.ndarray, writer: int) -> np.ndarray:
-    """Returns the numbers under which trajectories of a writer are stored; those of writer 0 do not change."""
+    """Returns the numbers under which trajectories of a writer are stored. The numbers of writer 0 do not change."""
     if writer and len(trajectories) and (trajectories.min() < 0 or trajectories.max() >> _BITS):
         raise ValueError(
             f"trajectories have the numbers {trajectories.min()} to {trajectories.max()}; if several processes fill "
@@ -147,7 +147,7 @@ def layout_of(columns: Columns) -> Layout:
 
 
 def check_layout(layout: Layout, stored: Layout | None) -> Layout:
-    """Returns the layout of rows; raises ``ValueError`` with the differing columns if the stored layout differs."""
+    """Returns the layout of rows. Raises ``ValueError`` with the differing columns if the stored layout differs."""
     if stored is not None and layout != stored:
         ours, given = ({".".join(key): [kind, *shape] for key, kind, shape in one} for one in (stored, layout))
         pairs = ((name, ours.get(name), given.get(name)) for name in sorted({*ours, *given}))
@@ -160,7 +160,7 @@ def check_layout(layout: Layout, stored: Layout | None) -> Layout:
 
 
 class RowIds(NamedTuple):
-    """The numbers in ``index`` and ``generation`` of n drawn rows; see :func:`numbers_of`."""
+    """The numbers in ``index`` and ``generation`` of n drawn rows. See :func:`numbers_of`."""
 
     shard: np.ndarray  #: int64 ``[n]``.
     epoch: np.ndarray  #: int64 ``[n]``; a shard that is started again gets another epoch.
@@ -220,7 +220,7 @@ def cut_blocks(blocks: Sequence[Block], start: int, stop: int) -> list[Block]:
 
 
 def fetched(references: Sequence[ray.ObjectRef[Any]], timeout_s: float) -> list[Any]:
-    """Returns objects in order; ``None`` for an object that was lost with its process or node.
+    """Returns objects in order, with ``None`` for an object that was lost with its process or node.
 
     After ``timeout_s`` an object counts as lost, because its process may hang.
     """

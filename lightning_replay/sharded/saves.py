@@ -88,7 +88,7 @@ def write_shards(
                     "was made. Give a path, a URI or a file system that is the same from every node"
                 )
         except BaseException as error:
-            # All shards have finished, or the error names those that have not.
+            # All shards have finished, or the error names the shards that have not.
             data.remove()
             if isinstance(error, ShardLostError | TimeoutError):
                 kind: type[Exception] = TimeoutError
@@ -157,7 +157,7 @@ class FolderServer:
     """A Ray actor that reads and writes files of its node."""
 
     def files(self, folder: str) -> list[tuple[str, int]] | None:
-        """Returns relative paths and sizes in bytes of all files; ``None`` without the folder."""
+        """Returns relative paths and sizes in bytes of all files, or ``None`` without the folder."""
         root = Path(folder)
         if not root.is_dir():
             return None

@@ -34,7 +34,7 @@ class ReplayShard:
     an error has changed nothing. Recipe and options describe the whole sharded replay.
 
     Args:
-        recipe: Name of the recipe; ``None`` in RLlib.
+        recipe: Name of the recipe, or ``None`` in RLlib.
         options: Options of the whole sharded replay.
         number: Number of this shard.
         num_shards: Number of shards.
@@ -97,7 +97,7 @@ class ReplayShard:
         return self._answer(slots)
 
     def draw(self, parts: Mapping[str, ShardRequest], clocks: Mapping[str, int], *request: Any) -> Answer:
-        """Draws this shard's rows of a batch into the object store; returns one draw for each module."""
+        """Draws this shard's rows of a batch into the object store, and returns one draw for each module."""
         replays = self.replays
         drawn = {}
         for name, part in parts.items():
@@ -114,7 +114,7 @@ class ReplayShard:
         td_errors: np.ndarray,
         signals: Mapping[str, np.ndarray] | None = None,
     ) -> Answer:
-        """Sets priorities; drops and counts TD errors whose generation shows that their row has left."""
+        """Sets priorities. Drops and counts TD errors whose generation shows that their row has left."""
         given = {name: torch.tensor(values) for name, values in (signals or {}).items()}
         index = torch.tensor(slot)
         td_error = torch.tensor(td_errors)
@@ -122,7 +122,7 @@ class ReplayShard:
         return self._answer()
 
     def end_episodes(self, writer: int, trajectories: np.ndarray | None) -> Answer:
-        """Ends running episodes of a writer; ``None`` ends all of its episodes."""
+        """Ends running episodes of a writer. ``None`` ends all of its episodes."""
         if not len(self.held):
             self.held.end_episodes()
             return self._answer()
@@ -150,7 +150,7 @@ class ReplayShard:
         return self._answer(Path(folder).is_dir())
 
     def save(self, folder: Folder, previous: Folder | None, *fields: Any) -> Answer:
-        """Saves into a folder; returns the bytes of all files, and the bytes of written files."""
+        """Saves into a folder. Returns the bytes of all files, and the bytes of written files."""
         earlier = None
         if previous is not None:
             earlier = previous.local

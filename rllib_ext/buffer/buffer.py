@@ -43,36 +43,37 @@ MeasureSurprise = Callable[[str, Sequence[Any]], np.ndarray]
 
 
 class RecipeEpisodeReplayBuffer(RowBuffer):
-    """A replay of :mod:`lightning_replay` as the replay buffer of DQN, SAC or TQC.
+    """A replay of :mod:`lightning_replay` as the replay buffer of DQN, SAC, or TQC.
 
-    RLlib calls :meth:`add`, :meth:`sample`, :meth:`get_metrics` and :meth:`update_priorities` in every training step.
-    A TD error finds its row in the order of the batch: :meth:`sample` deals the rows out to the Learners, each
-    :class:`ModuleReplay` expects the TD errors of its rows in the order in which RLlib will return them, and
-    :meth:`update_priorities` passes them with slot and generation to :meth:`Replay.update_priority
+    RLlib calls :meth:`add`, :meth:`sample`, :meth:`get_metrics`, and :meth:`update_priorities` in every training step.
+    A TD error finds its row in the order of the batch. :meth:`sample` deals the rows out to the Learners. Each
+    :class:`ModuleReplay` expects the TD errors of its rows in the order in which RLlib will return them.
+    :meth:`update_priorities` passes TD errors with slot and generation to :meth:`Replay.update_priority
     <lightning_replay.replay.Replay.update_priority>`.
 
     Build it with :func:`rllib_ext.replay_config`. RLlib's type checks need the base class
-    (:mod:`rllib_ext.rllib_compat`). Torch and TorchRL are imported when a buffer is built: EnvRunners get the class
-    alone.
+    (:mod:`rllib_ext.rllib_compat`). Torch and TorchRL are imported when a buffer is built: EnvRunners get only the
+    class.
 
-    With several agents each module has a replay of its own, of ``capacity`` rows, built when its first step arrives.
+    With several agents each module has its own replay of ``capacity`` rows, built when its first step arrives.
 
     Args:
-        recipe: name of the recipe; ``None`` where ``options`` name a sampler, writer or transform.
-        layout: how drawn rows travel: ``blocks`` of columns; ``flagged``, one block, with
-            :func:`rllib_ext.configure` only; or ``rows``, an episode for each row, for learner connectors that do more
-            with an episode than read its columns (ten times slower). By default ``blocks``, and with ``configure``
-            what the algorithm's connectors allow.
-        num_learners: Learners the batch is dealt out to; with 2 or more the TD errors come back in another order.
-        modules: options of single modules by name that differ: ``{"pursuer": {"capacity": 10_000}}``, where ``None``
-            leaves an option out; ``None`` in place of the options stores nothing of a module (one that does not learn).
+        recipe: name of the recipe, or ``None`` if ``options`` name a sampler, writer, or transform.
+        layout: form in which drawn rows travel. ``blocks`` are blocks of columns. ``flagged`` is one block, only with
+            :func:`rllib_ext.configure`. ``rows`` is an episode for each row (ten times slower), for learner connectors
+            that do more with an episode than read its columns. By default ``blocks``, and with ``configure`` the form
+            that the algorithm's connectors allow.
+        num_learners: Learners the batch is dealt out to. With 2 or more, the TD errors come back in another order.
+        modules: options of single modules by name that differ: ``{"pursuer": {"capacity": 10_000}}``. ``None`` as a
+            value leaves an option out. ``None`` in place of the options stores nothing of a module (one that does not
+            learn).
         metrics_num_episodes_for_smoothing: given by an algorithm that is being built, which is then prepared for this
             buffer as :func:`rllib_ext.configure` does.
         options: the recipe's own, or the parts'. ``seed=None`` follows ``config.seed``. ``info_keys``: numbers and
             flags of the steps' infos by name, stored as columns ``("next", key)`` for conditions of events.
             ``progress``: of :mod:`lightning_replay.schedulers`, makes a curriculum's signals from episode returns.
-            ``image_key``: with ``frame_stack``, the entry of Dict observations that holds the stacks of frames, if any;
-            a list names several.
+            ``image_key``: with ``frame_stack``, the entry of Dict observations that holds the stacks of frames, if any.
+            A list names several.
 
     Raises:
         ValueError: an unknown recipe, layout or option, or values that are refused.
@@ -123,7 +124,7 @@ class RecipeEpisodeReplayBuffer(RowBuffer):
 
     @property
     def replay(self) -> Replay:
-        """The replay of the only module; ``modules`` has several."""
+        """The replay of the only module. ``modules`` has several."""
         if len(self.modules) != 1:
             raise ValueError(f"there is a replay for each of {sorted(self.modules)}; take .modules[name].replay")
         return next(iter(self.modules.values())).replay
@@ -148,12 +149,12 @@ class RecipeEpisodeReplayBuffer(RowBuffer):
         """Stores the new steps of episodes or of their fragments, with one ``extend`` for each module.
 
         Args:
-            episodes: from EnvRunners; fragments continue by ``id_`` and ``t_started``.
-            weight: ignored; new rows get the largest priority seen.
+            episodes: from EnvRunners. Fragments continue by ``id_`` and ``t_started``.
+            weight: ignored. New rows get the largest priority seen.
 
         Raises:
             TypeError: something else than an episode.
-            ValueError: rows that do not fit the first ones, or more than the capacity; nothing of this call is stored.
+            ValueError: rows that do not fit the first ones, or more than the capacity. Nothing of this call is stored.
         """
         episodes = episodes if isinstance(episodes, list) else [episodes]
         grouped = self.options.group(episodes)
@@ -195,23 +196,23 @@ class RecipeEpisodeReplayBuffer(RowBuffer):
         """Draws a train batch.
 
         Args:
-            num_items: rows, of each module; of sequences, their steps together.
+            num_items: rows, of each module. For sequences, their steps together.
             n_step: rewards summed into one return: a number, or a closed interval one is drawn from for each row.
             gamma: discount of that return.
-            beta: ignored; the recipe's ``importance_exponent`` is the correction's exponent.
-            batch_length_T: steps of a sequence at most, for a recurrent module; 0 or ``None`` draws single rows.
-            min_batch_length_T: the burn-in of sequences; each is longer.
+            beta: ignored. The recipe's ``importance_exponent`` is the correction's exponent.
+            batch_length_T: steps of a sequence at most, for a recurrent module. 0 or ``None`` draws single rows.
+            min_batch_length_T: the burn-in of sequences. Each sequence is longer.
             ignored: RLlib's further arguments (lookback, sample_episodes, ...).
 
         Returns:
-            Blocks, or sequences as episodes. Extra model outputs are ``weights``, ``n_step`` and, of sequences,
+            Blocks, or sequences as episodes. Extra model outputs are ``weights``, ``n_step``, and, for sequences,
             ``state_out``.
 
         Raises:
             RuntimeError: the buffer is empty.
-            ValueError: sequences of several agents with several Learners, of n-step returns, of pairs or of rows
-                without state, or with a burn-in longer than the episodes; other returns than those formed before rows
-                were stored.
+            ValueError: sequences of several agents with several Learners, of n-step returns, of pairs, or of rows
+                without state. Sequences with a burn-in longer than the episodes. Other returns than the returns formed
+                before rows were stored.
         """
         num_items = checked_count("num_items", num_items, of="rows")
         drawable = self.modules
@@ -255,13 +256,13 @@ class RecipeEpisodeReplayBuffer(RowBuffer):
         return drawn
 
     def update_priorities(self, priorities: np.ndarray, module_id: str | None = None) -> None:
-        """Updates the rows of the last draw with their TD errors; replays without feedback ignore them.
+        """Updates the rows of the last draw with their TD errors. Replays without feedback ignore them.
 
         Args:
-            priorities: one TD error per row, in the order of the Learners; of sequences ``[chunks, batch_length_T]``,
-                see :class:`~rllib_ext.buffer.sequences.SequencePriorities`; with surprise and action values
+            priorities: one TD error per row, in the order of the Learners. For sequences ``[chunks, batch_length_T]``,
+                see :class:`~rllib_ext.buffer.sequences.SequencePriorities`. With surprise and action values
                 ``[B, 2 + A]``, see :func:`~rllib_ext.learner.signals.report_signals`.
-            module_id: the module that learned; may be left out where there is one.
+            module_id: the module that learned. May be left out if there is only one.
 
         Raises:
             ValueError: as :meth:`~rllib_ext.buffer.buffer.ModuleReplay.update`, or a module that has no replay.
@@ -273,7 +274,7 @@ class RecipeEpisodeReplayBuffer(RowBuffer):
         self.modules[module_id].update(priorities)
 
     def get_metrics(self) -> dict[str, Any]:
-        """Returns counters under RLlib's keys, in the form of its metrics logger; call it once per draw.
+        """Returns counters under RLlib's keys, in the form of its metrics logger. Call it once per draw.
 
         Computing them takes longer than a draw. With ``draws_per_report`` above 1 other calls return an empty dict.
 
@@ -293,11 +294,11 @@ class RecipeEpisodeReplayBuffer(RowBuffer):
         return len(self) if module_id is None else len(self.modules[module_id])
 
     def get_num_episodes(self, module_id: str | None = None) -> int:
-        """Returns the episodes of which rows are stored; with several agents the largest number of a module."""
+        """Returns the episodes of which rows are stored. With several agents it is the largest number of a module."""
         return max(module.num_episodes()[0] for module in self._modules_of(module_id))
 
     def get_num_episodes_evicted(self, module_id: str | None = None) -> int:
-        """Returns the episodes of which no row is stored any more; with several agents the largest number."""
+        """Returns the episodes of which no row is stored any more. With several agents it is the largest number."""
         return max(module.num_episodes()[1] for module in self._modules_of(module_id))
 
     def _modules_of(self, module_id: str | None) -> list[ModuleReplay]:
@@ -326,7 +327,7 @@ class RecipeEpisodeReplayBuffer(RowBuffer):
         """Restores :meth:`get_state` of a buffer of the same recipe and options.
 
         Raises:
-            ValueError: the state of another recipe; nothing is changed.
+            ValueError: the state of another recipe. Nothing is changed.
         """
         modules = self.options.restored(state)
         for name, module in modules.items():
@@ -346,7 +347,7 @@ class RecipeEpisodeReplayBuffer(RowBuffer):
         }
 
     def take_over(self, modules: dict[str, ModuleReplay], state: dict[str, Any]) -> None:
-        """Replaces the modules by restored ones, and the counters by those of :meth:`plain_state`.
+        """Replaces the modules by restored ones, and the counters by the counters of :meth:`plain_state`.
 
         :meta private:
         """
@@ -382,7 +383,7 @@ class ModuleOptions:
         self._special = special
 
     def stores(self, module_id: str) -> bool:
-        """Returns whether rows of a module are stored; options of ``None`` leave it out."""
+        """Returns whether rows of a module are stored. Options of ``None`` leave it out."""
         return self._special.get(module_id, {}) is not None
 
     def of(self, module_id: str) -> tuple[str | None, dict[str, Any]]:
@@ -399,7 +400,7 @@ class ModuleOptions:
         return [name for name in names if self.stores(name) and uses_retention(*self.of(name))]
 
     def build(self, module_id: str, several_agents: bool = False) -> ModuleReplay:
-        """Builds the replay of a module; errors as :func:`~rllib_ext.buffer.building.build_replay`."""
+        """Builds the replay of a module. Errors are as of :func:`~rllib_ext.buffer.building.build_replay`."""
         return ModuleReplay(self, module_id, several_agents)
 
     def form_returns(self, returns: Returns, present: Container[str]) -> dict[str, ModuleReplay]:
@@ -422,7 +423,7 @@ class ModuleOptions:
         return modules
 
     def group(self, episodes: Iterable[Any]) -> dict[str, list[SingleAgentEpisode]]:
-        """Returns single-agent episodes by the module that acted, without those of modules that store nothing."""
+        """Returns single-agent episodes by the module that acted, except for modules that store nothing."""
         grouped: dict[str, list[SingleAgentEpisode]] = {}
         for episode in episodes:
             if isinstance(episode, SingleAgentEpisode):
@@ -485,7 +486,7 @@ class ModuleReplay:
 
     @property
     def max_rows(self) -> int:
-        """Rows that one table or the replay can hold."""
+        """Rows that a table or the replay can hold."""
         # A curriculum has one table for each task.
         tables = self.replay.tables
         return self.replay.capacity if tables is None else int(tables.capacity[0])
@@ -601,7 +602,7 @@ class ModuleReplay:
     def draw_sequences(
         self, num_steps: int, n_step: int | tuple[int, int], longest: int, burn_in: int, num_learners: int
     ) -> list[SingleAgentEpisode]:
-        """Draws sequences of ``num_steps`` steps together; from the first ``burn_in`` of each nothing is learned."""
+        """Draws sequences of ``num_steps`` steps together. From the first ``burn_in`` of each nothing is learned."""
         from lightning_replay.storage.packed import read_columns
         from rllib_ext.buffer.sequences import SequencePriorities, check_sequences, draw_sequences, read_episodes
 
@@ -639,7 +640,7 @@ class ModuleReplay:
             raise ValueError(
                 "update_priorities got TD errors, but nothing was drawn since the last update; sample first"
             )
-        # The generations are those of the draw, so rows that were written since then get no TD error.
+        # The generations come from the draw, so rows that were written since then get no TD error.
         index, generation, action, sequences = self._expected
         given: Any = np.asarray(td_errors)
         if sequences is not None:
@@ -651,7 +652,7 @@ class ModuleReplay:
         self._expected = None
 
     def update_part(self, slot: np.ndarray, generation: np.ndarray, td_errors: np.ndarray) -> None:
-        """Updates rows that :meth:`draw_part` drew, in any order; arguments as there and as for :meth:`update`."""
+        """Updates rows that :meth:`draw_part` drew, in any order. Arguments are as there and as for :meth:`update`."""
         if not self.replay.takes_feedback:
             return
         from lightning_replay.storage.packed import read_columns
@@ -694,7 +695,7 @@ class ModuleReplay:
             self.replay.set_initial_surprise(surprise_of)
 
     def state(self) -> dict[str, Any]:
-        """Returns the state of the fragments, the draws, and the returns; rows are saved apart."""
+        """Returns the state of the fragments, the draws, and the returns. Rows are saved apart."""
         return {
             "converter": self.converter.state(),
             "draws": self._num_draws,
@@ -706,7 +707,7 @@ class ModuleReplay:
         """Restores what :meth:`state` returned."""
         self.converter.load_state(state["converter"])
         self._num_draws = state["draws"]
-        # Episodes that ran are truncated once new steps arrive; until then contents and draws are those of the save.
+        # Episodes that ran are truncated once new steps arrive. Until then, contents and draws match the save.
         self._interrupted = True
         if self._stored_returns is not None:
             self._stored_returns.clear()
@@ -721,7 +722,10 @@ class ModuleReplay:
         self.drawn = Drawn(steps, rows, episodes)
 
     def num_episodes(self) -> tuple[int, int]:
-        """Returns the episodes with a row that is stored, and those whose rows have left; parts after a gap count."""
+        """Returns the episodes with a row that is stored, and the episodes whose rows have left.
+
+        Parts after a gap count.
+        """
         from lightning_replay.episodes.running import stored_trajectories
 
         stored = len(stored_trajectories(self.replay.storage)) if len(self) else 0
@@ -744,7 +748,7 @@ class ModuleReplay:
 
 
 class Added(NamedTuple):
-    """What a call of :meth:`ModuleReplay.add` changed; ``rows_evicted`` counts rows that a writer refused too."""
+    """The changes of one call of :meth:`ModuleReplay.add`. ``rows_evicted`` also counts rows that a writer refused."""
 
     steps: int
     rows_evicted: int

@@ -38,7 +38,8 @@ CAPACITIES = ("capacity", "capacity_per_task")
 # A lost EnvRunner leaves episodes that never end, so that more and more of them seem to run.
 RECIPE_DEFAULTS: dict[str, dict[str, Any]] = {"event_tables": {"forget_stale": True, "max_trajectories": 128}}
 _EXAMPLE = "lightning_replay.samplers.PrioritizedSampler"
-# By the name of an argument: its text is a class path, or a function that is not called; a dict may be arguments alone.
+# By the name of an argument: its text is a class path, or a function that is not called. A dict may hold only
+# arguments.
 _CONDITIONS = ("condition", "conditions", "goal")
 _FUNCTIONS = (*_CONDITIONS, "reward", "terminated", "potential")
 _PATHS = (*PARTS, "scheduler", *_FUNCTIONS)
@@ -47,7 +48,7 @@ _LISTS = (*_CLASSES, "conditions")
 
 
 def build_replay(recipe: str | None, options: Mapping[str, Any], returns: Returns = (1, 0.99)) -> Replay:
-    """Builds the buffer of a recipe, or of parts without one; ``returns`` are of rows that are kept by importance."""
+    """Builds the buffer of a recipe, or of parts without one. ``returns`` are of rows that are kept by importance."""
     for name in options:
         if name in _SET_BY_RLLIB:
             raise ValueError(f"{name} is not an option of replay_config; RLlib has it: {_SET_BY_RLLIB[name]}")
@@ -80,7 +81,7 @@ def _from_recipe(recipe: str, options: Mapping[str, Any], returns: Returns) -> R
         arguments["image_key"] = image_columns(options.get("image_key"))
     if recipe in _BY_IMPORTANCE:
         arguments["n_steps"], arguments["discount"] = _single_length(returns)
-    # RLlib gives the batch size with each draw; the recipe checks this one against the capacity.
+    # RLlib gives the batch size with each draw. The recipe checks this one against the capacity.
     replay = function(**{**RECIPE_DEFAULTS.get(recipe, {}), **arguments, "batch_size": 1})
     check_kind(f"what recipe {recipe!r} returned", replay, Replay, "a lightning_replay.Replay")
     if isinstance(replay.writer, RetentionWriter) and recipe not in _BY_IMPORTANCE:
@@ -184,7 +185,7 @@ def uses_retention(recipe: str | None, options: Mapping[str, Any]) -> bool:
 
 
 def build_progress(value: object, replay: Replay) -> ReturnProgress | None:
-    """Builds the object that turns the returns of finished episodes into progress signals; copies one that is given."""
+    """Builds the object that turns the returns of finished episodes into progress signals. Copies one that is given."""
     from lightning_replay.schedulers import ReturnProgress
     from lightning_replay.table_replay import CurriculumReplay
 
@@ -198,7 +199,10 @@ def build_progress(value: object, replay: Replay) -> ReturnProgress | None:
 
 
 class MinSizes:
-    """Gives tables without a least size that of the batch; while none holds as many rows, the longest is drawn from."""
+    """Gives tables without a least size the size of the batch.
+
+    While no table holds as many rows, the longest is drawn from.
+    """
 
     def __init__(self, replay: Replay, options: Mapping[str, Any]) -> None:
         from lightning_replay.samplers.tables import ScheduledSampler, TableShares
@@ -216,7 +220,10 @@ class MinSizes:
             self._unset = list(self._tables.names[:1])
 
     def update(self, batch_size: int, held: np.ndarray | None = None) -> None:
-        """Sets the sizes before a draw; ``held`` are the entries of each table, where they lie in other replays."""
+        """Sets the minimum sizes before a draw.
+
+        ``held`` is the number of entries in each table, if they lie in other replays.
+        """
         if not self._unset:
             return
         tables = self._tables
@@ -240,18 +247,19 @@ def built(
     example: str = _EXAMPLE,
     examples: Mapping[str, str] | None = None,
 ) -> Any:
-    """Builds the object that ``{"class_path": ..., "init_args": {...}}`` describes; returns any other value as it is.
+    """Builds the object that ``{"class_path": ..., "init_args": {...}}`` describes. Returns any other value as it is.
 
-    Parts of a buffer, schedulers and conditions may be given by their path alone, and event tables and their events by
-    their arguments, without a class path.
+    Parts of a buffer, schedulers, and conditions may be given only by their path. Event tables and their events may be
+    given by their arguments, without a class path.
 
     Args:
-        value: of an option; ``init_args`` may hold class paths too.
+        value: of an option. ``init_args`` may also hold class paths.
         name: of the option.
-        defaults: arguments of each class that accepts them, left out or ``None``; with ``functions`` of the outer.
-        functions: whether a path may name a function, which is called if there are ``init_args``. That of a condition
-            always may.
-        example, examples: paths for messages; ``examples`` of arguments, by dotted name.
+        defaults: arguments of each class that accepts them, left out or ``None``. With ``functions``, arguments of the
+            outer class.
+        functions: whether a path may name a function, which is called if there are ``init_args``. The path of a
+            condition always may.
+        example, examples: paths for messages. ``examples`` are of arguments, by dotted name.
 
     Example:
         >>> condition = {"class_path": "lightning_replay.events.reward_at_least", "init_args": {"threshold": 1.0}}
@@ -260,7 +268,7 @@ def built(
 share=None, min_size=None)]
     """
     key = name.rpartition(".")[2].partition("[")[0]
-    # The capacity belongs to nested samplers too; seed and score of levels to the buffer alone.
+    # The capacity also belongs to nested samplers. Seed and score of levels belong only to the buffer.
     nested = None if functions else defaults
     own = functools.partial(built, defaults=nested, functions=functions, example=example, examples=examples)
     if key in _LISTS and isinstance(value, list | tuple):

@@ -32,14 +32,14 @@ def fill(algorithm: Any, replay: Replay, module_id: str | None = None) -> int:
     """Adds the rows of a replay to an algorithm's buffer, as if its EnvRunners had played them.
 
     For rows that the Lightning integration collected (``load_replay(path)``), or of a data set. They are added as
-    episodes, oldest first: a new one where the trajectory changes, where an episode ended, and where an observation
-    is not the next observation of the row before. The flags stay as stored: an episode that breaks off without an end
-    is bootstrapped at its last row. Of more rows than the buffer's capacity the newest are taken.
+    episodes, oldest first. A new episode begins if the trajectory changes, if an episode ended, or if an observation is
+    not the next observation of the row before. The flags stay as stored: an episode that breaks off without an end is
+    bootstrapped at its last row. If there are more rows than the buffer's capacity, the newest are taken.
 
-    Actions are those the environment got. Bounded ones are converted to the form RLlib's modules compute (between -1
-    and 1 with ``normalize_actions``), one-hot discrete ones to numbers. Observations must be those of the module;
-    connectors of the config between environment and module are not applied. Where the buffer has ``info_keys`` or a
-    curriculum, the rows must have the columns ``("next", key)`` or ``task``.
+    Actions are the actions that the environment got. Bounded ones are converted to the form RLlib's modules compute
+    (between -1 and 1 with ``normalize_actions``), one-hot discrete ones to numbers. Observations must be observations
+    of the module, because connectors of the config between environment and module are not applied. If the buffer has
+    ``info_keys`` or a curriculum, the rows must have the columns ``("next", key)`` or ``task``.
 
     RLlib learns once its EnvRunners have sampled ``num_steps_sampled_before_learning_starts``, and does not count rows
     that were filled in: set it to 0 in ``.training(...)`` to learn from the first iteration on.
@@ -47,15 +47,15 @@ def fill(algorithm: Any, replay: Replay, module_id: str | None = None) -> int:
     Args:
         algorithm: built, with a ``replay_buffer_config`` of :func:`rllib_ext.replay_config`.
         replay: of single steps, written first in, first out.
-        module_id: the module that learns from the rows; needed where there are several.
+        module_id: the module that learns from the rows. Needed if there are several.
 
     Returns:
         The number of rows added.
 
     Raises:
         TypeError: an algorithm with another buffer, or something else than a replay.
-        ValueError: an empty replay, rows that do not fit the spaces of the module, actions out of bounds, rows that
-            are n-step returns already, or a recurrent module; nothing is stored then.
+        ValueError: an empty replay, rows that do not fit the spaces of the module, or actions out of bounds. Rows that
+            are n-step returns already, or a recurrent module. Nothing is stored then.
     """
     buffer = local_replay_buffer(algorithm)
     if not isinstance(buffer, RecipeEpisodeReplayBuffer):
@@ -111,7 +111,7 @@ def episodes_of(
     normalized: bool,
     infos: Mapping[str, tuple[str, ...]] | None = None,
 ) -> list[SingleAgentEpisode]:
-    """Returns the newest ``most`` rows of a replay as episodes, with columns of infos by name; see :func:`fill`."""
+    """Returns the newest ``most`` rows of a replay as episodes, with columns of infos by name. See :func:`fill`."""
     rows = _newest_rows(replay, most)
     return _episodes(
         rows,
@@ -165,7 +165,7 @@ def _episodes(
     order = np.argsort(name, kind="stable")
     before = order[:-1]
     after = order[1:]
-    # An episode goes on where the same trajectory begins with what it ended with, and did not end.
+    # An episode goes on if the same trajectory begins with its last observation, and it did not end.
     follows = (name[before] == name[after]) & ~(terminated | truncated)[before]
     for ended, started in zip(tree.flatten(following), tree.flatten(observation), strict=True):
         equal = ended[before] == started[after]
@@ -197,7 +197,7 @@ def _flag(rows: TensorDictBase, name: str) -> np.ndarray:
 
 
 def _of_several_agents(episode: SingleAgentEpisode, module_id: str) -> MultiAgentEpisode:
-    # As that of the only agent of an environment, where truncated excludes terminated.
+    # As the flag of the only agent of an environment, for which truncated excludes terminated.
     episode.is_truncated = episode.is_truncated and not episode.is_terminated
     whole = MultiAgentEpisode(terminateds=episode.is_terminated, truncateds=episode.is_truncated)
     episode.agent_id = episode.module_id = module_id
@@ -216,7 +216,7 @@ def fit_observation(column: np.ndarray, space: gym.Space[Any], name: str) -> np.
 def fit_action(column: np.ndarray, space: gym.Space[Any], name: str, *, normalized: bool) -> np.ndarray:
     """Returns actions of the environment as the module would have computed them: float32 or int64, ``[N, ...]``.
 
-    Discrete actions may be one-hot, ``[N, n]``. Bounded actions are ``normalized`` where the module computes them as
+    Discrete actions may be one-hot, ``[N, n]``. Bounded actions are ``normalized`` if the module computes them as
     fractions of the bounds (``normalize_actions``): floats between -1 and 1, integers from 0 on.
 
     Example:

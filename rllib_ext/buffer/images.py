@@ -57,7 +57,7 @@ def check_stacks(storage: Any, observation: Columns) -> None:
 
 
 def choose_module(config: AlgorithmConfig, samples: list[AlgorithmConfig]) -> None:
-    """Gives DQN a module that takes bytes, where the observation itself is a stack whose frames are stored once."""
+    """Gives DQN a module that takes bytes, if the observation itself is a stack whose frames are stored once."""
     # RLlib's own takes floats with the channels last, four times the memory. A module that the config names stays.
     buffers = [sample.replay_buffer_config for sample in samples]
     every = [one for given in buffers for one in (given, *(given.get("modules") or {}).values()) if one]
@@ -82,8 +82,8 @@ class ImageCatalog(DQNCatalog):
 class ImageDQNModule(DefaultDQNTorchRLModule):
     """RLlib's DQN module for observations uint8 ``[K, H, W]`` or ``[H, W, C]``, which its convolutions do not take.
 
-    Images are bytes on EnvRunners, in the buffer and on the way to the Learners, and become floats in the network.
-    :func:`rllib_ext.configure` chooses this module where frames are stored once; by hand:
+    Images are bytes on EnvRunners, in the buffer, and on the way to the Learners, and become floats in the network.
+    :func:`rllib_ext.configure` chooses this module if frames are stored once. By hand:
     ``.rl_module(rl_module_spec=RLModuleSpec(module_class=ImageDQNModule))``. Other observations are not changed.
     """
 

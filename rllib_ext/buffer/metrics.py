@@ -16,7 +16,7 @@ from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 from lightning_replay.sharded.actors import Counts, counts_of, listed
 from rllib_ext.episodes import FragmentTracker
 
-# RLlib's names of counters, behind num_, num_module_ and num_agent_; "per_sample" counts each once in a draw.
+# RLlib's names of counters, behind num_, num_module_, and num_agent_. "per_sample" counts each once in a draw.
 _COUNTERS = (
     *("steps_added", "steps_evicted", "steps_sampled", "steps_per_sample"),
     *("episodes_added", "episodes_evicted", "episodes_per_sample"),
@@ -55,8 +55,8 @@ class Drawn(NamedTuple):
 class BufferMetrics:
     """Counters under RLlib's usual keys, which ``docs/rllib-metrics.md`` describes.
 
-    Logging each where it changes would cost more than a draw. With several agents, episodes, gaps and duplicates are
-    those of the environment.
+    Logging each counter at every change would cost more than a draw. With several agents, episodes, gaps, and
+    duplicates are counted for the environment.
     """
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class BufferMetrics:
         self._read: dict[tuple[str, str], tuple[int, Any]] = {}  # figures, and the call in which they were computed
 
     def count_fragment(self, episode: MultiAgentEpisode, stored: Container[str]) -> None:
-        """Adds steps of an environment of several agents, and those of each agent whose module is ``stored``."""
+        """Adds steps of an environment of several agents, and steps of each agent whose module is ``stored``."""
         steps = episode.env_steps()
         _, first_new = self._environment.place(episode.id_, episode.env_t_started, steps)
         if first_new < steps:  # otherwise it was sent twice
@@ -87,7 +87,7 @@ class BufferMetrics:
         )
 
     def report(self, modules: Modules, draws_per_report: int) -> dict[str, Any]:
-        """Returns the metrics where they are due, and nothing otherwise. Call it once per draw."""
+        """Returns the metrics if they are due, and nothing otherwise. Call it once per draw."""
         self._log.calls += 1
         return self.remaining(modules, draws_per_report)
 
@@ -101,7 +101,7 @@ class BufferMetrics:
         return self._log.logger.reduce()
 
     def totals(self, modules: Modules) -> Counts:
-        """Returns the sums over the whole run by module and agent, those of environments under the module ``""``."""
+        """Returns the sums over the whole run by module and agent. Sums of environments are under the module ``""``."""
         stored = self.env_steps_stored(modules)
         environment = [self._environment] if self._environment.episodes else None
         fragments = environment or [module.converter.fragments for module in modules.values()]
@@ -120,7 +120,7 @@ class BufferMetrics:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Restores the counters; increases that were logged before the save are not logged again."""
+        """Restores the counters. Increases that were logged before the save are not logged again."""
         # Increases logged before the save are not logged again.
         self.counts, self._log.logged = counts_of(state["counts"]), counts_of(state["logged"])
         self._environment.load_state(state["environment"])
@@ -146,7 +146,7 @@ class BufferMetrics:
         return self.total(counter)
 
     def stats_due(self, modules: Modules, draws_per_report: int) -> dict[str, dict[str, Any]]:
-        """Returns :meth:`stats` of each module where they are due, first at once. Call it once per draw."""
+        """Returns :meth:`stats` of each module when they are due, first at once. Call it once per draw."""
         self._log.calls += 1
         is_due = self._log.is_due(draws_per_report if self._log.reported else 1)
         return {name: self.stats(name, module) for name, module in modules.items()} if is_due else {}
@@ -179,7 +179,7 @@ class BufferMetrics:
         return stats
 
     def _stats_of(self, name: str, module: Any) -> Any:
-        # At intervals where reading many rows takes longer than a draw.
+        # At intervals if reading many rows takes longer than a draw.
         from lightning_replay.writers import RetentionWriter
 
         tables = module.replay.tables

@@ -24,7 +24,7 @@ MAX_LAG = 16  # calls of add() without a step of an episode, after which its par
 
 
 class SampledReturns(SeededStateful, EpisodeTracker):
-    """Forms returns over ``n_step`` steps, or a number drawn for each row; shorter where an episode ends earlier.
+    """Forms returns over ``n_step`` steps, or a number drawn for each row. They are shorter if an episode ends earlier.
 
     Call :meth:`set_length` before each draw. RLlib's own buffers draw another row instead of a shorter return.
     """
@@ -52,7 +52,7 @@ class SampledReturns(SeededStateful, EpisodeTracker):
         self.discount: float = gamma
 
     def _chain(self, index: Tensor, storage: Storage) -> tuple[Tensor, Tensor, Tensor]:
-        # The longest returns first; where an interval was given, each row's is cut to the length drawn for it.
+        # The longest returns first. If an interval was given, each row's return is cut to the length drawn for it.
         slots, last, steps_used = EpisodeTracker._chain(self, index, storage)
         if self._shortest == self.n_steps:
             return slots, last, steps_used
@@ -73,8 +73,9 @@ class StoredReturns:
     """Returns formed by ``NStepTransitions`` at the insertion, and the flush of partial ones of lost episodes.
 
     An episode that breaks off, because its EnvRunner was lost or the algorithm was restored, leaves up to n - 1 partial
-    transitions. EnvRunners send steps of every running episode with each round, so those of an episode without any in
-    :data:`MAX_LAG` calls are flushed. If it continues after all, these returns are just shorter.
+    transitions. EnvRunners send steps of every running episode with each round. If an episode sends none in
+    :data:`MAX_LAG` calls, its partial transitions are flushed. If it continues after all, these returns are just
+    shorter.
     """
 
     def __init__(self, replay: Replay) -> None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from lightning_replay.episodes.links import EpisodeLinks
     from lightning_replay.replay import Replay
 
-# Rounds in a row without a sequence that is long enough; they take 0.1 s.
+# Rounds in a row without a sequence that is long enough. They take 0.1 s.
 _MAX_EMPTY_ROUNDS = 1000
 
 
@@ -57,13 +57,13 @@ def draw_sequences(replay: Replay, links: EpisodeLinks, num_steps: int, longest:
     """Draws start rows until the sequences that follow from them have ``num_steps`` steps together, or some more.
 
     The sampler draws the starts, uniformly or by priority, and up to ``longest`` steps of the episode follow: never
-    past its end, a gap or an overwritten row. Sequences below ``shortest`` steps are dropped, as in RLlib's own buffer.
-    Where the step before the start was overwritten, and with it the module's state, the sequence begins one step later;
-    weight and feedback stay those of the row drawn.
+    past its end, a gap, or an overwritten row. Sequences below ``shortest`` steps are dropped, as in RLlib's own
+    buffer. If the step before the start was overwritten, and with it the module's state, the sequence begins one step
+    later. Weight and feedback stay with the row drawn.
 
     ::
 
-        slot       0   1   2   3   4   5      longest 3, shortest 2; step 7 is the newest
+        slot       0   1   2   3   4   5      longest 3, shortest 2, step 7 is the newest
         step       6   7   2   3   4   5      of one episode, whose step 1 was overwritten by step 7
 
         drawn 4    slots 4 5 0, before 3
@@ -107,7 +107,7 @@ def _draw_round(replay: Replay, links: EpisodeLinks, count: int, longest: int, s
 
 
 class Sequences(NamedTuple):
-    """Slots of the sequences of a batch, the longest first as RLlib sorts them; int64 ``[S]`` unless noted."""
+    """Slots of the sequences of a batch, the longest first as RLlib sorts them, each int64 ``[S]`` unless noted."""
 
     slots: Tensor  # [S, T], the rows of each; after the last one it is repeated
     lengths: Tensor  # how many of them are distinct, 1 to T
@@ -156,9 +156,9 @@ def read_episodes(
         }
         episodes.append(
             SingleAgentEpisode(
-                # No underscore: RLlib then gives ids of their own to the parts that it cuts for several Learners.
+                # No underscore: RLlib then gives separate ids to the parts that it cuts for several Learners.
                 id_=f"sequence{number}",
-                # RLlib files steps under (episode, agent, module) where there are several agents.
+                # RLlib files steps under (episode, agent, module) if there are several agents.
                 agent_id=None if module_id is None else f"sequence{number}",
                 module_id=module_id,
                 multi_agent_episode_id=None if module_id is None else f"sequence{number}",
@@ -179,9 +179,9 @@ def read_episodes(
 class SequencePriorities:
     """Turns the TD errors of a batch of sequences, ``[chunks, T]`` as they come back, into one for each sequence.
 
-    A Learner pads every sequence to T steps, a chunk; where RLlib cuts a sequence for several Learners, its parts are
-    chunks of their own. The priority is :func:`~lightning_replay.samplers.sequence_priorities` of the steps a Learner
-    learned from, without the burn-in of each chunk and the padding.
+    A Learner pads every sequence to T steps, a chunk. If RLlib cuts a sequence for several Learners, each part is a
+    chunk. The priority is :func:`~lightning_replay.samplers.sequence_priorities` of the steps a Learner learned from,
+    without the burn-in of each chunk and the padding.
 
     ::
 
@@ -211,7 +211,8 @@ class SequencePriorities:
         of_chunk = np.repeat(np.arange(len(lengths)), lengths)[[part[0] for part in chunks]]
         step = np.arange(longest)
         self._counts = (step >= burn_in) & (step < np.array([[len(part)] for part in chunks]))
-        # The chunks of each sequence, side by side; as many places as the most that one has, -1 in those left over.
+        # The chunks of each sequence, side by side. The sequence with the most chunks sets the number of places. -1
+        # fills places left over.
         self._chunks = np.full((len(lengths), np.bincount(of_chunk).max()), -1)
         order = of_chunk.argsort(kind="stable")
         place = np.arange(len(order)) - np.searchsorted(of_chunk[order], of_chunk[order])

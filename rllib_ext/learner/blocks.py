@@ -46,7 +46,7 @@ class TransitionBlock(SingleAgentEpisode):
         self.extra_model_outputs = outputs
         self.ends: tuple[Any, Any] = (terminated, truncated)
         self.module_id = module_id
-        # RLlib files rows under (episode, agent, module) where there are several agents.
+        # RLlib files rows under (episode, agent, module) if there are several agents.
         self.agent_id: str | None = None if module_id is None else name
         self.multi_agent_episode_id: str | None = self.agent_id
         self._observation_space = self._action_space = None
@@ -282,8 +282,8 @@ Owned = tuple[str, Piece]  # a module and a piece of its rows
 def deal(pieces: Mapping[str, list[Piece]], num_learners: int) -> tuple[list[Owned], dict[str, np.ndarray]]:
     """Returns pieces in the order for RLlib, and the places of each module's rows as their TD errors come back.
 
-    RLlib sorts episodes by length, deals them out to the Learners and cuts some; the TD errors of a module come back
-    Learner after Learner. The longest piece of each module comes first; with 0 or 1 Learners the order stays.
+    RLlib sorts episodes by length, deals them out to the Learners, and cuts some. The TD errors of a module come back
+    Learner after Learner. The longest piece of each module comes first. With 0 or 1 Learners the order stays.
     """
     if num_learners > 1 and len(pieces) > 1:
         owned = _in_rounds(pieces, num_learners)
@@ -343,7 +343,7 @@ def _in_rounds(pieces: Mapping[str, list[Piece]], num_learners: int) -> list[Own
 
 
 def _cut(piece: Piece, parts: int) -> list[Piece]:
-    # As many pieces of one length, where there are rows enough, and one row each of the rest.
+    # As many pieces of one length, if there are rows enough, and one row each of the rest.
     count = len(piece.places)
     if count == 1:
         return [piece]

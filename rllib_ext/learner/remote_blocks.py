@@ -20,7 +20,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 class RemoteBlock:
-    """The rows of one module in a batch, by reference; the driver slices it as it does episodes, and moves no rows."""
+    """The rows of one module in a batch, by reference. The driver slices it as it does episodes, and moves no rows."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class RemoteBlock:
 
 
 class BlockReader:
-    """Fetches the rows of remote blocks in a Learner; those that were lost are replaced by others of weight 0."""
+    """Fetches the rows of remote blocks in a Learner. Lost rows are replaced by other rows of weight 0."""
 
     def __init__(self) -> None:
         self.num_lost: int = 0
@@ -112,7 +112,7 @@ class BlockReader:
 
 
 class AddFlagsFromBlocks(ConnectorV2):
-    """Adds terminated and truncated of every row to the train batch; RLlib's piece reads an episode's end alone."""
+    """Adds terminated and truncated of every row to the train batch. RLlib's piece reads only an episode's end."""
 
     # The first piece of a Learner's pipeline: RLlib's own pieces then leave these two columns out.
 

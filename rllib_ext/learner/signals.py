@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Surprise and action values of each row from DQN Learners, beside TD errors; and the surprise of new rows."""
+"""Surprise and action values of each row from DQN Learners, beside TD errors, and the surprise of new rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from rllib_ext.rllib_compat import call_one_learner, learner_connector_of
 
 
 def report_signals(learner: Any) -> bool:
-    """Adds surprise and the values of all actions to each row's TD error, ``[B, 2 + A]``; returns whether it does."""
+    """Adds surprise and the values of all actions to each row's TD error, ``[B, 2 + A]``. Returns whether it does."""
     # Of single rows RLlib sends TD errors alone from Learners to the buffer, and joins them along the first dimension.
     # Any class of Learner works, except SAC's and TQC's, whose critics value one action each.
     if not isinstance(learner, DQNTorchLearner) or isinstance(learner, SACLearner):

@@ -64,7 +64,10 @@ def checked_levels(
 
 
 def built_levels(levels: LevelSelector | Mapping[str, Any], config: AlgorithmConfig) -> LevelSelector:
-    """Builds the level buffer, unless an object was given; arguments and errors as :func:`rllib_ext.configure`."""
+    """Builds the level buffer, unless an object was given.
+
+    Arguments and errors are as of :func:`rllib_ext.configure`.
+    """
     source: Any = levels
     if isinstance(levels, Mapping):
         given = levels if "class_path" in levels else {"class_path": _LEVEL_BUFFER, "init_args": levels}
@@ -77,7 +80,7 @@ def built_levels(levels: LevelSelector | Mapping[str, Any], config: AlgorithmCon
 
 
 def check_algorithm(config: AlgorithmConfig, only_scores: bool, flush: bool) -> None:
-    """Refuses algorithms in which levels cannot be scored; with ``only_scores`` some episodes are not learned from."""
+    """Refuses algorithms in which levels cannot be scored. With ``only_scores``, some episodes are not learned from."""
     algorithm = config.algo_class
     name = algorithm_name(config)
     if not (isinstance(algorithm, type) and issubclass(algorithm, PPO | IMPALA)):
@@ -113,7 +116,7 @@ def check_algorithm(config: AlgorithmConfig, only_scores: bool, flush: bool) -> 
 def check_environment(
     config: AlgorithmConfig, level_ids: Sequence[int], held_out: Sequence[int], levels: LevelSet | None = None
 ) -> gymnasium.Space[Any]:
-    """Makes the environment once, begins these levels and returns its action space; refuses one that ignores them."""
+    """Makes the environment once, begins these levels, and returns its action space. Refuses one that ignores them."""
     # On an EnvRunner such an error, or a held-out level that cannot be played, would have RLlib restart it endlessly.
     # One level alone cannot show whether the environment follows it.
     environment = LevelWrapper(make_environment(config), check=level_ids if len(level_ids) > 1 else False)

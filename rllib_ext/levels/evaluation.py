@@ -52,7 +52,7 @@ def measure_gap(*, algorithm: Algorithm, evaluation_metrics: dict[str, Any], **i
 
 
 def check_evaluation(*, algorithm: Algorithm, held_out: Sequence[int], **ignored: Any) -> None:
-    """Refuses an evaluation on the EnvRunners that train; warns of held-out levels that were trained on."""
+    """Refuses an evaluation on the EnvRunners that train. Warns of held-out levels that were trained on."""
     if algorithm.eval_env_runner_group is None:
         raise ValueError(
             "evaluate() would run on the EnvRunners that train, on levels of the training buffer; give evaluation its "
@@ -66,7 +66,7 @@ def check_evaluation(*, algorithm: Algorithm, held_out: Sequence[int], **ignored
 def note_return(
     *, episode: Any, env_runner: EnvRunner, env_index: int, prev_episode_chunks: Sequence[Any] = (), **ignored: Any
 ) -> None:
-    """Notes the return of an episode played to evaluate; the callback ``on_episode_end``."""
+    """Notes the return of an episode played to evaluate. The callback ``on_episode_end``."""
     test = _TEST.of(env_runner)
     if test is not None:
         test.turns.end(env_index, float(sum(piece.get_return() for piece in (*prev_episode_chunks, episode))))
@@ -95,13 +95,13 @@ class LevelTest:
         self.turns: _Turns = self._held_out
 
     def level_of(self, env_index: int, env: PlayedLevel) -> int:
-        """Returns the level of an episode that begins; the last one again if it was not played to its end."""
+        """Returns the level of an episode that begins, or the last one again if it was not played to its end."""
         if not (env.is_waiting or env.is_running or env.level_id is None):  # None: rebuilt
             self.turns.given.pop(env_index, None)  # it ended, though its return may be missing
         return self.turns.begin(env_index)
 
     def play(self, env_runner: EnvRunner, levels: Sequence[int]) -> list[float]:
-        """Plays one whole episode on each of these levels and returns their returns; other turns are kept."""
+        """Plays one whole episode on each of these levels and returns their returns. Other turns are kept."""
         if not levels:
             return []
         turns = self.turns = _Turns(levels)
@@ -137,7 +137,7 @@ class _Turns:
         self.returns: dict[int, float] = {}  #: Return of each turn.
 
     def begin(self, env_index: int) -> int:
-        """Returns the level of the next turn; an episode that did not end gets its level again."""
+        """Returns the level of the next turn. An episode that did not end gets its level again."""
         if env_index not in self.given:  # otherwise the level again of an episode that did not end
             self.given[env_index] = self._following
             self._following = self._following + 1
@@ -149,7 +149,7 @@ class _Turns:
             self.returns[self.given.pop(env_index)] = value
 
     def close(self) -> tuple[list[float], list[int]]:
-        """Ends as many turns as episodes ended; returns their returns, and the levels without. Later ones repeat."""
+        """Ends as many turns as episodes ended. Returns their returns, and the levels without. Later ones repeat."""
         turns = range(self._start, self._start + len(self.returns))
         returns = [self.returns[turn] for turn in turns if turn in self.returns]
         late = [self._levels[turn % len(self._levels)] for turn in turns if turn not in self.returns]

@@ -64,7 +64,7 @@ def attach_player(env_runner: Any, server: Any) -> None:
 
 
 def end_round(*, env_runner: Any, **ignored: Any) -> None:
-    """Notes the end of a round of sampling; the callback ``on_sample_end``."""
+    """Notes the end of a round of sampling. The callback ``on_sample_end``."""
     supply = _SUPPLY.of(env_runner)
     if supply is not None:  # not in evaluation
         supply.begun_before = supply.begun
@@ -73,7 +73,7 @@ def end_round(*, env_runner: Any, **ignored: Any) -> None:
 
 
 def wrap_environments(*, env_runner: Any, env: Any, **ignored: Any) -> None:
-    """Wraps the environments of an EnvRunner into :class:`PlayedLevel`; the callback ``on_environment_created``."""
+    """Wraps the environments of an EnvRunner into :class:`PlayedLevel`. The callback ``on_environment_created``."""
     seed = env_runner.config.seed
     runner = env_runner.worker_index or 0
     for index, single in enumerate(env.envs):
@@ -86,7 +86,7 @@ def wrap_environments(*, env_runner: Any, env: Any, **ignored: Any) -> None:
 def begin_episode(
     *, episode: Any, env_runner: Any, env: Any, env_index: int, held_out: Sequence[int], **ignored: Any
 ) -> None:
-    """Sets the level of an episode, in evaluation one of ``held_out``; the callback ``on_episode_created``."""
+    """Sets the level of an episode, in evaluation one of ``held_out``. The callback ``on_episode_created``."""
     played: PlayedLevel = env.envs[env_index]
     if env_runner.config.in_evaluation:
         level_id = test_of(env_runner, held_out).level_of(env_index, played)

@@ -26,7 +26,7 @@ _NOTES = "level_notes"
 
 
 class NoteFragments(ConnectorV2):
-    """Notes the fragments, with the logits of the policy that acted; RLlib's next piece adds a step to each of them."""
+    """Notes the fragments, with the logits of the policy that acted. RLlib's next piece adds a step to each of them."""
 
     def __init__(self, *, with_logits: bool) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ def train_without_scored(learner_group: Any, server: Any) -> None:
         if others:  # new levels of robust PLR, children of ACCEL: one Learner values them
             call_one_learner(learner_group, score_only, episodes=others)
         learned = [episode for episode, flag in zip(episodes, trains, strict=True) if flag]
-        # Every Learner needs at least one step; otherwise they wait for each other endlessly.
+        # Every Learner needs at least one step. Otherwise, they wait for each other endlessly.
         if sum(map(len, learned)) < max(len(learner_group), 1):
             return [{DEFAULT_MODULE_ID: {}}]
         results: list[dict[str, Any]] = update_all(episodes=learned, **options)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The level buffer of an algorithm, in a process of its own, and the fragments of episodes in flight."""
+"""The level buffer of an algorithm, in a separate process, and the fragments of episodes in flight."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _MOST_PLAYED = 100_000
 
 
 class RemoteLevels:
-    """The level buffer of an algorithm: a named Ray actor on the driver's node without a CPU of its own.
+    """The level buffer of an algorithm: a named Ray actor on the driver's node that reserves no CPU.
 
-    A :class:`~rllib_ext.checkpoints.CheckpointPart`. A restore tries the state on a copy of ``packed``; ``seed`` is of
+    A :class:`~rllib_ext.checkpoints.CheckpointPart`. A restore tries the state on a copy of ``packed``. ``seed`` is of
     the training levels that evaluations draw.
     """
 
@@ -55,7 +55,7 @@ class RemoteLevels:
         )
 
     def ask(self, method: str, *arguments: Any) -> Any:
-        """Returns the answer of a method of the :class:`LevelServer`; waits until the actor has started."""
+        """Returns the answer of a method of the :class:`LevelServer`. Waits until the actor has started."""
         return ray.get(getattr(self.actor, method).remote(*arguments))
 
     def probabilities(self) -> TensorDict:
@@ -89,7 +89,7 @@ class RemoteLevels:
             write_state(local, state | {"algorithm": files})
 
     def read(self, folder: Folder, check_files: CheckFiles) -> Callable[[], None]:
-        """Reads the state from a checkpoint and loads it into a copy; returns a function that restores it."""
+        """Reads the state from a checkpoint and loads it into a copy. Returns a function that restores it."""
         with folder.to_read() as local:
             state = read_state(local)
         check_files(state.pop("algorithm", None))
@@ -127,9 +127,9 @@ def level_buffer(algorithm: Any) -> RemoteLevels:
 class LevelServer:
     """Chooses the levels that environments play, and scores them.
 
-    Every episode is an actor of its own in the level buffer, named by RLlib's id, since an environment may have several
+    Every episode is a separate actor in the level buffer, named by RLlib's id, since an environment may have several
     episodes in flight on one level. If the process is lost, Ray restarts it, and it resumes from the last
-    :meth:`report`, in ``spare``; episodes begun or drawn ahead until then are not scored, and not trained on.
+    :meth:`report`, in ``spare``. Episodes begun or drawn ahead until then are not scored, and not trained on.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class LevelServer:
             self._write()
 
     def draw(self, runner: int, process: str, names: Sequence[str], broken_off: Sequence[str] = ()) -> list[int]:
-        """Draws levels of an EnvRunner's next episodes, one by one; ``broken_off`` ended without being done."""
+        """Draws levels of an EnvRunner's next episodes, one by one. ``broken_off`` ended without being done."""
         if self._processes.setdefault(runner, process) != process:  # another process: the EnvRunner was lost
             self._processes[runner] = process
             self._lose_runners([runner])
@@ -194,7 +194,7 @@ class LevelServer:
             self._levels.flush()
 
     def trains_on(self, episode_ids: Sequence[str]) -> list[bool]:
-        """Returns whether the Learner may learn from each episode; not from one that was dropped."""
+        """Returns whether the Learner may learn from each episode, and not from one that was dropped."""
         episodes = [self._episodes.active.get(name) for name in episode_ids]
         return [one is not None and self._levels.trains_on(one.actor, one.level_id) for one in episodes]
 
@@ -250,7 +250,7 @@ class LevelServer:
         return {"levels": self._levels.state_dict(), "played": torch.tensor(list(self._played), dtype=torch.int64)}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restores the levels; episodes in flight are abandoned when every environment has begun another."""
+        """Restores the levels. Episodes in flight are abandoned when every environment has begun another."""
         # Episodes in flight are abandoned once every environment has begun another.
         self._levels.load_state_dict(state["levels"])
         self._played = dict.fromkeys(state["played"].tolist())
@@ -264,18 +264,18 @@ class PendingEpisodes:
     """Tracks the episodes in flight by RLlib's ids.
 
     A score is a mean over steps, so fragments count in any order of arrival. The one that ends the episode counts
-    last: with several Learners it may overtake others, and waits for them. An episode is dropped if fragments of later
-    episodes of its EnvRunner, and none of its own, arrived more than ``max_lag`` times in a row.
+    last: with several Learners it may overtake others, and waits for them. An episode is dropped if, more than
+    ``max_lag`` times in a row, fragments of later episodes of its EnvRunner arrived and no fragment of the episode.
     """
 
     def __init__(self, max_lag: int) -> None:
         self._max_lag = max_lag
         self.active: dict[str, PendingEpisode] = {}
-        # Fragments of unknown episodes and duplicates; scored episodes that lack one; episodes dropped without a score.
+        # Fragments of unknown episodes and duplicates, scored episodes that lack one, episodes dropped without a score.
         self.counts: Counter[str] = Counter(fragments_dropped=0, gaps=0, episodes_lost=0)
 
     def take(self, fragments: Sequence[Fragment]) -> tuple[list[tuple[PendingEpisode, Fragment]], list[str]]:
-        """Returns fragments to learn from with their episodes, ends last; and the episodes to drop without a score."""
+        """Returns fragments to learn from with their episodes, ends last, and the episodes to drop without a score."""
         learned: list[tuple[PendingEpisode, Fragment]] = []
         newest: dict[int, int] = {}
         for fragment in fragments:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The driver's part of a sharded replay: it stands where the replay buffer of an algorithm stands."""
+"""The driver's part of a sharded replay, in place of the replay buffer of an algorithm."""
 
 from __future__ import annotations
 
@@ -42,23 +42,23 @@ _SUMS = {
     "effective_sample_size",
 }
 _BY_NAME = ("tables", "tasks")
-# The statistic by which each shard's value is weighted; without an entry, rows are the weight.
+# The statistic by which each shard's value is weighted. Without an entry, rows are the weight.
 _WEIGHTS = {"fill": "capacity", "share_drawn": "rows_drawn", "age_mean": "size"}
 
 
 class ShardedEpisodeReplayBuffer(RowBuffer):
-    """A replay of whole episodes divided over Ray actors, as the replay buffer of DQN, SAC or TQC.
+    """A replay of whole episodes divided over Ray actors, as the replay buffer of DQN, SAC, or TQC.
 
     Each shard is a :class:`~rllib_ext.buffer.buffer.RecipeEpisodeReplayBuffer` of its part of the capacity.
-    EnvRunners put their episodes into Ray's object store, shards fetch them from there, and Learners fetch the rows of
-    a batch from shards: the driver moves identities of rows, masses and TD errors. Draws are those of one buffer, see
-    :class:`~lightning_replay.divided_draws.Divider`; local to a shard are which rows leave, partners of pairs, and
-    sequences. Build it with ``rllib_ext.replay_config(..., num_shards=...)`` and prepare the algorithm with
-    :func:`rllib_ext.configure`.
+    EnvRunners put their episodes into Ray's object store, and shards fetch them from there. Learners fetch the rows of
+    a batch from shards. The driver moves only identities of rows, masses, and TD errors. Draws are the same as in one
+    buffer, see :class:`~lightning_replay.divided_draws.Divider`. Local to a shard are the choice of rows that leave,
+    partners of pairs, and sequences. Build it with ``rllib_ext.replay_config(..., num_shards=...)`` and prepare the
+    algorithm with :func:`rllib_ext.configure`.
 
-    Nothing waits for a shard but :meth:`sample`, which first waits until every shard has stored and updated what it was
-    sent; an error that one raises meanwhile is raised there. With ``num_prefetch`` it waits for no more than the draw
-    that it returns, which was sent in an earlier call.
+    Only :meth:`sample` waits for shards. It first waits until every shard has stored and updated everything that it was
+    sent. If a shard raises an error meanwhile, :meth:`sample` raises it. With ``num_prefetch`` it waits for no more
+    than the draw that it returns, which was sent in an earlier call.
 
     Args:
         recipe: as of :class:`~rllib_ext.buffer.buffer.RecipeEpisodeReplayBuffer`.
@@ -66,8 +66,8 @@ class ShardedEpisodeReplayBuffer(RowBuffer):
         num_learners: Learners the batch is dealt out to.
         metrics_num_episodes_for_smoothing: given by an algorithm that is being built, which
             :func:`rllib_ext.configure` must have prepared.
-        options: those of :class:`~lightning_replay.sharded.options.ShardOptions`, and of the buffer. Every
-            capacity is that of all shards together.
+        options: options of :class:`~lightning_replay.sharded.options.ShardOptions`, and of the buffer. Every capacity
+            is for all shards together.
 
     Raises:
         ValueError: an unknown recipe or option, more shards than rows, or shards that no node has room for.
@@ -146,7 +146,7 @@ class ShardedEpisodeReplayBuffer(RowBuffer):
 
     @property
     def replay(self) -> Replay:
-        """A replay as those of the shards, but without rows; of a curriculum, with the scheduler of all shards."""
+        """A replay like the replays of the shards, but without rows. A curriculum has the scheduler of all shards."""
         return self.template(DEFAULT_MODULE_ID).replay
 
     def stop(self) -> None:
@@ -163,7 +163,7 @@ class ShardedEpisodeReplayBuffer(RowBuffer):
         return sum(report.env_steps_stored for report in self._settled().reports)
 
     def form_returns(self, n_step: int | tuple[int, int], gamma: float) -> None:
-        """Sets length and discount of returns that are formed before rows are stored; called before :meth:`start`.
+        """Sets length and discount of returns that are formed before rows are stored. Called before :meth:`start`.
 
         :meta private:
         """
@@ -183,9 +183,9 @@ class ShardedEpisodeReplayBuffer(RowBuffer):
         """Sends episodes, or references to them, to their shards, without waiting until they are stored.
 
         Args:
-            episodes: references from EnvRunners that :func:`rllib_ext.configure` prepared; or episodes or their
+            episodes: references from EnvRunners that :func:`rllib_ext.configure` prepared. Or episodes or their
                 fragments, which are put into the object store here.
-            weight: ignored; new rows get the largest priority of all shards.
+            weight: ignored. New rows get the largest priority of all shards.
         """
         self.start()
         episodes = episodes if isinstance(episodes, list) else [episodes]
@@ -198,7 +198,7 @@ class ShardedEpisodeReplayBuffer(RowBuffer):
         # The ages of new rows count from the clocks of all shards.
         added = self.shards.counts["steps_added", ""] + self.shards.steps_sent
         clocks = {"env_steps": added, "updates": self._num_draws}
-        # The driver sends references alone; the shard fetches the steps, and new rows get the group's largest priority.
+        # The driver sends only references. The shard fetches the steps, and new rows get the group's largest priority.
         for shard, parts in by_shard.items():
             references = [one.reference for one in parts]
             steps = sum(one.num_steps for one in parts)
@@ -219,15 +219,15 @@ class ShardedEpisodeReplayBuffer(RowBuffer):
         Args:
             num_items: rows, of each module.
             n_step, gamma: rewards summed into one return, and its discount.
-            beta: ignored; the recipe's ``importance_exponent`` is the correction's exponent.
+            beta: ignored. The recipe's ``importance_exponent`` is the correction's exponent.
             ignored: RLlib's further arguments.
 
         Returns:
-            A block for each module, cut where several Learners learn from several modules.
+            A block for each module, cut if several Learners learn from several modules.
 
         Raises:
             RuntimeError: no shard holds rows, or the algorithm has stopped.
-            ValueError: returns other than those stored.
+            ValueError: returns other than the stored returns.
         """
         num_items = checked_count("num_items", num_items, of="rows")
         self.start()
@@ -249,9 +249,9 @@ class ShardedEpisodeReplayBuffer(RowBuffer):
         """Sends the TD errors of the last draw to the shards of their rows, without waiting.
 
         Args:
-            priorities: one TD error per row, in the order of the Learners; with surprise and action values
+            priorities: one TD error per row, in the order of the Learners. With surprise and action values
                 ``[B, 2 + A]``.
-            module_id: the module that learned; may be left out where there is one.
+            module_id: the module that learned. May be left out if there is only one.
 
         Raises:
             ValueError: another number of TD errors than of rows, NaN or infinite values, no draw to update, or a module
@@ -271,7 +271,7 @@ class ShardedEpisodeReplayBuffer(RowBuffer):
             del self.expected[module_id]
 
     def get_metrics(self) -> dict[str, Any]:
-        """Returns counters under RLlib's keys, in the form of its metrics logger; call it once per draw.
+        """Returns counters under RLlib's keys, in the form of its metrics logger. Call it once per draw.
 
         :meta private:
         """
@@ -344,7 +344,7 @@ class ShardedEpisodeReplayBuffer(RowBuffer):
         return {"dividers": self.draws.state_dict(), **counts}
 
     def load_driver_state(self, state: dict[str, Any]) -> None:
-        """Restores :meth:`driver_state`; rows drawn before get no TD errors, and draws in flight are discarded.
+        """Restores :meth:`driver_state`. Rows drawn before get no TD errors, and draws in flight are discarded.
 
         :meta private:
         """
@@ -354,7 +354,7 @@ class ShardedEpisodeReplayBuffer(RowBuffer):
         self.shards.lost.load(state["losses"])
 
     def resume_at(self, num_draws: int) -> None:
-        """Sets the number of draws made, by which schedules go, where a save has no state of the driver.
+        """Sets the number of draws made, which schedules follow, if a save has no state of the driver.
 
         :meta private:
         """
@@ -397,9 +397,9 @@ def _piece(batch: DrawnRows, timeout_s: float) -> Piece:
 
 
 class ShardMetrics:
-    """Counters of all shards under the keys of one buffer, and under ``shards`` what has become of these.
+    """Counters of all shards under the keys of one buffer, and under ``shards`` the state of the shards.
 
-    Current values are joined by :func:`joined_stats`; ``template`` returns a module's replay without rows.
+    Current values are joined by :func:`joined_stats`. ``template`` returns a module's replay without rows.
     """
 
     def __init__(self, shards: ShardActors, template: Callable[[str], ModuleReplay]) -> None:
@@ -428,7 +428,7 @@ class ShardMetrics:
 
     def report(self, draws_per_report: int) -> dict[str, Any]:
         """Counts a call of a draw, and returns the metrics that are due."""
-        # Where they are due, and nothing otherwise; called once per draw.
+        # If they are due, and nothing otherwise. Called once per draw.
         self._log.calls += 1
         return self.remaining(draws_per_report)
 
@@ -466,9 +466,9 @@ class ShardMetrics:
 def joined_stats(parts: Sequence[Stats], shards: Sequence[Stats] | None = None) -> dict[str, Any]:
     """Returns the statistics of one replay that holds the rows of all shards, under the same names.
 
-    Counts and sizes are added up, and the largest is taken of largest ages; other numbers are means, weighted by the
-    rows of each shard (of tables by what each figure is a share of). Ages count the rows of a shard. ``shards`` are the
-    statistics of the shards where ``parts`` are entries in them, as of a table.
+    Counts and sizes are added up, and the largest is taken of largest ages. Other numbers are means, weighted by the
+    rows of each shard. For tables, the weight is the number that each figure is a share of. Ages count the rows of a
+    shard. ``shards`` are the statistics of the shards if ``parts`` are entries in them, as of a table.
 
     Example:
         >>> parts = [{"rows": 30, "evicted": 3, "age_mean": 4.0}, {"rows": 10, "evicted": 5, "age_mean": 8.0}]

@@ -21,7 +21,7 @@ NAMES = saves.FileNames(MANIFEST, BUFFER_MANIFEST, BUFFER_MANIFEST, "driver")
 
 
 class ShardedReplayPart(ReplayPart):
-    """Saves and restores a sharded replay and the warm-up; each shard writes and reads its own folder."""
+    """Saves and restores a sharded replay and the warm-up. Each shard writes and reads its own folder."""
 
     def write(self, folder: Folder, state: WarmUp, files: Mapping[str, Any]) -> None:
         """Lets every shard write its rows, linking files of the last save if saves are incremental."""

@@ -21,7 +21,7 @@ NUM_SHARDS = "num_shards"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EpisodeReference:
-    """Fragments of episodes of one shard in Ray's object store; no tuple, which RLlib would flatten."""
+    """Fragments of episodes of one shard in Ray's object store. It is no tuple, which RLlib would flatten."""
 
     shard: int
     reference: ray.ObjectRef[Any]  #: Reference of a list of episodes.
@@ -43,7 +43,7 @@ _ROUTER = Attached[Router]("episode_router")
 
 
 def push_episodes(*, env_runner: Any, samples: MutableSequence[Any], **ignored: Any) -> None:
-    """Replaces collected episodes by references, except in evaluation; the callback ``on_sample_end``."""
+    """Replaces collected episodes by references, except in evaluation. The callback ``on_sample_end``."""
     config = env_runner.config
     if config.in_evaluation:
         return
@@ -57,12 +57,12 @@ def push_episodes(*, env_runner: Any, samples: MutableSequence[Any], **ignored: 
 
 
 def num_shards_in(replay_buffer_config: Mapping[str, Any]) -> int:
-    """Returns the number of shards of a ``replay_buffer_config``; 0 for a buffer in the driver."""
+    """Returns the number of shards of a ``replay_buffer_config``, 0 for a buffer in the driver."""
     return int(replay_buffer_config.get(NUM_SHARDS) or 0)
 
 
 class CountsShards:
-    """An algorithm, mixed into its class, that requests a bundle of CPUs for each shard beside those of RLlib."""
+    """An algorithm, mixed into its class, that requests a bundle of CPUs for each shard beside RLlib's bundles."""
 
     @classmethod
     def default_resource_request(cls, config: AlgorithmConfig | Mapping[str, Any]) -> PlacementGroupFactory:
@@ -83,7 +83,7 @@ def counting_shards(algorithm: type) -> Any:
 
 def bundles_of_shards(config: AlgorithmConfig) -> list[dict[str, float]]:
     """Returns the CPUs that shards reserve, one bundle for each."""
-    # Of each shard; none for a buffer in the driver, or where shards reserve none.
+    # Of each shard. There is none for a buffer in the driver, or if shards reserve none.
     settings = settings_of_buffer(config)
     if not num_shards_in(settings):
         return []
@@ -93,7 +93,7 @@ def bundles_of_shards(config: AlgorithmConfig) -> list[dict[str, float]]:
 
 
 def check_trial(config: AlgorithmConfig) -> None:
-    """Refuses a trial of Tune that has no CPUs for its shards: they would wait for ever."""
+    """Refuses a trial of Tune that has no CPUs for its shards: they would wait forever."""
     group = ray.util.get_current_placement_group()
     of_shards = bundles_of_shards(config)
     if group is None or not of_shards:

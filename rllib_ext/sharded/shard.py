@@ -27,7 +27,7 @@ from rllib_ext.rllib_compat import DRAWS_PER_REPORT
 
 
 class EpisodeShard(ReplayShard):
-    """A shard that holds a :class:`~rllib_ext.buffer.buffer.RecipeEpisodeReplayBuffer`; an option is ``returns``."""
+    """A shard that holds a :class:`~rllib_ext.buffer.buffer.RecipeEpisodeReplayBuffer`. An option is ``returns``."""
 
     @property
     def replays(self) -> dict[str, Replay]:
@@ -37,7 +37,7 @@ class EpisodeShard(ReplayShard):
     def add(
         self, references: Sequence[ray.ObjectRef[Any]], largest: Mapping[str, float], clocks: Mapping[str, int]
     ) -> Answer:
-        """Stores fragments of episodes, of which each reference has a list; new rows get the largest priority.
+        """Stores fragments of episodes, of which each reference has a list. New rows get the largest priority.
 
         ``clocks`` are the readings of all shards before these rows.
         """
@@ -60,18 +60,18 @@ class EpisodeShard(ReplayShard):
         return self._answer()
 
     def draw(self, parts: Mapping[str, ShardRequest], clocks: Mapping[str, int], *request: Any) -> Answer:
-        """Draws as the base class does; the request is length and discount of returns. Some answers have statistics."""
+        """Draws as the base class does. The request is length and discount of returns. Some answers have statistics."""
         drawn, report = super().draw(parts, clocks, *request)
         stats = self.held.counters.stats_due(self.held.modules, DRAWS_PER_REPORT)
         return Answer({name: part._replace(stats=stats.get(name)) for name, part in drawn.items()}, report)
 
     def update(self, module_id: str, slot: np.ndarray, generation: np.ndarray, td_errors: np.ndarray) -> Answer:  # type: ignore[override]
-        """Sets priorities; stale TD errors are dropped and counted."""
+        """Sets priorities. Stale TD errors are dropped and counted."""
         self.held.modules[module_id].update_part(slot, generation, td_errors)
         return self._answer()
 
     def stage(self, folders: Sequence[Folder], spaces: Mapping[str, Any]) -> Answer:  # type: ignore[override]
-        """Reads a save without using it yet; returns the draws made before it."""
+        """Reads a save without using it yet. Returns the draws made before it."""
         # Another shard may have failed to read an earlier save.
         self._staged = None
         if len(folders) == self._num_shards:
@@ -129,7 +129,7 @@ class EpisodeShard(ReplayShard):
 def reshard_saved(
     buffer: RecipeEpisodeReplayBuffer, saved: Iterable[SavedBuffer], number: int, num_shards: int
 ) -> SavedBuffer:
-    """Returns the part of saved buffers and of their counters that one of ``num_shards`` new shards gets."""
+    """Returns the part of saved buffers and of their counters for one of ``num_shards`` new shards."""
 
     def share(amount: int) -> int:
         """Returns this shard's part of a count."""
@@ -181,7 +181,7 @@ def options_of_shard(options: Mapping[str, Any], num_shards: int, number: int | 
 
 
 def without_shard_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns options without those of shards. Raises ``ValueError`` if an option of shards is given."""
+    """Returns options without options of shards. Raises ``ValueError`` if an option of shards is given."""
     given = [name for name in SHARD_OPTIONS if options.get(name) is not None]
     if given:
         raise ValueError(f"{', '.join(given)} is for a replay of several shards. Add num_shards=4, or leave it out")
