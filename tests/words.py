@@ -39,7 +39,8 @@ PATTERNS = {
     "semicolon": re.compile(r";"),
     # A place has a preposition, a verb of place, or a colon before "where". Everything else is taken for a condition.
     "where for a condition": re.compile(
-        r"(?<!from )(?<!place )(?<!places )(?<!knows )(?<!know )(?<!shows )(?<!says )(?<!names )\b[Ww]here(?! (?:it ends|to go))\b"
+        r"(?<!from )(?<!place )(?<!places )(?<!knows )(?<!know )(?<!shows )(?<!says )(?<!names )"
+        r"\b[Ww]here(?! (?:it ends|to go))\b"
     ),
     "those of": re.compile(r"\b[Tt]hose (?:of|that|with|which|from)\b"),
     "pronoun": re.compile(r"\b(?:[Tt]hat one|[Tt]hese ones|[Tt]he former|[Tt]he latter)\b"),
