@@ -130,7 +130,7 @@ def code_blocks(text: str) -> Iterator[Block]:
 def sentences(text: str) -> list[str]:
     """Returns the sentences of a block without markup."""
     parts: list[str] = []
-    for part in re.split(r"(?<=[.!?:])(?:\s+)(?=[\"'(]?[A-Z0-9]|code)", plain(text)):
+    for part in re.split(r"(?<=[.!?:])(?:\s+)(?=[\"'(]*[A-Z0-9]|[\"'(]|code)", plain(text)):
         if parts and _ABBREVIATION.search(parts[-1]):
             parts[-1] += f" {part}"
         elif part.strip():

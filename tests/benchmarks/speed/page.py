@@ -21,7 +21,8 @@ FIGURE = RESULTS / "buffer_times.png"
 OWN = {"as columns", "its torch index"}  # contenders of this library beside the first
 
 # The name of a result, between the markers of its tables; and the markers of the table at the top.
-_MARKED = re.compile(r"(<!-- tables of (\w+) -->\n).*?(<!-- end of the tables -->\n)", re.DOTALL)
+# "targets of" leaves the times out.
+_MARKED = re.compile(r"(<!-- (tables|targets) of (\w+) -->\n).*?(<!-- end of the tables -->\n)", re.DOTALL)
 _TOP = re.compile(r"(<!-- overview -->\n).*?(<!-- end of the overview -->\n)", re.DOTALL)
 
 # Result, work, and its contenders by their names on the page, this library first.
@@ -74,8 +75,8 @@ def with_tables(page: str, results: Path = RESULTS) -> str:
     """Returns the page with the tables between its markers as the results have them now."""
 
     def written(found: re.Match[str]) -> str:
-        content = json.loads((results / f"{found[2]}.json").read_text())
-        return f"{found[1]}\n{tables(content, found[2])}\n\n{found[3]}"
+        content = json.loads((results / f"{found[3]}.json").read_text())
+        return f"{found[1]}\n{tables(content, found[3], found[2] == 'tables')}\n\n{found[4]}"
 
     return _TOP.sub(lambda found: f"{found[1]}\n{overview(results)}\n\n{found[2]}", _MARKED.sub(written, page))
 
@@ -99,14 +100,15 @@ def times_of(content: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     return whole | content.get("us", {})
 
 
-def tables(content: Mapping[str, Any], name: str) -> str:
+def tables(content: Mapping[str, Any], name: str, has_times: bool = True) -> str:
     """Returns the times of a result, how many targets it meets and those it misses, in Markdown.
 
     Args:
-        content: of its ``NAME.json``: microseconds by work and contender, and targets.
-        name: of the file, for a link to it.
+        content: Content of its ``NAME.json``: microseconds by work and contender, and targets.
+        name: Name of the file, for a link to it.
+        has_times: Whether the times are there, and not only the targets.
     """
-    times = times_of(content)
+    times = times_of(content) if has_times else {}
     parts = []
     for works in _of_the_same_contenders(times):
         names = list(times[works[0]])
