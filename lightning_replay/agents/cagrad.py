@@ -101,7 +101,7 @@ class ConflictAverseStep(Stateful):
     ) -> None:
         self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
         if not self._parameters:
-            raise ValueError("parameters has none that requires a gradient; pass those of the optimiser.")
+            raise ValueError("parameters has none that requires a gradient; pass those of the optimizer.")
         self._schedule = checked_schedule("c", c, 0.0, BELOW_ONE)
         if self._schedule.clock == "env_steps":
             raise ValueError(f'c is {c!r}, a schedule of environment steps; give a schedule with clock="updates".')

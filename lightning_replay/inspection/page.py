@@ -345,7 +345,7 @@ def _heat_map_card(title: str, contents: LevelContents, values: np.ndarray, what
     names = [f"level {ids[one[0]]}" if len(one) == 1 else f"levels {ids[one[0]]} to {ids[one[-1]]}" for one in groups]
     each = "A cell for each level" if len(groups) == count else f"A cell for about {count / len(groups):.0f} levels"
     values_shown = f"{what} from {short(means.min())} to {short(means.max())}"
-    note = f"{each} with a score, ascending by id: {values_shown}, stronger colour is more."
+    note = f"{each} with a score, ascending by id: {values_shown}, stronger color is more."
     return _card(title, cells(means, names, f"Heat map of levels: {what}"), escape(note))
 
 
@@ -459,7 +459,7 @@ def _timeline(contents: ReplayContents) -> str:
     for name, rows in marks.items():
         marked = counts(rows)
         shares[name] = marked / max(int(marked.max()), 1)
-    note = "Stronger colour: a larger share of the transitions of that time is stored (in a table)."
+    note = "Stronger color: a larger share of the transitions of that time is stored (in a table)."
     if ended is not None:
         note += " Of ends, rewards above and below 0 the strongest part has the most."
     kept = {name: values for name, values in shares.items() if values.any()}
