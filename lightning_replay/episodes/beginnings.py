@@ -30,9 +30,9 @@ class Beginnings:
 
     * Rows are refused if 64 of them follow another row of their trajectory and none continues it. Each return over
       several steps would be the reward of one step, and each pair or sequence a single row.
-    * Of the first 64 ends that are not terminated, those are reported whose last observation is the one that another
-      episode begins with, if they are the majority and at least eight. Targets at terminated ends use no next
-      observation. Observations that are also found within episodes do not count: in an environment with few states
+    * Among the first 64 ends that are not terminated, an end counts if another episode begins with its last
+      observation. Such ends are reported if they are the majority and at least eight. Targets at terminated ends use no
+      next observation. Observations that are also found within episodes do not count: in an environment with few states
       they recur by chance.
 
     Observations are compared as by :class:`~lightning_replay.episodes.links.Continuity`. :meth:`after` changes nothing
@@ -91,7 +91,7 @@ class Beginnings:
         return further
 
     def warn(self) -> None:
-        """Reports ends once; call it when all parts have the rows."""
+        """Reports ends once. Call it when all parts have the rows."""
         is_majority = 2 * len(self._repeated) > self._num_ends and len(self._repeated) >= _LEAST_REPEATED
         if is_majority and not self.is_silent:
             self.is_silent = True
@@ -122,7 +122,7 @@ class Beginnings:
         if named == TRAJECTORIES[1]:
             begun = owns[~np.isin(names, self._running)]
         self._running = np.unique(names)
-        # States within episodes: those that a row led to, or of the last row the one before.
+        # States within episodes: the state that a row led to, or for the last row the state before.
         self._judge(begun, np.where(ended, owns, lasts), lasts[cut])
 
     def _compare(self, owns: np.ndarray, lasts: np.ndarray, ended: np.ndarray, names: np.ndarray) -> None:

@@ -20,7 +20,7 @@ class DeviceContinuity(Continuity):
     """Whether rows continue others, as :class:`Continuity`, for slots and rows on a device."""
 
     def of_slots(self, before: Tensor, after: Tensor) -> Tensor:  # type: ignore[override]
-        """Returns whether the rows ``after`` continue those in ``before``, int64 ``[n]`` each, -1 for no row; bool."""
+        """Returns whether the rows ``after`` continue those in ``before``, int64 ``[n]`` each (-1: no row), as bool."""
         self._read()
         equal = torch.ones_like(before, dtype=torch.bool)
         for pair in self._pairs:
@@ -181,7 +181,7 @@ class DeviceLinks:
             index: Slots, int64 ``[B]`` on the device.
             steps: Number of steps for each slot, int64 ``[B]`` on the device.
             back: Whether the previous steps are followed.
-            most: Upper bound of ``steps``, which saves memory; by default ``capacity``.
+            most: Upper bound of ``steps``, which saves memory. The default is ``capacity``.
         """
         levels = max(min(self.capacity if most is None else most, self.capacity).bit_length(), 1)
         if back not in self._jumps or len(self._jumps[back]) < levels:
@@ -207,7 +207,7 @@ class DeviceLinks:
         return self._before[index]
 
     def end_episodes(self, slots: Tensor, trajectories: Iterable[int | None] = ()) -> None:
-        """Ends episodes at these slots, and the running episodes of these trajectories; no row follows their rows."""
+        """Ends episodes at these slots, and the running episodes of these trajectories. No row follows their rows."""
         slots = slots.reshape(-1).to(self.device, non_blocking=True)
         self._before[self._after[slots]] = -1
         self._after[slots] = -1

@@ -12,7 +12,7 @@ _UNNAMED = np.zeros(1, dtype=np.int64)  # the episode of rows without a trajecto
 
 
 class EpisodeGroups(NamedTuple):
-    """Rows ``[N]`` of a batch by running episode, G groups; a row that is done is the last of its episode."""
+    """Rows ``[N]`` of a batch by running episode, G groups. A row that is done is the last of its episode."""
 
     trajectory: np.ndarray  #: int64 ``[G]``, ascending.
     order: np.ndarray  #: int64 ``[N]``, the rows group after group, each in order of time.
@@ -22,7 +22,7 @@ class EpisodeGroups(NamedTuple):
 
 
 def groups_of(trajectory: np.ndarray | None, done: np.ndarray) -> EpisodeGroups:
-    """Groups rows by running episode, int64 ``[N]``; ``None`` where all are of one, which is 0."""
+    """Groups rows by running episode, int64 ``[N]``, or ``None`` if all are of one episode, number 0."""
     count = len(done)
     if trajectory is None or len(trajectory) == 1 or (trajectory == trajectory[0]).all():
         only = _UNNAMED if trajectory is None else trajectory[:1]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loops along the links of episodes, compiled; step by step for all rows, so that their cache misses overlap."""
+"""Compiled loops along the links of episodes. They step all rows together, so that their cache misses overlap."""
 
 import numpy as np
 from numba import njit
@@ -34,7 +34,7 @@ def follow(successor, predecessor, places, table, now, slots, names, done, diges
     Fills in the slots of newest rows that nothing follows any more, and when these rows were written.
 
     Args:
-        digests: Digests of the observations before and after each row's step, int64 ``[2, n]``; ``[2, 0]`` links rows
+        digests: Digests of the observations before and after each row's step, int64 ``[2, n]``. ``[2, 0]`` links rows
             by their names.
         stopped: Memory for the result, int64 ``[2 n, 2]``.
 
@@ -104,7 +104,7 @@ def remember(places, table, running):  # type: ignore[no-untyped-def]
 
 @compiled
 def stop(places, table, slots, names):  # type: ignore[no-untyped-def]
-    """Ends the running episodes whose newest rows are in these slots, and those of these names."""
+    """Ends the running episodes whose newest rows are in these slots, and the running episodes of these names."""
     for slot in slots:
         if places[slot] >= 0:
             table[places[slot], NEWEST] = -1
@@ -170,7 +170,7 @@ def walk(links, index, steps):  # type: ignore[no-untyped-def]
 
 @compiled
 def number(predecessor, index, position, length, stride):  # type: ignore[no-untyped-def]
-    """Writes how many steps come before each new row to ``position``; returns whether any completes a sequence."""
+    """Writes how many steps come before each new row to ``position``, and returns whether any completes a sequence."""
     found = False
     for place in range(index.size):
         before = predecessor[place]
@@ -204,7 +204,7 @@ def starts(predecessor, position, last, num_new, length, overlap, min_steps):  #
 
 @compiled
 def name(predecessor, index, number, episode):  # type: ignore[no-untyped-def]
-    """Writes the number of its episode for each new row, in insertion order; row k may begin ``number + k``."""
+    """Writes the number of its episode for each new row, in insertion order. Row k may begin ``number + k``."""
     for place in range(index.size):
         before = predecessor[index[place]]
         episode[index[place]] = number + place if before < 0 else episode[before]

@@ -33,7 +33,7 @@ TRAJECTORY_KEYS = ("trajectory", ("collector", "traj_ids"))  # the second is wri
 
 
 def trajectory_of(rows: TensorDictBase) -> Tensor | None:
-    """Returns the running episode of each row, int64 of any shape; ``None`` when the rows name none."""
+    """Returns the running episode of each row, int64 of any shape, or ``None`` when the rows name none."""
     found = (rows.get(key, None) for key in TRAJECTORY_KEYS)
     return next((trajectory for trajectory in found if trajectory is not None), None)
 
@@ -46,7 +46,7 @@ def trajectory_name(rows: TensorDictBase) -> str:
 def comparable(column: Any, device: str | None = None) -> Any:
     """Returns a tensor or array ``[N, ...]`` as ``[N, numbers]``, of large ones every k-th number: 4,096 at most.
 
-    It lies on ``device``, or where the column lies; on the CPU it is an array, of which rows are read faster.
+    It lies on ``device``, by default on that of the column. On the CPU it is an array, whose rows are read faster.
     """
     if type(column) is not np.ndarray:
         column = column.detach() if device is None else column.detach().to(device)
@@ -164,11 +164,11 @@ class DiscontinuityCount:
 class Continuity:
     """Whether rows continue others: they start with the observations that those ended with, bit for bit.
 
-    Compared are the columns named ``observation`` or below it; without such a name every column that is stored at the
-    root and, of the same dtype and shape, under ``"next"``, flags and rewards left out. NaN equals NaN. Frames that are
-    stored once are compared by their numbers; of other columns with more than 4,096 numbers a row every k-th is
-    compared. Rows without such a column all continue. Links of new rows compare :meth:`digests`, of 64 bits each.
-    Of a TensorDict ``[N]`` as ``source`` the slots are the places.
+    The compared columns are ``observation`` and the columns below it. Without such a name, every column is compared
+    that is stored at the root and, with the same dtype and shape, under ``"next"``, except flags and rewards. NaN
+    equals NaN. Frames that are stored once are compared by their numbers. Of other columns with more than 4,096 numbers
+    a row, every k-th is compared. Rows without such a column all continue. Links of new rows compare :meth:`digests`,
+    of 64 bits each. If ``source`` is a TensorDict ``[N]``, the slots are its places.
     """
 
     def __init__(self, source: Storage | TensorDictBase) -> None:
@@ -179,7 +179,7 @@ class Continuity:
         self._tally = DiscontinuityCount()
 
     def of_slots(self, before: np.ndarray, after: np.ndarray) -> np.ndarray:
-        """Returns whether the rows in the slots ``after`` continue those in ``before``, int64 ``[n]`` each; bool."""
+        """Returns whether the rows in the slots ``after`` continue those in ``before``, int64 ``[n]`` each, as bool."""
         self._read()
         equal = np.ones(len(before), dtype=np.bool_)
         for own, following in self._pairs:
@@ -215,7 +215,7 @@ class Continuity:
         self._tally.add(compared, broken)
 
     def warn(self) -> None:
-        """Warns once if most rows do not continue the row before; call it when all parts have the new rows."""
+        """Warns once if most rows do not continue the row before. Call it when all parts have the new rows."""
         if self._tally.is_suspicious:
             self._tally.warn(trajectory_name(self._rows()))
 
@@ -252,7 +252,7 @@ def with_real_ends(rows: TensorDictBase) -> TensorDictBase | None:
     """Returns rows ``[N]`` that are all truncated, some of them not done, with the ends of their episodes alone.
 
     TorchRL's trainers mark all rows of a batch so before they store it. A row that is not done ends its episode only
-    where the next row does not continue it. ``None`` for other rows that are not done.
+    if the next row does not continue it. ``None`` for other rows that are not done.
     """
     following = rows.get("next")
     done = following.get("done")
@@ -271,13 +271,13 @@ class EpisodeLinks:
     """Slots of the next and the previous step of every slot: ``successor[slot]``, ``predecessor[slot]``, -1 for none.
 
     Call :meth:`write` with every batch of rows that enters the storage, in insertion order. A row is linked to the
-    previous row of its trajectory, unless that one ended its episode (terminated or truncated) or was overwritten, or
-    the row does not start with the observation that the other ended with. So links never cross an episode end, the
-    write head, environments or runs. Overwriting a slot cuts the link of its predecessor.
+    previous row of its trajectory if it starts with the observation that the previous row ended with. It is not linked
+    if the previous row ended its episode (terminated or truncated) or was overwritten. So links never cross an episode
+    end, the write head, environments or runs. Overwriting a slot cuts the link of its predecessor.
 
     Args:
         capacity: slots in the storage.
-        continuity: compares the observations of two rows; ``None`` links rows by their trajectory alone.
+        continuity: compares the observations of two rows. ``None`` links rows by their trajectory alone.
     """
 
     compares: type[Continuity] = Continuity  #: Comparison of observations that these links take.
@@ -288,7 +288,7 @@ class EpisodeLinks:
         self.capacity: int = checked_count("capacity", capacity, of="slots")
         self._after = np.full(capacity, -1, dtype=np.int64)
         self._before = np.full(capacity, -1, dtype=np.int64)
-        # Where each slot that holds the newest row of a running episode stands in the table of episodes, or -1.
+        # Place in the table of episodes for each slot that holds the newest row of a running episode, or -1.
         self._places = np.full(capacity, -1, dtype=np.int32)
         self._num_written = 0
         self._has_digests = False
@@ -297,7 +297,7 @@ class EpisodeLinks:
         self._allocate(0)
 
     def _allocate(self, num_running: int) -> None:
-        # A hash table of the running episodes, of which a quarter is in use; its columns are described beside NAME.
+        # A hash table of the running episodes, of which a quarter is in use. Its columns are described beside NAME.
         self._table = np.full((2 ** max(4 * num_running, 16).bit_length(), 4), kernels.EMPTY, dtype=np.int64)
         self._num_names = 0
 
@@ -318,7 +318,7 @@ class EpisodeLinks:
         """
         self._stopped = _NO_SLOTS
         if index.numel() == 1:
-            # Memory of its own for one row takes half the time.
+            # A separate buffer for one row takes half the time.
             slots, names, ended = self._one_row
             slots[0] = int(index)
             names[0] = _UNNAMED if trajectory is None else int(trajectory)
@@ -346,7 +346,7 @@ class EpisodeLinks:
         """Follows the episode of each slot, ahead or back, for up to ``steps`` rows, int64 ``[B]`` as the slots are.
 
         Returns:
-            int64 ``[B]`` each: the slots, and how many steps away they are; fewer where no more are stored.
+            int64 ``[B]`` each: the slots, and how many steps away they are. There are fewer if no more are stored.
         """
         table = self._before if back else self._after
         arrays = kernels.walk(table, *(np.ascontiguousarray(part) for part in (index, steps)))
@@ -419,7 +419,7 @@ class EpisodeLinks:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned; raises ``ValueError`` for links of other slots or in circles."""
+        """Restores what :meth:`state_dict` returned. Raises ``ValueError`` for links of other slots or in circles."""
         successor = state["successor"]
         if successor.numel() != self.capacity:
             raise ValueError(

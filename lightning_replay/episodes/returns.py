@@ -25,7 +25,7 @@ FORMED_KEYS = ("steps_to_next_obs", ("next", "original_reward"))
 
 
 def refuse_formed(rows: TensorDictBase, n_steps: int) -> None:
-    """Raises ``ValueError`` for rows whose rewards are returns already, where ``n_steps`` is above 1."""
+    """Raises ``ValueError`` for rows whose rewards are returns already, if ``n_steps`` is above 1."""
     found = next((key for key in FORMED_KEYS if rows.get(key, None) is not None), None)
     if n_steps > 1 and found is not None:
         raise ValueError(
@@ -39,7 +39,7 @@ def n_step_returns(reward: Tensor, steps_used: Tensor, discount: float) -> Tenso
     """Computes ``sum(discount**t * reward[:, t] for t < steps_used)`` of rewards ``[B, n]`` along a chain of links.
 
     Rewards after ``steps_used``, int64 ``[B]`` from 1 to n, are ignored. The result ``[B]`` has the dtype of the
-    rewards; float32 for integers and for floats of fewer bits, in which a sum may be infinite.
+    rewards, or float32 for integers and for floats of fewer bits, in which a sum may be infinite.
     """
     if not reward.is_floating_point() or reward.itemsize < torch.float32.itemsize:
         reward = reward.to(torch.float32)  # powers of a discount below 1 are no integers
@@ -58,7 +58,7 @@ def _powers(discount: float, count: int, dtype: torch.dtype, device: torch.devic
 
 
 def bootstrap_discounts(steps_used: Tensor, terminated: Tensor, discount: float) -> Tensor:
-    """Computes ``discount**steps_used``, and 0 where the last step used terminated, float64 ``[B]``."""
+    """Computes ``discount**steps_used``, or 0 if the last step used terminated, float64 ``[B]``."""
     factors = torch.pow(torch.full((), discount, dtype=torch.float64, device=steps_used.device), steps_used)
     return factors.masked_fill(terminated, 0.0)
 
@@ -66,14 +66,15 @@ def bootstrap_discounts(steps_used: Tensor, terminated: Tensor, discount: float)
 class EpisodeTracker(FollowedEpisodes):
     """Follows the episodes in a storage and turns drawn rows into n-step rows.
 
-    A return never crosses an episode end, the newest row, another trajectory or a row that was overwritten, nor a row
-    that starts with another observation than the row before ended with. Sutton and Barto, section 7.1.
+    A return never crosses an episode end, the newest row, another trajectory, or a row that was overwritten. It also
+    ends before a row that starts with another observation than the row before ended with. Sutton and Barto, section
+    7.1.
 
     Args:
         n_steps: Number of rewards in the longest return.
         discount: Discount γ.
         check_continuity: Whether observations are compared, see :class:`~lightning_replay.episodes.links.Continuity`.
-        device: Device of rows, links, and drawn slots; ``None`` follows episodes on the CPU.
+        device: Device of rows, links, and drawn slots. ``None`` follows episodes on the CPU.
     """
 
     def __init__(
@@ -97,9 +98,10 @@ class EpisodeTracker(FollowedEpisodes):
     def draw(self, data: TensorDictBase, index: Tensor, storage: Storage) -> TensorDictBase:
         """Turns the rows ``data`` drawn at ``index``, ``[B]`` or ``[B, 2]``, into rows of several steps.
 
-        ``next`` is that of the last step, its reward the sum; columns as in :class:`NStepTransitions`, ``[..., 1]``.
+        ``next`` is that of the last step, and its reward is the sum. The columns are as in :class:`NStepTransitions`,
+        ``[..., 1]``.
         """
-        # The rows of a return are found when it is drawn, not when they are stored: until its episode ends or has n
+        # The rows of a return are found when it is drawn, not when they are stored. Until its episode ends or has n
         # more rows, a return grows with every step.
         slots, last, steps_used = self._chain(index, storage)
         shape = (*index.shape, 1)
@@ -133,7 +135,7 @@ class EpisodeTracker(FollowedEpisodes):
         return n_step_returns(reward.reshape(slots.shape), steps_used.to(reward.device), self.discount)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], storage: Storage) -> None:  # type: ignore[override]
-        """Restores what :meth:`state_dict` returned; raises ``ValueError`` for links of another number of slots."""
+        """Restores what :meth:`state_dict` returned, or raises ``ValueError`` for links of another number of slots."""
         slots = storage.max_size if state_dict["links"] is None else len(state_dict["links"]["successor"])
         if slots != storage.max_size:  # compiled loops check no bounds
             raise ValueError(f"links of {slots} slots are saved, of {storage.max_size} needed; give the saved capacity")
@@ -144,14 +146,14 @@ class EpisodeTracker(FollowedEpisodes):
 class NStepTransitions(ReplayTransform):
     """Stores ``(s_t, a_t, sum of discount**i * r_{t+i} for i < n, s_{t+n})`` instead of single steps.
 
-    A transition is formed n - 1 steps later, so ``extend`` may store fewer rows than it was given, or none; at the end
+    A transition is formed n - 1 steps later, so ``extend`` may store fewer rows than it was given, or none. At the end
     of an episode the remaining ones are shorter. Everything under ``"next"`` but the reward is that of the last step:
     after truncation the bootstrap is from the last observation, after termination there is none. Rows of several
-    running episodes may be interleaved (``trajectory`` or ``("collector", "traj_ids")``); without these ids they are
-    one environment in order. If more than 1,024 episodes run, and twice as many as a call has rows, those continued
-    longest ago are taken as broken off. No return goes on over a step that starts with another observation than the
-    step before ended with. ``Replay(n_steps=...)`` forms the same transitions when they are drawn, without the delay;
-    use this transform in other buffers, or where stored rows must be final (retention by priority). Use ``extend``,
+    running episodes may be interleaved (``trajectory`` or ``("collector", "traj_ids")``). Without these ids they are
+    one environment in order. If more than 1,024 episodes run, and twice as many as a call has rows, the episodes
+    continued longest ago are taken as broken off. No return goes on over a step that starts with another observation
+    than the step before ended with. ``Replay(n_steps=...)`` forms the same transitions when they are drawn, without the
+    delay. Use this transform in other buffers, or if stored rows must be final (retention by priority). Use ``extend``,
     not ``add``: one step may form several transitions.
 
     Args:
@@ -160,7 +162,7 @@ class NStepTransitions(ReplayTransform):
         check_continuity: Whether observations are compared, see :class:`~lightning_replay.episodes.links.Continuity`.
 
     Stored keys:
-        discount: float32 ``[N, 1]``, γ to the power of the steps used, 0 where the last one terminated.
+        discount: float32 ``[N, 1]``, γ to the power of the steps used, 0 if the last one terminated.
         steps_to_next_obs: int64 ``[N, 1]``, the steps used, 1 to n.
 
     Example:
@@ -216,13 +218,13 @@ class NStepTransitions(ReplayTransform):
         return formed
 
     def form_pending(self, trajectories: Iterable[int] | None = None) -> TensorDictBase | None:
-        """Forms the waiting transitions with fewer steps, because no further step comes; ``None`` if none wait.
+        """Forms the waiting transitions with fewer steps, because no further step comes. Returns ``None`` if none wait.
 
         They bootstrap from the last observation. :meth:`Replay.end_episodes <lightning_replay.Replay.end_episodes>`
         stores them. In other buffers, store them with ``buffer.writer.extend``, which does not apply the transform.
 
         Args:
-            trajectories: Ids of the episodes that do not continue; ``None`` for all.
+            trajectories: Ids of the episodes that do not continue, or ``None`` for all.
 
         :meta private:
         """
@@ -250,7 +252,7 @@ class NStepTransitions(ReplayTransform):
         self.pending = None, None
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Returns the waiting steps and the known columns; TorchRL saves them with the buffer."""
+        """Returns the waiting steps and the known columns. TorchRL saves them with the buffer."""
         waiting, columns = self.pending
         return {
             "length": 0 if waiting is None else len(waiting),

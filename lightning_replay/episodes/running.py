@@ -26,13 +26,13 @@ from lightning_replay.storage.packed import PackedStorage, occupancy_of, read_co
 
 
 def read_trajectory(storage: Storage, index: Tensor) -> Tensor | None:
-    """Returns the running episode of each stored row, int64 ``[N]`` on the CPU; ``None`` when the rows name none."""
+    """Returns the running episode of each stored row, int64 ``[N]`` on the CPU, or ``None`` when the rows name none."""
     trajectory = stored_trajectory(storage, index)
     return None if trajectory is None else trajectory.cpu()
 
 
 def stored_trajectory(storage: Storage, index: Tensor) -> Tensor | None:
-    """Returns the running episode of each stored row, int64 ``[N]``; ``None`` if the rows name none."""
+    """Returns the running episode of each stored row, int64 ``[N]``, or ``None`` if the rows name none."""
     if isinstance(storage, PackedStorage):
         columns = (storage.column(key, index) for key in TRAJECTORY_KEYS if storage.has_column(key))
         trajectory = next(columns, None)
@@ -43,7 +43,7 @@ def stored_trajectory(storage: Storage, index: Tensor) -> Tensor | None:
 
 
 def require_columns(rows: TensorDictBase, purpose: str) -> None:
-    """Raises ``ValueError`` for rows ``[N]`` without one reward, terminated and done each; ``purpose`` needs them."""
+    """Raises ``ValueError`` for rows ``[N]`` without one reward, terminated and done each. ``purpose`` needs them."""
     for name in ("reward", "terminated", "done"):
         require_one_each(rows, ("next", name), purpose, is_flag=name != "reward")
     trajectory = trajectory_of(rows)
@@ -78,7 +78,7 @@ class FollowedEpisodes:
     Args:
         done_key: Flag of rows that ended their episode.
         check_continuity: Whether observations are compared.
-        device: Device of rows and links; ``None`` keeps the links on the CPU.
+        device: Device of rows and links. ``None`` keeps the links on the CPU.
         counts_steps: Whether links on a device count the steps of each episode.
     """
 
@@ -98,7 +98,7 @@ class FollowedEpisodes:
         self.links: Any = None
 
     def check_ends(self, rows: TensorDictBase, sampler: str, purpose: str) -> None:
-        """Refuses the first rows ``[N]`` where they have no flags of episode ends; later ones have their columns."""
+        """Refuses the first rows ``[N]`` if they have no flags of episode ends. Later ones have their columns."""
         if self.links is not None:
             return
         if rows.get(self.done_key, None) is None:
@@ -111,7 +111,7 @@ class FollowedEpisodes:
     def mark_update(self, index: Tensor, storage: Storage) -> Tensor:
         """Links the rows just written into the slots ``index``, int64 ``[n]`` in insertion order.
 
-        Returns the slots that were linked: with the first rows also those that were stored before, in slot order.
+        Returns the slots that were linked: with the first rows also the rows that were stored before, in slot order.
         """
         if self.links is None:
             index = index.cpu()
@@ -129,7 +129,7 @@ class FollowedEpisodes:
         return index
 
     def move_to(self, device: torch.device | None) -> None:
-        """Keeps the links on another device from now on; ``None`` is the CPU."""
+        """Keeps the links on another device from now on. ``None`` is the CPU."""
         if device != self.device:
             state = self.state_dict()
             self.device = device
@@ -161,12 +161,12 @@ class FollowedEpisodes:
             self.links.receive(counts)
 
     def warn(self) -> None:
-        """Warns once if most rows do not continue the row before; call it when the sampler has the new rows."""
+        """Warns once if most rows do not continue the row before. Call it when the sampler has the new rows."""
         if self.links is not None and self.links.continuity is not None:
             self.links.continuity.warn()
 
     def end_episodes(self, slots: Tensor, trajectories: Iterable[int | None] = ()) -> None:
-        """Ends the episodes with the newest rows ``slots``, int64 ``[n]``, and those that run in ``trajectories``."""
+        """Ends the episodes with the newest rows ``slots``, int64 ``[n]``, and the episodes in ``trajectories``."""
         if self.links is not None:
             self.links.end_episodes(slots, trajectories)
 
@@ -181,11 +181,11 @@ class FollowedEpisodes:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the links; 0 before any row is stored."""
+        """Bytes of the links, or 0 before any row is stored."""
         return 0 if self.links is None else self.links.nbytes
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state of the links; ``None`` before any row is stored."""
+        """Returns the state of the links, or ``None`` before any row is stored."""
         return {"links": None if self.links is None else self.links.state_dict()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -202,14 +202,14 @@ def held_slots(storage: Storage) -> Tensor:
 
 
 def slots_by_age(storage: Storage, writer: WriterHooks) -> Tensor | None:
-    """Returns the slots of the stored rows, int64 ``[N]``, oldest first; ``None`` if the writer keeps no order."""
+    """Returns the slots of the stored rows, int64 ``[N]``, oldest first, or ``None`` if the writer keeps no order."""
     slots = held_slots(storage)
     age = writer.age_of(slots)
     return None if age is None else slots[age.argsort(descending=True)]
 
 
 def stored_trajectories(storage: Storage) -> list[int | None]:
-    """Returns the trajectories of the stored rows, each once; ``[None]`` if rows name none."""
+    """Returns the trajectories of the stored rows, each once, or ``[None]`` if rows name none."""
     slots = held_slots(storage)
     ids = read_trajectory(storage, slots) if len(slots) else None
     return [None] if ids is None else ids.unique_consecutive().unique().tolist()

@@ -30,7 +30,7 @@ class RunningRows:
 
     @property
     def capacity(self) -> int:
-        """Number of rows that exist; :meth:`open` may raise it."""
+        """Number of rows that exist. :meth:`open` may raise it."""
         return len(self._rows)
 
     @property
@@ -44,13 +44,13 @@ class RunningRows:
         return self._rows[: self._count]
 
     def find(self, names: np.ndarray) -> np.ndarray:
-        """Returns the row of each episode, int64 ``[n]``; -1 for an episode that does not run."""
+        """Returns the row of each episode, int64 ``[n]``, or -1 for an episode that does not run."""
         found = np.empty(len(names), dtype=np.int64)
         _find(names, self._names, self._rows, self._count, found)
         return found
 
     def open(self, names: np.ndarray) -> np.ndarray:
-        """Returns the row of each episode, int64 ``[n]``; episodes that do not run get one. The names must ascend."""
+        """Returns the row of each episode, int64 ``[n]``. Episodes that do not run get one. The names must ascend."""
         found = np.empty(len(names), dtype=np.int64)
         missing = _find(names, self._names, self._rows, self._count, found)
         if missing:
@@ -64,13 +64,13 @@ class RunningRows:
         return found
 
     def close(self, rows: np.ndarray) -> None:
-        """Ends the episodes in these rows, int64 ``[n]``; -1 stands for no episode."""
+        """Ends the episodes in these rows, int64 ``[n]``. -1 stands for no episode."""
         self._count = _remove(rows, self._names, self._rows, self._count)
 
 
 @compiled
 def _find(wanted, names, rows, count, found):  # type: ignore[no-untyped-def]
-    """Fills in the rows of wanted names; returns how many of them do not run."""
+    """Fills in the rows of wanted names, and returns how many of them do not run."""
     place = missing = 0
     for number in range(wanted.size):
         name = wanted[number]
@@ -95,7 +95,7 @@ def _find(wanted, names, rows, count, found):  # type: ignore[no-untyped-def]
 
 @compiled
 def _insert(wanted, missing, names, rows, count, found):  # type: ignore[no-untyped-def]
-    """Inserts the wanted names without a row, which ascend, into the names; fills in their rows."""
+    """Inserts the wanted names without a row, which ascend, into the names, and fills in their rows."""
     unused = rows[count : count + missing].copy()
     old, new = count - 1, missing
     for number in range(wanted.size - 1, -1, -1):
@@ -111,7 +111,7 @@ def _insert(wanted, missing, names, rows, count, found):  # type: ignore[no-unty
 
 @compiled
 def _remove(closing, names, rows, count):  # type: ignore[no-untyped-def]
-    """Removes the names of these rows; returns how many are left."""
+    """Removes the names of these rows, and returns how many are left."""
     is_closing = np.zeros(rows.size, np.bool_)
     for row in closing:
         if row >= 0:

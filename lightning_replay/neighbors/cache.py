@@ -22,9 +22,10 @@ NO_LIST = -1.0
 class NeighborCache:
     """For every slot of a table its ``num_candidates`` nearest other rows, a multiple of 8, some of them spare.
 
-    A list holds *every* stored row nearer than the slot's ``radius``, nearest first. An arriving row enters the
-    lists whose radius reaches it; the last row of a full one leaves, and the radius shrinks. A row that is overwritten
-    leaves the radius as it is. So a list is exact as long as it has ``num_neighbors`` rows, those that are drawn from.
+    A list holds *every* stored row nearer than the slot's ``radius``, nearest first. An arriving row enters the lists
+    whose radius reaches it. The last row of a full list leaves, and the radius shrinks. A row that is overwritten
+    leaves the radius as it is. So a list is exact as long as it has ``num_neighbors`` rows, which are the rows to draw
+    from.
     """
 
     def __init__(self, table: PointTable, num_neighbors: int, num_candidates: int) -> None:
@@ -45,12 +46,12 @@ class NeighborCache:
         return sum(getattr(self, name).nbytes for name in _COLUMNS)
 
     def pick(self, index: Tensor, uniform: Tensor) -> Tensor:
-        """Returns a nearest row of each of ``index`` ``[B]`` by numbers in [0, 1); ``capacity`` for none."""
+        """Returns a nearest row of each of ``index`` ``[B]`` by numbers in [0, 1), or ``capacity`` for none."""
         position = (uniform * self.choices.index_select(0, index)).long().add_(index, alpha=self.num_candidates)
         return self.slot.view(-1).index_select(0, position).long()
 
     def put(self, slots: Tensor, distance: Tensor, slot: Tensor) -> None:
-        """Replaces the lists of ``slots`` ``[n]`` by sorted ones ``[n, M]``; the radius is left alone."""
+        """Replaces the lists of ``slots`` ``[n]`` by sorted ones ``[n, M]``. The radius is left alone."""
         stored = distance.isfinite()
         self.distance[slots] = distance
         self.slot[slots] = slot.masked_fill(~stored, self.table.capacity).int()
@@ -69,8 +70,8 @@ class NeighborCache:
 
     def enter(self, arriving: Tensor, closest: Tensor) -> None:
         """Enters the rows ``arriving`` ``[q]`` into all lists whose radius reaches them."""
-        # The rows arriving [q] are in each other's lists only; closest [limit] are squared distances to the nearest
-        # row.
+        # The rows arriving [q] are in each other's lists only. The array closest [limit] holds the squared distances to
+        # the nearest row.
         reached = closest.clamp_(min=0) < self.radius[: len(closest)]
         for block in blocks_of(reached.nonzero().squeeze(1), _BLOCK):
             radius = self.radius[block]
@@ -85,7 +86,7 @@ class NeighborCache:
             self.radius[block] = torch.where(pushed_out, kept[:, -1], radius)
 
     def rerank(self, slots: Tensor) -> None:
-        """Recomputes the distances in lists after a restandardisation and scales each radius by its own list."""
+        """Recomputes the distances in lists after a restandardization and scales each radius by its own list."""
         for block in blocks_of(slots, _BLOCK):
             slot = self.slot[block].long()
             old = self.distance[block]
@@ -105,7 +106,7 @@ class NeighborCache:
         return {name: getattr(self, name)[:limit].clone() for name in _COLUMNS}
 
     def load_state_dict(self, state: dict[str, Tensor], limit: int) -> None:
-        """Restores the lists of the slots below ``limit``; ``ValueError`` if they name other slots."""
+        """Restores the lists of the slots below ``limit``. Raises ``ValueError`` if they name other slots."""
         places = {name: getattr(self, name)[:limit] for name in _COLUMNS}
         slot = state["slot"]
         choices = state["choices"]
@@ -118,8 +119,8 @@ class NeighborCache:
             place[:] = state[name]
 
 
-# The lists: slot and distance, int32 and float32 [L, M], nearest first, empty places the slot capacity; choices,
-# float32 [L], the rows to draw from, num_neighbors at most; radius, float32 [L].
+# The lists: slot and distance, int32 and float32 [L, M], nearest first. Empty places hold the slot capacity. The array
+# choices, float32 [L], holds the number of rows to draw from, num_neighbors at most. The radius is float32 [L].
 @compiled
 def pick(index, uniform, choices, slot, picked):  # type: ignore[no-untyped-def]
     """Writes ``picked``, one of the first ``choices[i]`` of the list ``slot[i]`` of each slot i in ``index``."""
@@ -130,11 +131,11 @@ def pick(index, uniform, choices, slot, picked):  # type: ignore[no-untyped-def]
 
 @compiled
 def drop(slot, distance, choices, leaving, lowest, highest, num_neighbors):  # type: ignore[no-untyped-def]
-    """Removes the slots marked in ``leaving``, ``lowest`` to ``highest``, from lists; others move to the front."""
+    """Removes the slots marked in ``leaving``, ``lowest`` to ``highest``, from lists. Others move to the front."""
     lists, length = slot.shape
     empty, span = np.int32(leaving.size - 1), np.uint32(highest - lowest)
     for row in range(lists):
-        # Without a branch, so that the loop is vectorised: most lists have no slot between the bounds.
+        # Without a branch, so that the loop is vectorized: most lists have no slot between the bounds.
         within: Any = np.bool_(False)
         for place in range(length):
             within |= np.uint32(slot[row, place] - lowest) <= span
@@ -156,9 +157,9 @@ def drop(slot, distance, choices, leaving, lowest, highest, num_neighbors):  # t
 def enter(  # type: ignore[no-untyped-def]
     slot, distance, choices, radius, points, closest, arriving, queries, empty, num_neighbors
 ):
-    """Enters rows into the lists whose radius reaches them; the radius of a list that has no room for all shrinks.
+    """Enters rows into the lists whose radius reaches them. The radius of a list that has no room for all shrinks.
 
-    The rows are in the slots ``arriving``, int32 ``[q]``; ``queries``, float32 ``[d, q]``, are their ``points``.
+    The rows are in the slots ``arriving``, int32 ``[q]``. ``queries``, float32 ``[d, q]``, are their ``points``.
     """
     length, (width, count) = slot.shape[1], queries.shape
     squares = np.empty(count, dtype=np.float32)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lists of the nearest stored rows, kept up as rows arrive; with discrete actions among rows of the same action."""
+"""Lists of the nearest stored rows, kept up as rows arrive. With discrete actions, they are of the same action."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from lightning_replay.options import check_option, checked_count
 from lightning_replay.state import Stateful
 
 _BLOCK = 64  # queries of one product
-# Distances that each arriving row pays for the renewal of old lists after a restandardisation: a sixth of its own
-# search at 100,000 rows; at 1,000 rows a few arriving rows renew everything.
+# Distances that each arriving row pays for the renewal of old lists after a restandardization. They are a sixth of the
+# row's search at 100,000 rows. At 1,000 rows a few arriving rows renew everything.
 _RENEWAL_DISTANCES = 2**14
 
 
 class NeighborLists:
-    """Draws a partner uniformly from the k nearest *other* rows in standardised features.
+    """Draws a partner uniformly from the k nearest *other* rows in standardized features.
 
-    Distances are Euclidean after division by the population standard deviation over all stored rows; a constant feature
-    is ignored. A row is excluded from its own neighbours by its slot, so an exact duplicate is a neighbour. With fewer
-    than k + 1 rows all others are neighbours; a lone row is drawn itself. Neighbourhood of Sander et al. 2022,
+    Distances are Euclidean after division by the population standard deviation over all stored rows. A constant feature
+    is ignored. A row is excluded from its own neighbors by its slot, so an exact duplicate is a neighbor. With fewer
+    than k + 1 rows all others are neighbors. A lone row is drawn itself. Neighborhood of Sander et al. 2022,
     https://arxiv.org/abs/2205.09117.
 
     Call :meth:`write` whenever slots are (re)written and :meth:`draw` for partners. With ``refresh_interval=1``
     every draw searches all rows under the statistics of that moment: the paper's definition, exact and slow.
 
     Otherwise lists are cached and updated by passes over all rows. A pass runs in a draw when at least
-    ``refresh_interval`` written rows wait or a drawn row waits, and searches for all that wait: one search per row,
-    however often rows are drawn. A waiting row is not drawn as a partner. Lists are exact for the standardisation of
+    ``refresh_interval`` written rows wait or a drawn row waits. It searches for all that wait: one search per row,
+    however often rows are drawn. A waiting row is not drawn as a partner. Lists are exact for the standardization of
     the last refit. When a standard deviation has moved by more than ``drift_tolerance`` since then, the rows are
-    standardised again, each list is ranked again from its ``num_neighbors + num_spare`` candidates, and the next passes
-    renew all lists, a few at a time.
+    standardized again. Each list is then ranked again from its ``num_neighbors + num_spare`` candidates, and the next
+    passes renew all lists, a few at a time.
 
     Args:
         capacity: Number of slots.
@@ -47,9 +47,9 @@ class NeighborLists:
         refresh_interval: Number of waiting rows at which a draw runs a pass.
         backend: Search of rebuilds, which run if at least half of the rows are new: ``"exact"``, ``"faiss_flat"``
             (exact too) or ``"faiss_ivf"`` (inverted file, approximate: for loading many rows at once). Passes are
-            exact with all three; Faiss runs on the GPU where the features are on one.
-        num_spare: Least number of candidates kept beyond k; None keeps as many as k. A list is a multiple of 8 long.
-        drift_tolerance: Relative change of a standard deviation from which rows are standardised again.
+            exact with all three. Faiss runs on the GPU if the features are on one.
+        num_spare: Least number of candidates kept beyond k. None keeps as many as k. A list is a multiple of 8 long.
+        drift_tolerance: Relative change of a standard deviation from which rows are standardized again.
 
     Example:
         >>> lists = NeighborLists(capacity=4, num_neighbors=1)
@@ -84,7 +84,7 @@ class NeighborLists:
         self.clear()
 
     def clear(self) -> None:
-        """Removes every row; features of another width may follow."""
+        """Removes every row. Features of another width may follow."""
         self._rows = FeatureRows(self.capacity)
         self._cache: NeighborCache | None = None
         self._waiting_count = 0
@@ -107,7 +107,7 @@ class NeighborLists:
         return self._rows.standardization
 
     def write(self, index: Tensor, features: Tensor) -> None:
-        """Stores rows with ``features`` ``[n, d]`` at the slots ``index`` ``[n]``; searches nothing yet.
+        """Stores rows with ``features`` ``[n, d]`` at the slots ``index`` ``[n]``, and searches nothing yet.
 
         Raises:
             ValueError: NaN, infinite or differently shaped features, or a slot named twice. Nothing is changed.
@@ -145,10 +145,10 @@ class NeighborLists:
     def draw(self, index: Tensor, generator: torch.Generator) -> Tensor:
         """Draws a partner for each of the stored rows ``index`` ``[B]``, uniform over its nearest other rows.
 
-        Takes one number per row from ``generator``, more where a row drawn as a partner was just overwritten.
+        Takes one number per row from ``generator``, and more if a row drawn as a partner was just overwritten.
 
         Returns:
-            Slots, int64 ``[B]``; a row itself where it is the only one.
+            Slots, int64 ``[B]``. A row is drawn itself if it is the only one.
 
         Raises:
             IndexError: a slot that holds no row.
@@ -237,7 +237,7 @@ class NeighborLists:
         return torch.cat([self._rows.features[:0], *self._left])
 
     def _due(self, cache: NeighborCache, arriving_count: int) -> Tensor:
-        # The slots are those with too short lists, and the next slots of a renewal.
+        # Slots with too short lists, and the next slots of a renewal.
         limit = self._rows.limit
         short = cache.short(limit, min(self.num_neighbors, len(self) - 1))
         if not self._renewals_left:
@@ -249,7 +249,7 @@ class NeighborLists:
         return torch.cat([short, renewed[cache.radius[renewed] >= 0]]).unique()
 
     def _by_definition(self, index: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """Returns distances and slots ``[B, count]`` in the present standardisation, padded with infinity and -1."""
+        """Returns distances and slots ``[B, count]`` in the present standardization, padded with infinity and -1."""
         if not len(index):
             return index.new_empty(0, count).double(), index.new_empty(0, count)
         slots = self._rows.slots()
@@ -262,7 +262,7 @@ class NeighborLists:
         return functional.pad(distance, missing, value=torch.inf), functional.pad(slots[position], missing, value=-1)
 
     def recall_at(self, k: int, sample: int = 1000, generator: torch.Generator | None = None) -> float:
-        """Returns the share of the true k nearest rows that the lists of ``sample`` rows hold, as standardised now.
+        """Returns the share of the true k nearest rows that the lists of ``sample`` rows hold, as standardized now.
 
         :meta private:
         """
@@ -280,12 +280,12 @@ class NeighborLists:
         return float((true.unsqueeze(2) == listed.unsqueeze(1)).any(2).double().mean())
 
     def to(self, device: torch.device) -> None:
-        """Moves features and lists, as where they were loaded from files and rows lie on another device."""
+        """Moves features and lists, for example if they were loaded from files and rows lie on another device."""
         if self._rows.width and self._rows.features.device != device:
             self.load_state_dict(self.state_dict(), device)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns tensors and plain values; the next draws are the same after they are loaded."""
+        """Returns tensors and plain values. The next draws are the same after they are loaded."""
         return {
             "num_neighbors": self.num_neighbors,
             "num_spare": self.num_spare,
@@ -301,7 +301,10 @@ class NeighborLists:
         }
 
     def load_state_dict(self, state: dict[str, Any], device: torch.device | None = None) -> None:
-        """Restores what :meth:`state_dict` returned, by lists of the same options; by default where its tensors are."""
+        """Restores what :meth:`state_dict` returned, by lists of the same options.
+
+        The default device is that of its tensors.
+        """
         saved = (state["num_neighbors"], state["num_spare"], bool(state["upkeep"]) or not state["rows"]["limit"])
         mine = (self.num_neighbors, self.num_spare, self.refresh_interval > 1 or not state["rows"]["limit"])
         if saved != mine or state["rows"]["limit"] > self.capacity:
@@ -338,11 +341,11 @@ def _choose(index: Tensor, neighbor: Tensor, uniform: Tensor) -> Tensor:
 
 
 class SameActionLists(Stateful):
-    """Neighbour lists per discrete action, a :class:`NeighborLists` each: a partner always has the same action.
+    """Neighbor lists per discrete action, a :class:`NeighborLists` each: a partner always has the same action.
 
-    The rows of each action have numbers of their own; the number of an overwritten row goes to the next row of that
-    action. Until then it may still be drawn, and the drawn row gets no partner. Memory: lists of the whole capacity
-    for each action.
+    Each action numbers its rows separately. The number of an overwritten row goes to the next row of the same action.
+    Until then it may still be drawn, and the drawn row gets no partner. Memory: lists of the whole capacity for each
+    action.
 
     Args:
         capacity, num_neighbors, options: Options of each :class:`NeighborLists`.
@@ -372,7 +375,7 @@ class SameActionLists(Stateful):
         self._actions: dict[tuple[int, ...], int] = {}
         self._group = torch.full((self.capacity,), -1, dtype=torch.int64, device="cpu")
         self._number = torch.full((self.capacity,), -1, dtype=torch.int64, device="cpu")
-        # For each action, the slot of each number; -1 if the number is free.
+        # For each action, the slot of each number, or -1 if the number is free.
         self._slot_of: list[Tensor] = []
         # For each action, the freed numbers, and the next number that was never used.
         self._free: list[list[int]] = []
@@ -438,7 +441,7 @@ class SameActionLists(Stateful):
         return {"actions": [list(value) for value in self._actions], "lists": lists, **super().state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned; the capacity must be the same."""
+        """Restores what :meth:`state_dict` returned. The capacity must be the same."""
         self.clear()
         for value in state["actions"]:
             self._group_of(tuple(value))

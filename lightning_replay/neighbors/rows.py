@@ -65,13 +65,13 @@ class Standardization(Stateful):
         return float(change.max())
 
     def apply(self, rows: Tensor) -> Tensor:
-        """Returns standardized rows, float32 ``[n, d]``; a feature with ``std`` 0 becomes 0."""
+        """Returns standardized rows, float32 ``[n, d]``. A feature with ``std`` 0 becomes 0."""
         scale = torch.where(self.std > 0, 1 / self.std, 0.0)
         return ((rows.double() - self.mean) * scale).float()
 
 
 class FeatureRows:
-    """Features of ``capacity`` slots, with their standardisation; of the width, dtype and device of the first rows."""
+    """Features of ``capacity`` slots, with their standardization. Width, dtype and device are set by the first rows."""
 
     features: Tensor
     stored: Tensor
@@ -89,7 +89,7 @@ class FeatureRows:
         return self.features.nbytes + self.stored.nbytes if self.width else 0
 
     def write(self, index: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Stores checked ``features`` ``[n, d]`` at ``index``; returns the slots that held rows, and their features."""
+        """Stores checked ``features`` ``[n, d]`` at ``index``. Returns the slots that held rows, and their features."""
         # Rows often come one by one: these calls take half the time of square brackets.
         held = index[self.stored.index_select(0, index)]
         old = self.features.index_select(0, held)
@@ -104,7 +104,7 @@ class FeatureRows:
         return self.stored[: self.limit].nonzero().squeeze(1)
 
     def refit(self) -> Tensor:
-        """Refits the standardisation to all rows and returns their slots."""
+        """Refits the standardization to all rows and returns their slots."""
         slots = self.slots()
         self.standardization.refit(self.features[slots])
         return slots
@@ -124,7 +124,7 @@ class FeatureRows:
         self.standardization = Standardization(self.width, device)
 
     def check_write(self, index: Tensor, features: Tensor) -> None:
-        """Refuses a write of NaN, of another width, or of one slot twice; nothing is changed."""
+        """Refuses a write of NaN, of another width, or of one slot twice. Nothing is changed."""
         if features.ndim != 2 or index.shape != features.shape[:1]:
             raise ValueError(
                 f"index has shape {list(index.shape)} and features {list(features.shape)}; accepted are [n] and [n, d]"
@@ -134,7 +134,7 @@ class FeatureRows:
                 f"features are {features.shape[1]} wide and the rows stored {self.width}; "
                 "concatenate the same columns for every write, or call clear() first"
             )
-        # A finite sum has finite terms, and takes half the time; finite terms may still overflow.
+        # A finite sum has finite terms, and takes half the time. Finite terms may still overflow.
         if not math.isfinite(float(features.sum())) and not bool(features.isfinite().all()):
             finite = features.isfinite().all(1)
             raise ValueError(
@@ -146,7 +146,7 @@ class FeatureRows:
             raise ValueError("index names a slot twice in one write; give each slot once, with the row it holds now")
 
     def check_range(self, index: Tensor) -> None:
-        """Refuses slots outside of the capacity; ``IndexError``."""
+        """Refuses slots outside of the capacity. Raises ``IndexError``."""
         if not index.numel():
             return
         lowest, highest = index.aminmax()
@@ -155,7 +155,7 @@ class FeatureRows:
             raise IndexError(f"slots {wrong} do not exist; accepted are 0 to {self.capacity - 1}")
 
     def check_stored(self, index: Tensor) -> None:
-        """Refuses slots without a row; ``IndexError``."""
+        """Refuses slots without a row. Raises ``IndexError``."""
         self.check_range(index)
         known = self.stored[index] if self.width else torch.zeros_like(index, dtype=torch.bool)
         if not bool(known.all()):
@@ -173,7 +173,7 @@ class FeatureRows:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores saved rows; memory must be allocated."""
+        """Restores saved rows. Memory must be allocated."""
         self.limit = int(state["limit"])
         self.features[: self.limit] = state["features"]
         self.stored[: self.limit] = state["stored"]

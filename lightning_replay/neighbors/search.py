@@ -24,7 +24,7 @@ _EXACT = "or use backend='exact'"
 
 
 class PointTable:
-    """Standardised rows of ``capacity`` slots, laid out so that one matrix product gives squared distances.
+    """Standardized rows of ``capacity`` slots, laid out so that a matrix product gives squared distances.
 
     Row i is ``[z, |z|², 1]`` and a query is ``[-2z, 1, |z|²]``. A row that is not stored has an infinite square, so
     it is infinitely far from everything. Row ``capacity`` is never stored: short lists refer to it.
@@ -37,7 +37,7 @@ class PointTable:
         self.rows[:, width] = torch.inf
         self.rows[:, width + 1] = 1
         self._steps = torch.arange(_GROUP, device=device)
-        # Distances of one tile stay in the processor's second cache; a GPU needs more work per call.
+        # Distances of one tile stay in the processor's second cache. A GPU needs more work per call.
         self._tile_elements = 2**18 if self.rows.device.type == "cpu" else 2**26
 
     @property
@@ -46,7 +46,7 @@ class PointTable:
         return self.rows.nbytes
 
     def place(self, slots: Tensor, points: Tensor) -> None:
-        """Stores the standardised rows ``points`` ``[n, d]`` at ``slots`` ``[n]``."""
+        """Stores the standardized rows ``points`` ``[n, d]`` at ``slots`` ``[n]``."""
         square = points.square().sum(1, keepdim=True)
         self.rows[slots] = torch.cat([points, square, torch.ones_like(square)], 1)
 
@@ -57,8 +57,8 @@ class PointTable:
     def nearest(self, slots: Tensor, count: int, limit: int) -> tuple[Tensor, Tensor, Tensor]:
         """Finds the ``count`` other rows below ``limit`` that are nearest to each of the stored rows ``slots`` ``[q]``.
 
-        Returns squared distances, nearest first, infinite where there are fewer, and slots ``[q, count]``; and for each
-        searched slot its squared distance to the closest query ``[limit]``.
+        Returns squared distances, nearest first, and slots ``[q, count]``. If there are fewer, the distances are
+        infinite. For each searched slot, also returns its squared distance to the closest query ``[limit]``.
         """
         query = self.rows.index_select(0, slots)
         point, square, one = query.split([self.width, 1, 1], 1)
@@ -94,7 +94,7 @@ class PointTable:
         return (first.unsqueeze(2) + stride.unsqueeze(2) * self._steps).flatten(1)
 
     def _direct(self, point: Tensor, member: Tensor) -> Tensor:
-        # Differences keep the digits in which very close rows differ; matrix products lose them.
+        # Differences keep the digits in which very close rows differ. Matrix products lose them.
         rows = self.rows.index_select(0, member.flatten()).view(*member.shape, -1)
         distance = (rows[..., : self.width] - point.unsqueeze(1)).square_().sum(-1)
         return distance.masked_fill_(rows[..., self.width].isinf(), torch.inf)
@@ -133,7 +133,7 @@ def _faiss_index(points: Tensor, inverted_file: bool) -> Any:
     number, width = points.shape
     index = faiss.IndexFlatL2(width)
     # A tenth of the cells of similar rows is searched: faster above about 100,000 rows, and no longer exact. Faiss
-    # needs 39 rows a cell to train on; with fewer cells than 8 the flat index is as fast.
+    # needs 39 rows a cell to train on. With fewer cells than 8 the flat index is as fast.
     cells = min(round(4 * number**0.5), number // 39)
     if inverted_file and cells >= 8:
         index = faiss.IndexIVFFlat(index, width, cells)
@@ -149,7 +149,7 @@ def _faiss_index(points: Tensor, inverted_file: bool) -> Any:
 
 
 def search_by_name(backend: str) -> Search:
-    """Returns the search of a backend; ``ModuleNotFoundError`` if Faiss is needed and missing."""
+    """Returns the search of a backend. Raises ``ModuleNotFoundError`` if Faiss is needed and missing."""
     checked_choice("backend", backend, ("exact", "faiss_flat", "faiss_ivf"))
     if backend == "exact":
         return exact_search
@@ -171,7 +171,7 @@ def direct_neighbors(rows: Tensor, std: Tensor, index: Tensor, count: int) -> tu
 
 
 def blocks_of(slots: Tensor, length: int) -> tuple[Tensor, ...]:
-    """Returns ``slots`` in blocks of at most ``length``; none where there are no slots."""
+    """Returns ``slots`` in blocks of at most ``length``, or no block if there are no slots."""
     return slots.split(length) if len(slots) else ()
 
 
@@ -183,7 +183,7 @@ def _import_faiss() -> ModuleType:
     try:
         import faiss
 
-        # With this module, indices accept tensors where these are.
+        # With this module, indices accept tensors on their device.
         import faiss.contrib.torch_utils
     except ModuleNotFoundError as error:
         raise missing_extra("a Faiss backend", "Faiss", _extra(), _EXACT) from error

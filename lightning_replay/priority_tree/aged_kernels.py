@@ -14,7 +14,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 def write_values(  # type: ignore[no-untyped-def]
     index, values, births, reference, rate, old_before, gone_before, leaves, sums, minima, starts, counts
 ):
-    """Writes the value of each slot to the half of its age, and 0 to the other half; slots of -1 are skipped."""
+    """Writes the value of each slot to the half of its age, and 0 to the other half. Slots of -1 are skipped."""
     width = leaves.size // 2
     changed = np.full(2 * index.size, -1)
     for position in range(index.size):
@@ -38,7 +38,7 @@ def write_values(  # type: ignore[no-untyped-def]
 
 @compiled
 def bounds(scale, floor, leaves, sums, minima, starts, counts):  # type: ignore[no-untyped-def]
-    """Returns the sum and the smallest positive of all values, those of the halves times ``scale`` and ``floor``."""
+    """Returns the sum and the smallest positive of all values, with the halves times ``scale`` and ``floor``."""
     half = counts[-1] // 2
     mass, mass_old = ZERO, ZERO
     least, least_old = INFINITY, INFINITY
@@ -69,7 +69,7 @@ def find_aged(points, index, value, scale, floor, leaves, sums, minima, starts, 
 def draw_aged(  # type: ignore[no-untyped-def]
     uniform, exponent, over_batch, index, weight, scale, floor, leaves, sums, minima, starts, counts
 ):
-    """Draws slots like :func:`find_aged`; ``weight`` is ``(value / smallest) ** exponent``."""
+    """Draws slots like :func:`find_aged`. ``weight`` is ``(value / smallest) ** exponent``."""
     value = np.empty(index.size)
     _, smallest = find_aged(uniform, index, value, scale, floor, leaves, sums, minima, starts, counts)
     if over_batch:

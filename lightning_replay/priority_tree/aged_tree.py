@@ -13,15 +13,16 @@ from lightning_replay.priority_tree import numba_kernels as kernels
 from lightning_replay.priority_tree.numba_kernels import FAN_OUT
 from lightning_replay.priority_tree.numba_tree import NO_GENERATIONS, NumbaTree
 
-# Of each half at the level where a search begins. Fewer nodes take one level more, and more nodes a longer first step.
+# Nodes of each half at the level at which a search begins. Fewer nodes take one level more, and more nodes a longer
+# first step.
 MOST_NODES = 256
 
 
 class AgedTree:
-    """Back end of :class:`lightning_replay.priority_tree.PriorityTree` for an age; validates nothing.
+    """Back end of :class:`lightning_replay.priority_tree.PriorityTree` for an age. It validates nothing.
 
     The first half of the leaves has the decaying rows, whose weights grow with their births instead of falling with
-    time. The second half has the rows at the floor. The levels end where no node has leaves of both halves, so one
+    time. The second half has the rows at the floor. The levels end when no node has leaves of both halves, so one
     search from there serves both.
 
     Args:
@@ -51,7 +52,7 @@ class AgedTree:
         self._capacity = capacity
 
     def replace_rows(self, index: np.ndarray) -> None:
-        """Writes the values of slots, ``[n]``, by their present ages; -1 is skipped."""
+        """Writes the values of slots, ``[n]``, by their present ages, and skips -1."""
         if self._renewal != self._ages.renewals:
             self._renew()
         elif len(index):
@@ -77,12 +78,12 @@ class AgedTree:
         return self._ages.scale, self._ages.age.floor
 
     def set(self, index: Tensor, value: Tensor | float) -> None:
-        """Writes values ``[n]`` to slots ``[n]``; the last of duplicates stays."""
+        """Writes values ``[n]`` to slots ``[n]``. The last of duplicates stays."""
         self._values[index.numpy()] = np.asarray(value)
         self.replace_rows(index.numpy())
 
     def set_checked(self, index: Tensor, priority: Tensor, offset: float, exponent: float, limit: int) -> float | None:
-        """Writes checked priorities and returns the largest; ``None`` if one is invalid."""
+        """Writes checked priorities and returns the largest, or ``None`` if one is invalid."""
         given = index.numpy(), priority.numpy(), False, NO_GENERATIONS, NO_GENERATIONS
         largest, _ = kernels.update(*given, np.float32(offset), np.float32(exponent), limit, *self._leaves_only)
         if largest == -2.0:
@@ -119,7 +120,7 @@ class AgedTree:
         self.replace_rows(places)
 
     def fill_checked(self, index: Tensor | int, value: float, limit: int) -> bool:
-        """Writes one value to slots; ``False`` if a slot is invalid."""
+        """Writes one value to slots. Returns ``False`` if a slot is invalid."""
         slots = np.array([index]) if isinstance(index, int) else index.numpy()
         if not kernels.fill_checked(slots, value, limit, *self._leaves_only):
             return False

@@ -13,7 +13,7 @@ _LEAST = 2.0**-149  # The least float32 above 0.
 
 
 class CumulativeSums:
-    """Back end of :class:`lightning_replay.priority_tree.PriorityTree` for any device; validates only where stated.
+    """Back end of :class:`lightning_replay.priority_tree.PriorityTree` for any device. Validates only if stated.
 
     A draw scales all values by one power of 2 to whole numbers, whose sum is about 2**62, and adds them up in int64.
     Whole numbers are added without rounding, in any order. The cumulative sums are therefore monotone and the same at
@@ -35,7 +35,7 @@ class CumulativeSums:
         return self._leaves[: self._capacity]
 
     def set(self, index: Tensor, value: Tensor | float) -> None:
-        """Writes values ``[n]``, or one for all, to slots ``[n]``; the last of duplicates stays."""
+        """Writes values ``[n]``, or one for all, to slots ``[n]``. The last of duplicates stays."""
         if isinstance(value, Tensor) and value.ndim:
             # Duplicates write one and the same value, in whatever order a device writes them.
             ordered, order = torch.sort(index, stable=True)
@@ -43,11 +43,11 @@ class CumulativeSums:
         self._leaves[index] = value
 
     def set_kept(self, index: Tensor, value: Tensor, is_kept: Tensor) -> None:
-        """Writes the values ``[n]`` that are kept, bool ``[n]``, to their slots; the last of duplicates stays."""
+        """Writes the values ``[n]`` that are kept, bool ``[n]``, to their slots. The last of duplicates stays."""
         self.set(torch.where(is_kept, index, self._skipped), value)
 
     def set_checked(self, index: Tensor, priority: Tensor, offset: float, exponent: float, limit: int) -> float | None:
-        """Writes checked priorities and returns the largest; ``None`` if one is invalid. Waits for the device."""
+        """Writes checked priorities and returns the largest, or ``None`` if one is invalid. Waits for the device."""
         value = priority.add(offset).pow_(exponent)
         is_sound = (priority >= 0) & (value < torch.inf)
         is_kept = (index >= 0) & (index < limit) & is_sound
@@ -57,7 +57,7 @@ class CumulativeSums:
         return float(torch.where(is_kept, priority, -1.0).amax())
 
     def fill_checked(self, index: Tensor | int, value: float, limit: int) -> bool:
-        """Writes one value to slots; ``False`` if a slot is invalid. Waits for the device."""
+        """Writes one value to slots. Returns ``False`` if a slot is invalid. Waits for the device."""
         index = torch.as_tensor(index, device=self.device).reshape(-1)
         if bool(((index < -1) | (index >= limit)).any()):
             return False
@@ -77,7 +77,7 @@ class CumulativeSums:
         return threshold(self._values, 0.0, torch.inf).amin()
 
     def bounds(self) -> tuple[float, float]:
-        """Returns the sum and the smallest positive value; waits for the device."""
+        """Returns the sum and the smallest positive value, and waits for the device."""
         return float(self.total()), float(self.min())
 
     def draw(self, uniform: Tensor, over_batch: bool, exponent: float | Tensor) -> tuple[Tensor, Tensor]:
@@ -121,5 +121,5 @@ class CumulativeSums:
 
 
 def _first_above(cumulative: Tensor, points: Tensor) -> Tensor:
-    # At or past the sum, the last slot that adds to it is found; of values that are all 0 the first slot.
+    # At or past the sum, the last slot that adds to it is found. If all values are 0, it is the first slot.
     return torch.searchsorted(cumulative, torch.minimum(points, cumulative[-1] - 1), right=True)

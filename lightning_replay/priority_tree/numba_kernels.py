@@ -8,7 +8,7 @@ from lightning_replay.jit import compiled, inlined
 # Measured over 8, 16, 32 and 64 with 256 draws and updates: 16 float32 leaves fill one cache line of 64 bytes.
 SHIFT = 4
 FAN_OUT = 1 << SHIFT
-# Levels above this many nodes do not stay in the second-level cache; loading them ahead hides most of the wait.
+# Levels above this many nodes do not stay in the second-level cache. Loading them ahead hides most of the wait.
 PREFETCH_ABOVE = 20_000
 INFINITY = np.float32(np.inf)
 # Without it numba tests every index it loads from for being negative: as many instructions as the sums.
@@ -69,7 +69,7 @@ def _recompute(level, node, leaves, sums, minima, starts):  # type: ignore[no-un
 
 @compiled
 def refresh(index, leaves, sums, minima, starts, counts):  # type: ignore[no-untyped-def]
-    """Recomputes every node above the slots in ``index``, from the leaves upwards; -1 is skipped."""
+    """Recomputes every node above the slots in ``index``, from the leaves upwards, and skips -1."""
     first, last = counts[0] - 1, np.int64(0)
     for position in range(index.size):
         if index[position] >= 0:
@@ -83,7 +83,7 @@ def refresh(index, leaves, sums, minima, starts, counts):  # type: ignore[no-unt
             for position in range(index.size):
                 child = starts[level - 1] + (max(index[position], 0) >> shift << SHIFT)
                 touched += sums[child] + sums[child + FAN_OUT // 2] + minima[child]
-        previous = -1 if touched >= 0 else -2  # a use, so that the loads above are not optimised away
+        previous = -1 if touched >= 0 else -2  # a use, so that the loads above are not optimized away
         for position in range(last - first + 1 if is_dense else index.size):
             node = first + position if is_dense else index[position] >> shift
             if node >= 0 and node != previous:
@@ -95,9 +95,9 @@ def refresh(index, leaves, sums, minima, starts, counts):  # type: ignore[no-unt
 def update(  # type: ignore[no-untyped-def]
     index, error, is_feedback, generation, stored, offset, exponent, limit, leaves, sums, minima, starts, counts
 ):
-    """Writes ``(|error| + offset) ** exponent``; returns the largest ``|error|`` and how many rows are stale."""
+    """Writes ``(|error| + offset) ** exponent``, and returns the largest ``|error|`` and how many rows are stale."""
     # Feedback is signed errors, of rows with generations. Otherwise the errors are priorities, and slots of -1 are
-    # skipped. The largest is -1 when every row was skipped; it is -2, and nothing is written, when a row is refused.
+    # skipped. The largest is -1 when every row was skipped. It is -2, and nothing is written, when a row is refused.
     slots, value = np.empty(index.size, np.int64), np.empty(index.size, np.float32)
     largest, stale, refused = np.float32(-1.0), 0, False
     for position in range(index.size):
@@ -125,7 +125,7 @@ def update(  # type: ignore[no-untyped-def]
 
 @compiled
 def fill_checked(index, value, limit, leaves, sums, minima, starts, counts):  # type: ignore[no-untyped-def]
-    """Writes one value to every slot in ``index``; False with nothing written when one is out of range."""
+    """Writes one value to every slot in ``index``. Returns False with nothing written when one is out of range."""
     for position in range(index.size):
         if index[position] < -1 or index[position] >= limit:
             return False
@@ -140,7 +140,7 @@ def fill_checked(index, value, limit, leaves, sums, minima, starts, counts):  # 
 def set_rows(  # type: ignore[no-untyped-def]
     rows, slot_of, priority, offset, exponent, leaves, sums, minima, starts, counts
 ):
-    """Writes ``(priority[row] + offset) ** exponent`` to the slot ``slot_of[row]`` of each row; -1 is skipped."""
+    """Writes ``(priority[row] + offset) ** exponent`` to the slot ``slot_of[row]`` of each row, and skips -1."""
     slots = np.empty(rows.size, np.int64)
     last, value = np.float32(-1.0), np.float32(0.0)
     for position in range(rows.size):
@@ -234,7 +234,7 @@ def _find_nodes(remaining, index, sums, start, nodes, factor, second_factor):  #
 
 @inlined
 def find_scaled(remaining, index, factor, second_factor, leaves, sums, starts, counts):  # type: ignore[no-untyped-def]
-    """Descends level by level with all queries, so that their cache misses overlap; changes ``remaining``.
+    """Descends level by level with all queries, so that their cache misses overlap, and changes ``remaining``.
 
     Values in the two halves of the leaves count times a factor.
     """
@@ -261,7 +261,7 @@ def find_scaled(remaining, index, factor, second_factor, leaves, sums, starts, c
             else:
                 child, before = _choose_child(leaves, first, remaining[position])
             index[position] = first + child
-    if touched < 0:  # never; a use, so that the loads above are not optimised away
+    if touched < 0:  # never; a use, so that the loads above are not optimized away
         index[0] = -1
 
 
@@ -273,7 +273,7 @@ def find(remaining, index, leaves, sums, starts, counts):  # type: ignore[no-unt
 
 @compiled
 def draw(uniform, exponent, over_batch, index, weight, leaves, sums, minima, starts, counts):  # type: ignore[no-untyped-def]
-    """Draws slots in proportion to their leaves; ``weight`` is ``(leaf / smallest) ** exponent``."""
+    """Draws slots in proportion to their leaves. ``weight`` is ``(leaf / smallest) ** exponent``."""
     root = starts[counts.size - 1]
     find(uniform * sums[root], index, leaves, sums, starts, counts)
     smallest = minima[root]

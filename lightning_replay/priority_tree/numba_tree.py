@@ -24,9 +24,9 @@ def _aligned(size: int, dtype: type) -> np.ndarray:
 
 
 class NumbaTree:
-    """Back end of :class:`lightning_replay.priority_tree.PriorityTree` for the CPU; validates nothing."""
+    """Back end of :class:`lightning_replay.priority_tree.PriorityTree` for the CPU. It validates nothing."""
 
-    # Node n of level l covers children 16 n to 16 n + 15 of level l - 1; level 0 are the leaves, the levels above lie
+    # Node n of level l covers children 16 n to 16 n + 15 of level l - 1. Level 0 holds the leaves. The levels above lie
     # one after the other in sums and minima.
 
     device: torch.device = torch.device("cpu")
@@ -52,14 +52,14 @@ class NumbaTree:
         self._capacity = capacity
 
     def set(self, index: Tensor, value: Tensor | float) -> None:
-        """Writes values ``[n]`` to slots ``[n]``; the last of duplicates stays."""
+        """Writes values ``[n]`` to slots ``[n]``. The last of duplicates stays."""
         self._leaves[index.numpy()] = np.asarray(value)  # numpy writes in order: the last duplicate stays
         kernels.refresh(index.numpy(), *self.arrays)
 
     def set_checked(self, index: Tensor, priority: Tensor, offset: float, exponent: float, limit: int) -> float | None:
-        """Writes checked priorities and returns the largest; ``None`` if one is invalid."""
+        """Writes checked priorities and returns the largest, or ``None`` if one is invalid."""
         given = index.numpy(), priority.numpy(), False, NO_GENERATIONS, NO_GENERATIONS
-        # The kernel answers -2 where it refuses.
+        # The kernel answers -2 if it refuses.
         largest, _ = kernels.update(*given, np.float32(offset), np.float32(exponent), limit, *self.arrays)
         return None if largest == -2.0 else largest
 
@@ -85,7 +85,7 @@ class NumbaTree:
         kernels.set_rows(rows, slot_of, priority, np.float32(offset), np.float32(exponent), *self.arrays)
 
     def fill_checked(self, index: Tensor | int, value: float, limit: int) -> bool:
-        """Writes one value to slots; ``False`` if a slot is invalid."""
+        """Writes one value to slots. Returns ``False`` if a slot is invalid."""
         if isinstance(index, int):
             slots = self._one_slot
             slots[0] = index

@@ -19,20 +19,20 @@ from lightning_replay.priority_tree.numba_tree import NumbaTree
 class PriorityTree:
     """Flat tree of wide fan-out over slots: ``find(x)`` is the first slot whose cumulative sum exceeds ``x``.
 
-    Leaves are float32; every sum above them is float64 and recomputed from its children at each write, so that
-    no error accumulates and small values can be drawn next to large sums, where trees of float32 sums lose them.
-    On devices there is no tree: each draw adds all values up, see
-    :class:`~lightning_replay.priority_tree.cumulative_sums.CumulativeSums`. Values are validated by the samplers.
-    Only :meth:`has_mass`, :meth:`bounds`, :meth:`set_checked`, and :meth:`fill_checked` wait for a device.
+    Leaves are float32. Every sum above them is float64 and recomputed from its children at each write. So no error
+    accumulates, and small values can be drawn next to large sums. Trees of float32 sums lose such values. On devices
+    there is no tree: each draw adds all values up, see
+    :class:`~lightning_replay.priority_tree.cumulative_sums.CumulativeSums`. Values are validated by the samplers. Only
+    :meth:`has_mass`, :meth:`bounds`, :meth:`set_checked`, and :meth:`fill_checked` wait for a device.
 
     Args:
         capacity: Number of slots.
         device: Device of the tree, indices, and values.
         backend: Back end: ``"numba"`` (CPU), ``"torch"`` (any device), or ``"auto"``: numba on the CPU, torch
             elsewhere. On the CPU, a draw with ``"torch"`` reads all values.
-        ages: Object of :mod:`lightning_replay.ages` by which slots become less likely, on the CPU; ``None`` draws in
+        ages: Object of :mod:`lightning_replay.ages` by which slots become less likely, on the CPU. ``None`` draws in
             proportion to the values.
-        has_places: Whether slots of this tree are places in a table, whose rows are those of :meth:`set_rows`.
+        has_places: Whether slots of this tree are places in a table, whose rows :meth:`set_rows` sets.
 
     Example:
         >>> tree = PriorityTree(4, backend="torch")
@@ -99,7 +99,7 @@ class PriorityTree:
         return self._backend.total()
 
     def min(self) -> Tensor:
-        """Returns the smallest positive value, a float32 scalar on the device; infinity when there is none."""
+        """Returns the smallest positive value, a float32 scalar on the device, or infinity when there is none."""
         return self._backend.min()
 
     def bounds(self) -> tuple[float, float]:
@@ -107,14 +107,14 @@ class PriorityTree:
         return self._backend.bounds()
 
     def find(self, prefix_sum: Tensor) -> Tensor:
-        """Returns the first slot whose cumulative sum exceeds ``prefix_sum``, int64 ``[n]``; none of value zero.
+        """Returns the first slot whose cumulative sum exceeds ``prefix_sum``, int64 ``[n]``, none of value zero.
 
         At or past :meth:`total` it is the last slot that adds to the sum. Meaningless without :meth:`has_mass`.
         """
         return self._backend.find(self._as(prefix_sum, torch.float64))
 
     def set_kept(self, index: Tensor, value: Tensor, is_kept: Tensor) -> None:
-        """Writes the values, float32 ``[n]``, that are kept, bool ``[n]``, as :meth:`set`; with torch only.
+        """Writes the values, float32 ``[n]``, that are kept, bool ``[n]``, as :meth:`set` (only with torch).
 
         :meta private:
         """
@@ -131,14 +131,14 @@ class PriorityTree:
         return self._backend.draw(uniform, over_batch, exponent)
 
     def draw_at(self, points: np.ndarray) -> tuple[Tensor, np.ndarray]:
-        """Returns the slots at points ``[n]`` in [0, 1) of the sum of all values, and their parts in it; float64.
+        """Returns the slots at points ``[n]`` in [0, 1) of the sum of all values, and their parts in it, float64.
 
         :meta private:
         """
         return self._backend.draw_at(points)
 
     def replace_rows(self, index: np.ndarray) -> None:
-        """Writes the values of slots, int64 ``[n]``, by their present ages; -1 is skipped. With ages only.
+        """Writes the values of slots, int64 ``[n]``, by their present ages, and skips -1. With ages only.
 
         :meta private:
         """
@@ -156,9 +156,9 @@ class PriorityTree:
     ) -> float | None:
         """Validates priorities, float32 ``[n]``, and writes ``(priority + offset) ** exponent`` as :meth:`set`.
 
-        Slots, int64 ``[n]``, n > 0, are in ``[-1, limit)``; -1 is skipped. Returns the largest priority written,
-        -1 when every entry was skipped, or ``None`` with nothing written when an entry is invalid: not finite, or
-        negative.
+        Slots, int64 ``[n]``, n > 0, are in ``[-1, limit)``. Slots of -1 are skipped. Returns the largest priority
+        written, -1 when every entry was skipped, or ``None`` with nothing written when an entry is invalid: not finite,
+        or negative.
 
         :meta private:
         """
@@ -175,18 +175,18 @@ class PriorityTree:
         offset: float,
         exponent: float,
     ) -> tuple[float, int] | None:
-        """Writes ``(|error| + offset) ** exponent`` for signed errors, float32 ``[n]``, contiguous; with numba only.
+        """Writes ``(|error| + offset) ** exponent`` for signed errors, float32 ``[n]``, contiguous (only with numba).
 
         Rows whose ``generation`` is not that ``stored`` for their slot are stale, and skipped. Returns the largest
-        magnitude written, -1 when there was none, and the number of stale rows; ``None``, with nothing written, when an
-        error is not finite or a row that is not stale lies outside of ``limit``.
+        magnitude written, -1 when there was none, and the number of stale rows. Returns ``None``, with nothing written,
+        when an error is not finite or a row that is not stale lies outside of ``limit``.
         """
         return self._backend.update(index, error, generation, stored, offset, exponent, limit)
 
     def set_rows(
         self, rows: np.ndarray, slot_of: np.ndarray, priority: np.ndarray, *, offset: float, exponent: float
     ) -> None:
-        """Writes ``(priority[row] + offset) ** exponent`` to the slot of each row, int64 ``[n]``; with numba only.
+        """Writes ``(priority[row] + offset) ** exponent`` to the slot of each row, int64 ``[n]`` (only with numba).
 
         The slot of a row is ``slot_of[row]``. A row with the slot -1 is skipped. Nothing is checked.
 
@@ -195,7 +195,7 @@ class PriorityTree:
         self._backend.set_rows(rows, slot_of, priority, offset, exponent)
 
     def fill_checked(self, index: Tensor | int, value: float, limit: int) -> bool:
-        """Writes one value to every slot, fast for a run of slots; ``False``, nothing written, for an invalid slot.
+        """Writes one value to every slot, or returns ``False`` for an invalid slot and writes nothing. Runs are fast.
 
         :meta private:
         """
@@ -217,7 +217,7 @@ class PriorityTree:
         return self._backend.drawn_by() if self.is_aged else self.leaves().double()
 
     def effective_slots(self) -> float:
-        """Returns the slots of equal value of which two draws would be as often the same; O(capacity).
+        """Returns the slots of equal value of which two draws would be as often the same, in O(capacity).
 
         :meta private:
         """

@@ -38,7 +38,7 @@ __all__ = [
     "sequence_priorities",
 ]
 
-# Saves find the classes and functions here by name, also those that ``__all__`` does not export.
+# Saves find the classes and functions here by name, even if ``__all__`` does not export them.
 __getattr__: Getter = lazy_names(
     __name__,
     {

@@ -30,9 +30,9 @@ class ContinuousCorrectionSampler(UniformSampler):
     """Draws each row that a table holds in proportion to ``1 + η`` if an event table holds it, to ``1 - η`` otherwise.
 
     The correction for continuous states of Kompella et al. 2022, https://arxiv.org/abs/2211.00576, which needs no
-    counts of states; the paper's experiments do without. η is the share of all event tables together: single tables
-    have no shares, and a row counts once however many hold it. ``priority_weight`` is the sum of priorities over
-    the row's own, divided by the largest of all rows: 1 outside and ``(1 - η) / (1 + η)`` in an event table. With it
+    counts of states. The paper's experiments do without it. η is the share of all event tables together: single tables
+    have no shares, and a row counts once however many hold it. ``priority_weight`` is the sum of priorities over the
+    row's own, divided by the largest of all rows. It is 1 outside and ``(1 - η) / (1 + η)`` in an event table. With it,
     the mean over draws is the mean over the rows of all tables. Needs no feedback.
 
     Args:
@@ -40,12 +40,12 @@ class ContinuousCorrectionSampler(UniformSampler):
         min_size: Number of rows that the default table must hold.
         normalize_over_batch: Whether weights are divided by the largest of the batch.
         seed: Seed for the sampler's own generator.
-        return_probabilities: Whether ``table_probability`` and ``raw_weight`` are added; this counts all rows at each
+        return_probabilities: Whether ``table_probability`` and ``raw_weight`` are added. This counts all rows at each
             draw.
 
     Sampled keys:
         index: int64 ``[B]``.
-        table: int64 ``[B]``, the first event table that holds the row, 0 where none does.
+        table: int64 ``[B]``, the first event table that holds the row, or 0 if none does.
         priority_weight: float32 ``[B]``, at most 1.
         table_probability: float32 ``[B]``, with ``return_probabilities``: how likely a draw has the ``table`` of the
             row, the sum of the priorities of such rows over that of all rows.
@@ -78,7 +78,10 @@ class ContinuousCorrectionSampler(UniformSampler):
         self._empty()
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
-        """Draws ``batch_size`` slots, int64 ``[B]``; RuntimeError where the default table holds below ``min_size``."""
+        """Draws ``batch_size`` slots, int64 ``[B]``.
+
+        Raises RuntimeError if the default table holds below ``min_size``.
+        """
         tables = tables_of(storage, self)
         self._check_held(tables.names[0], int(tables.length[0]))
         slots = self._draw(tables, len(storage), batch_size)
@@ -124,7 +127,10 @@ class ContinuousCorrectionSampler(UniformSampler):
             raise RuntimeError(f"table {name!r} holds {held} of {self.min_size} rows; collect more, or lower min_size")
 
     def _priorities(self, num_tables: int) -> np.ndarray:
-        """Returns the priority of rows by their first event table, float64 ``[L]``; first those of none."""
+        """Returns the priority of rows by their first event table, float64 ``[L]``.
+
+        The first is that of rows in none.
+        """
         return np.where(np.arange(num_tables) > 0, 1.0 + self.event_share, 1.0 - self.event_share)
 
     def group_totals(self, storage: Storage) -> GroupTotals:
@@ -146,7 +152,10 @@ class ContinuousCorrectionSampler(UniformSampler):
         return np.bincount(np.minimum(chosen, last), minlength=len(ends)), totals.mass / ends[-1]
 
     def sample_shard(self, storage: Storage, part: ShardRequest) -> tuple[Tensor, dict[str, Any], ShardDraw]:
-        """Draws rows of the requested event tables, each equally likely; ``RuntimeError`` if one holds no rows."""
+        """Draws rows of the requested event tables, each equally likely.
+
+        Raises ``RuntimeError`` if one holds no rows.
+        """
         tables = tables_of(storage, self)
         rows = self._by_table(tables)
         count = rows.counts[part.groups]
@@ -182,7 +191,7 @@ class ContinuousCorrectionSampler(UniformSampler):
 
     @property
     def nbytes(self) -> int:
-        """Size of the cached rows by table in bytes; the tables belong to the storage."""
+        """Size of the cached rows by table in bytes. The tables belong to the storage."""
         return 0 if self._counted is None else sum(array.nbytes for array in self._counted[1])
 
     def _empty(self) -> None:
@@ -194,7 +203,7 @@ class ContinuousCorrectionSampler(UniformSampler):
         return super().state_dict() | {"rows_drawn": self.rows_drawn.tolist()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restores a saved state; rows are counted again at the next draw."""
+        """Restores a saved state. Rows are counted again at the next draw."""
         super().load_state_dict(dict(state_dict))
         self.rows_drawn = np.array(state_dict["rows_drawn"], dtype=np.int64)
         self._counted = None
@@ -204,5 +213,5 @@ class ContinuousCorrectionSampler(UniformSampler):
 
 
 def _first_event_table(in_events: np.ndarray) -> np.ndarray:
-    """Returns the first event table that holds each row, bool ``[L - 1, N]`` to int64 ``[N]``; 0 for none."""
+    """Returns the first event table that holds each row, bool ``[L - 1, N]`` to int64 ``[N]``, or 0 for none."""
     return np.where(in_events.any(0), in_events.argmax(0) + 1, 0)

@@ -15,7 +15,7 @@ FEWEST_ROUNDS = 4  # Before the masses of all rows are read.
 
 
 def checked_replace(replace: object, device: object = None) -> bool:
-    """Returns the option ``replace`` of a sampler; refuses passes, and ``False`` for draws on a device."""
+    """Returns the option ``replace`` of a sampler. Refuses passes, and ``False`` for draws on a device."""
     if isinstance(replace, str) and replace == "pass":
         raise ValueError(
             "replace is 'pass', and a pass draws rows or groups uniformly, without priorities, ages, tables, and "
@@ -31,7 +31,7 @@ def checked_replace(replace: object, device: object = None) -> bool:
 
 
 def draw_rows(sampler: Any, storage: Any, groups: np.ndarray, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Draws a row at each point; if ``sampler.replace`` is false, a row that was drawn before is drawn again.
+    """Draws a row at each point. If ``sampler.replace`` is false, a row that was drawn before is drawn again.
 
     This is successive sampling: rows are drawn one after the other, each in proportion to its mass among the rows of
     its group that are left. Small groups are drawn first.
@@ -65,7 +65,7 @@ def has_repeats(slots: np.ndarray) -> bool:
 def draw_repeats_again(
     sampler: Any, storage: Any, groups: np.ndarray, slots: np.ndarray, probability: np.ndarray
 ) -> None:
-    """Replaces slots that are repeated, and their probabilities; the arguments are as in :func:`draw_rows`."""
+    """Replaces slots that are repeated, and their probabilities. The arguments are as in :func:`draw_rows`."""
     totals = sampler.group_totals(storage)
     taken = slots[:0]
     # If a large table came first, it could leave too few rows of a small one.
@@ -108,7 +108,7 @@ def _are_first(taken: np.ndarray, slots: np.ndarray) -> np.ndarray:
 
 
 def first_arrivals(mass: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Draws ``count`` places without replacement in proportion to ``mass``, float64 ``[m]``; returns int64 ``[count]``.
+    """Draws ``count`` places without replacement in proportion to ``mass``, float64 ``[m]``. Returns int64 ``[count]``.
 
     The first arrivals of Poisson processes with these rates are draws without replacement. At least ``count`` masses
     are positive.

@@ -25,14 +25,15 @@ FEATURE_KEYS: tuple[NestedKey, ...] = ("observation", "action")
 class NeighborhoodMixupSampler(PairSampler):
     """Pairs each drawn row with one of its k nearest other rows, all k equally likely.
 
-    Distances are Euclidean between standardized observations and actions; see
+    Distances are Euclidean between standardized observations and actions. See
     :class:`~lightning_replay.neighbors.NeighborLists` for how the lists are kept. Put
     :class:`~lightning_replay.transforms.MixPairs` behind it. Neighborhood Mixup Experience Replay, Sander et al. 2022,
-    https://arxiv.org/abs/2205.09117; with a prioritized ``base_sampler`` its combination with prioritized replay.
+    https://arxiv.org/abs/2205.09117. With a prioritized ``base_sampler`` it is the paper's combination with prioritized
+    replay.
 
     Args:
-        num_neighbors: Number k of neighbors; 10 in the paper, 25 for Ant.
-        refresh_interval: Number of new rows that may wait before they enter the neighbor lists; 1 is the paper's
+        num_neighbors: Number k of neighbors. The paper uses 10, and 25 for Ant.
+        refresh_interval: Number of new rows that may wait before they enter the neighbor lists. 1 is the paper's
             definition.
         backend: Search that builds the lists: ``exact``, ``faiss_flat`` or ``faiss_ivf``.
         discrete: Rule for discrete actions. ``"same_action"`` restricts neighbors to the same integer action, and
@@ -42,7 +43,7 @@ class NeighborhoodMixupSampler(PairSampler):
         base_sampler, update_partners, seed: as in :class:`PairSampler`, and so are the sampled keys.
 
     Raises:
-        ValueError: integer, bool or image features, NaN or infinite features; before anything is stored by ``Replay``.
+        ValueError: integer, bool or image features, NaN or infinite features, before ``Replay`` stores anything.
 
     Example:
         >>> from tensordict import TensorDict
@@ -100,7 +101,7 @@ class NeighborhoodMixupSampler(PairSampler):
             )
 
     def on_insert(self, index: Tensor, storage: Storage) -> None:
-        """Enters new rows into the neighbor lists; they wait there until a search includes them.
+        """Enters new rows into the neighbor lists. They wait there until a search includes them.
 
         :meta private:
         """
@@ -122,7 +123,7 @@ class NeighborhoodMixupSampler(PairSampler):
         return self._lists.draw(index.to(device), self._generator).cpu()
 
     def recall_at(self, k: int | None = None, sample: int = 1000) -> float:
-        """Returns the share of the true k nearest rows in the lists, over ``sample`` random rows; 1 is exact.
+        """Returns the share of the true k nearest rows in the lists, over ``sample`` random rows. 1 is exact.
 
         :meta private:
         """

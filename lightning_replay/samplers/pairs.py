@@ -81,7 +81,7 @@ class SamplerWrapper(ReplaySampler, TorchRLPrioritizedSampler):
         self._is_attached = False
 
     def on_insert(self, index: Tensor, storage: Storage) -> None:
-        """Reads new rows in the slots ``index``, int64 ``[n]`` in insertion order; does nothing by default."""
+        """Reads new rows in the slots ``index``, int64 ``[n]`` in insertion order. Does nothing by default."""
 
     def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
         """Calls :meth:`on_insert` for rows just written at ``index``, an int or int64 ``[n]`` in insertion order."""
@@ -144,12 +144,12 @@ class SamplerWrapper(ReplaySampler, TorchRLPrioritizedSampler):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores the state of both samplers; a shared generator stays shared."""
+        """Restores the state of both samplers. A shared generator stays shared."""
         self._restore_attributes(state_dict)
         self.base_sampler.load_state_dict(state_dict["base_sampler"])
         self._is_attached = state_dict["met_storage"]
         if state_dict["shares_generator"]:
-            # TorchRL's set_rng gave both one generator; two copies of its state would repeat each other's numbers.
+            # TorchRL's set_rng gave both one generator. Two copies of its state would repeat each other's numbers.
             self.base_sampler._rng = self._rng
 
     @property
@@ -178,20 +178,20 @@ class PairSampler(SamplerWrapper):
     """Draws pairs of rows, an index ``[B, 2]``: ``base_sampler`` draws the first of each, :meth:`partners` the second.
 
     Put :class:`~lightning_replay.transforms.MixPairs` behind it. A subclass defines :meth:`partners`, and
-    :meth:`on_insert` if it keeps something of new rows. If ``base_sampler`` is prioritized, TD errors go to it;
-    otherwise they are ignored. TorchRL's ``update_tensordict_priority`` passes only the first of each pair, which is an
-    error with ``update_partners``; call ``buffer.update_priority(batch["index"], td_error.abs())``.
+    :meth:`on_insert` if it keeps something of new rows. If ``base_sampler`` is prioritized, TD errors go to it.
+    Otherwise they are ignored. TorchRL's ``update_tensordict_priority`` passes only the first of each pair, which is an
+    error with ``update_partners``. Call ``buffer.update_priority(batch["index"], td_error.abs())``.
 
-    Over tables ``base_sampler`` is a sampler of tables; a partner that no table holds any more leaves its pair unmixed.
+    Over tables ``base_sampler`` is a sampler of tables. A partner that no table holds any more leaves its pair unmixed.
 
     Args:
-        base_sampler: Sampler that draws the first row of each pair, with its weights; uniform by default.
+        base_sampler: Sampler that draws the first row of each pair, with its weights. The default is uniform.
         update_partners: Whether both rows of a pair get its TD error, not only the first.
         seed: Seed for the sampler's generator, and for the default ``base_sampler``.
 
     Sampled keys:
         index: int64 ``[B, 2]``.
-        priority_weight: float32 ``[B]``, of the first of each pair, where ``base_sampler`` is prioritized.
+        priority_weight: float32 ``[B]``, of the first of each pair, if ``base_sampler`` is prioritized.
     """
 
     _shown = ("update_partners",)
@@ -204,7 +204,10 @@ class PairSampler(SamplerWrapper):
 
     @abstractmethod
     def partners(self, index: Tensor, storage: Storage) -> Tensor:
-        """Returns the partner of each row, int64 ``[B]``; the row itself where there is none: it stays unmixed."""
+        """Returns the partner of each row, int64 ``[B]``.
+
+        If there is none, it is the row itself, which stays unmixed.
+        """
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
         """Draws ``batch_size`` pairs, int64 ``[B, 2]``, with the columns that ``base_sampler`` returns."""
@@ -227,7 +230,10 @@ class PairSampler(SamplerWrapper):
         return torch.stack((first, partners), dim=1)
 
     def update_priority(self, index: Any, priority: Any, *, storage: Any = None) -> None:
-        """Sets priorities, by TorchRL's name; a ``ValueError`` if partners get them and ``index`` lacks partners."""
+        """Sets priorities, by TorchRL's name.
+
+        Raises ``ValueError`` if partners get them and ``index`` lacks partners.
+        """
         if self.uses_priorities and self.update_partners and as_tensor(index).ndim < 2:
             raise ValueError(
                 "update_partners=True gives a TD error to both rows of a pair, and index is of single rows, as "
@@ -237,7 +243,7 @@ class PairSampler(SamplerWrapper):
         super().update_priority(index, priority, storage=storage)
 
     def set_priorities(self, slots: Tensor, magnitudes: Tensor, storage: Storage | None) -> None:
-        """Passes priorities ``[B]`` of pairs ``[B, 2]`` or rows ``[B]`` on; only the first of a pair gets one."""
+        """Passes priorities ``[B]`` of pairs ``[B, 2]`` or rows ``[B]`` on. Only the first of a pair gets one."""
         slots = as_tensor(slots)
         magnitudes = as_tensor(magnitudes)
         if slots.ndim == 2 and self.update_partners:
@@ -253,7 +259,7 @@ class PairSampler(SamplerWrapper):
 class RandomPairSampler(PairSampler):
     """Pairs each drawn row with any stored row, itself included, all equally likely.
 
-    Naive mixup, the baseline of the NMER paper; Zhang et al. 2018, https://arxiv.org/abs/1710.09412.
+    Naive mixup, the baseline of the NMER paper. Zhang et al. 2018, https://arxiv.org/abs/1710.09412.
 
     Args:
         base_sampler, update_partners, seed: as in :class:`PairSampler`, and so are the sampled keys.
@@ -273,14 +279,17 @@ class RandomPairSampler(PairSampler):
 
 
 def check_capacities(*slots: int) -> None:
-    """Refuses a saved state whose parts differ in their number of slots; ``ValueError``."""
+    """Refuses a saved state whose parts differ in their number of slots. Raises ``ValueError``."""
     # Compiled loops index all parts without checks.
     if len(set(slots)) > 1:
         raise ValueError(f"the parts of the state have {sorted(set(slots))} slots, not all the same; load another save")
 
 
 class FollowsEpisodes(ReplaySampler):
-    """A sampler that keeps the links between stored rows; stands before the class that draws in the list of bases."""
+    """A sampler that keeps the links between stored rows.
+
+    It stands before the class that draws in the list of bases.
+    """
 
     followed: FollowedEpisodes
     _purpose: str  # The feature that needs episode ends, named in the error about missing ones.
@@ -300,7 +309,7 @@ class FollowsEpisodes(ReplaySampler):
         self.followed.on_evict(index)
 
     def end_episodes(self, slots: Tensor, trajectories: Iterable[int | None] = ()) -> None:
-        """Ends the episodes of the rows in ``slots``, and those of the running ``trajectories``."""
+        """Ends the episodes of the rows in ``slots``, and the running ``trajectories``."""
         super().end_episodes(slots, trajectories)
         self.followed.end_episodes(slots, trajectories)
 
@@ -326,7 +335,7 @@ class FollowsEpisodes(ReplaySampler):
         self._forget()
 
     def _forget(self) -> None:
-        """Discards what a subclass keeps of stored rows; nothing by default."""
+        """Discards what a subclass keeps of stored rows, by default nothing."""
 
 
 @rebuildable
@@ -334,7 +343,7 @@ class ContinuousTransitionSampler(FollowsEpisodes, PairSampler):
     """Pairs each drawn row with the next step of its episode, or with itself if there is none.
 
     The last row of an episode and the newest row of a running one have no next step and stay unmixed. Rows of several
-    environments need ``trajectory`` (or ``("collector", "traj_ids")``); without it all rows are one environment in
+    environments need ``trajectory`` (or ``("collector", "traj_ids")``). Without it all rows are one environment in
     order. A row that starts with another observation than the row before ended with is not its next step. Continuous
     Transition, Lin et al. 2021, https://arxiv.org/abs/2011.14487, without its tuning of the mixing
     temperature, as in the NMER paper.
@@ -345,7 +354,7 @@ class ContinuousTransitionSampler(FollowsEpisodes, PairSampler):
         base_sampler, update_partners, seed: as in :class:`PairSampler`, and so are the sampled keys.
 
     Raises:
-        ValueError: rows without ``done_key``; before anything is stored by ``Replay``.
+        ValueError: rows without ``done_key``, before ``Replay`` stores anything.
 
     Example:
         >>> from tensordict import TensorDict
@@ -371,7 +380,7 @@ class ContinuousTransitionSampler(FollowsEpisodes, PairSampler):
         self.followed: FollowedEpisodes = FollowedEpisodes(done_key, check_continuity)
 
     def partners(self, index: Tensor, storage: Storage) -> Tensor:
-        """Returns the next step of each row, int64 ``[B]``; the row itself where there is none."""
+        """Returns the next step of each row, int64 ``[B]``, or the row itself if there is none."""
         following = self.followed.links.successor[index]
         return torch.where(following < 0, index, following)
 

@@ -43,7 +43,7 @@ class PrioritizedBase(ReplaySampler, TorchRLPrioritizedSampler):
 
     priority_exponent: float
     _tree: PriorityTree
-    # Largest priority so far, before any exponent; negative before the first one. On a device, it is a tensor.
+    # Largest priority so far, before any exponent, or negative before the first one. On a device, it is a tensor.
     _largest: Any
 
     def __init__(
@@ -77,7 +77,7 @@ class PrioritizedBase(ReplaySampler, TorchRLPrioritizedSampler):
 
     @property
     def importance_exponent(self) -> Schedule:
-        """β as a schedule; :attr:`beta` is its present value."""
+        """β as a schedule. :attr:`beta` is its present value."""
         return self._importance_exponent
 
     @importance_exponent.setter
@@ -116,7 +116,7 @@ class PrioritizedBase(ReplaySampler, TorchRLPrioritizedSampler):
 
     @torch.no_grad()
     def update_priority(self, index: Any, priority: Any, *, storage: Storage | None = None) -> None:
-        """Sets priorities, one for all, ``[n]`` or ``[n, 1]``; TorchRL's buffers call it.
+        """Sets priorities, one for all, ``[n]`` or ``[n, 1]``. TorchRL's buffers call it.
 
         If a slot occurs twice, the last priority counts. Index -1 is skipped. Slots are an int or int64 ``[n]``. If the
         storage has d dimensions, they are ``[n, d]`` or a tuple. They lie below the length of the storage, or below the
@@ -187,7 +187,10 @@ def _checked_age(age: Age | Mapping[str, Any] | None) -> Age | None:
 
 
 def refuse_vanishing(age: Age, importance_exponent: Schedule) -> None:
-    """Refuses an age without a floor for weights that are divided by the largest over the memory; ``ValueError``."""
+    """Refuses an age without a floor for weights that are divided by the largest over the memory.
+
+    Raises ``ValueError``.
+    """
     has_weights = not isinstance(importance_exponent, Constant) or importance_exponent.value > 0
     if age.half_life is not None and age.floor == 0 and has_weights:
         raise ValueError(
@@ -215,30 +218,30 @@ class PrioritizedSampler(PrioritizedBase):
 
     New items get the largest priority so far, or 1 if there is none, so that each is drawn early. Call
     :meth:`update_priority` after every update with the magnitudes of the TD errors. TorchRL's ``isinstance`` checks
-    accept it as their sampler of this name; its compiled code is not needed. A draw waits for no device. Priorities
+    accept it as their sampler of this name. Its compiled code is not needed. A draw waits for no device. Priorities
     and draws stay on the CPU wherever the rows are, unless ``device`` is given.
     Proportional variant of Schaul et al. 2016, https://arxiv.org/abs/1511.05952.
 
     Args:
         capacity: Number of slots in the storage.
-        priority_exponent: Exponent α; 0 draws uniformly, 1 in proportion.
-        importance_exponent: Exponent β of the correction ``priority_weight``; 1 removes all bias. A schedule follows
+        priority_exponent: Exponent α. 0 draws uniformly, 1 in proportion.
+        importance_exponent: Exponent β of the correction ``priority_weight``. 1 removes all bias. A schedule follows
             its clock: the sampler counts its own draws, :meth:`advance` sets the other two.
         priority_offset: Offset ε that is added to every priority, so that an item of error 0 can still be drawn.
-        min_priority: Least priority; smaller ones are raised to it. With 1, ``priority_exponent=0.4``,
+        min_priority: Least priority. Smaller ones are raised to it. With 1, ``priority_exponent=0.4``,
             ``importance_exponent=0`` and a Huber loss these are the loss-adjusted priorities (LAP) of Fujimoto et al.
             2020, https://arxiv.org/abs/2007.06049.
         normalize_over_batch: Whether weights are divided by the largest of the batch, not by the largest over the
             memory.
         backend: Back end of the :class:`~lightning_replay.priority_tree.PriorityTree`.
-        seed: Seed for the sampler's own generator; ``None`` seeds it from torch's global generator.
-        device: Device of the rows, on which priorities are kept and slots drawn; ``None`` does both on the CPU. On the
-            device, a draw reads all priorities, and neither a draw nor an update waits. Probabilities are those of
+        seed: Seed for the sampler's own generator. ``None`` seeds it from torch's global generator.
+        device: Device of the rows, on which priorities are kept and slots drawn. ``None`` does both on the CPU. On the
+            device, a draw reads all priorities, and neither a draw nor an update waits. Probabilities are as in
             :class:`~lightning_replay.priority_tree.cumulative_sums.CumulativeSums`.
-        age: :class:`~lightning_replay.Age`, or a mapping of its options, by which rows become less likely as they age;
-            ``None`` for no effect of age. Importance weights also correct for the age. Draws are made on the CPU.
+        age: :class:`~lightning_replay.Age`, or a mapping of its options, by which rows become less likely as they age.
+            With ``None``, age has no effect. Importance weights also correct for the age. Draws are made on the CPU.
         replace: Whether a batch may contain a row several times. Otherwise rows are drawn one after the other, each in
-            proportion to its priority among those that are left. Weights are those of draws with replacement.
+            proportion to its priority among the rows that are left. Weights are as for draws with replacement.
 
     Sampled keys:
         index: int64 ``[B]``.
@@ -354,7 +357,10 @@ class PrioritizedSampler(PrioritizedBase):
         self._tree.set(index, 0.0)
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[str, Any]]:
-        """Draws ``batch_size`` slots, int64 ``[B]``, or a tuple for several dimensions; RuntimeError without any."""
+        """Draws ``batch_size`` slots, int64 ``[B]``, or a tuple for several dimensions.
+
+        Raises RuntimeError without any.
+        """
         if not len(storage):
             raise empty_storage()
         self._attach_storage(storage)
@@ -411,7 +417,7 @@ class PrioritizedSampler(PrioritizedBase):
         )
 
     def masses(self, storage: Any, group: int = 0) -> Tensor:
-        """Returns the numbers in proportion to which rows are drawn, float64 ``[len(storage)]``; reads all of them.
+        """Returns the numbers in proportion to which rows are drawn, float64 ``[len(storage)]``, and reads all of them.
 
         :meta private:
         """
@@ -428,7 +434,7 @@ class PrioritizedSampler(PrioritizedBase):
         return GroupTotals(["rows"], np.array([total]), rows, np.array([least]), float(self._largest))
 
     def sample_shard(self, storage: Storage, part: ShardRequest) -> tuple[Tensor, dict[str, Any], ShardDraw]:
-        """Draws one row at each point of the request; ``RuntimeError`` if all priorities are 0."""
+        """Draws one row at each point of the request. Raises ``RuntimeError`` if all priorities are 0."""
         totals = self.group_totals(storage)
         if not len(storage):
             raise empty_storage()
@@ -449,7 +455,7 @@ class PrioritizedSampler(PrioritizedBase):
         return ((mass / smallest) ** -self.beta).astype(np.float32)
 
     def set_priorities(self, slots: Tensor, magnitudes: Tensor, storage: Storage | None) -> None:
-        """Sets priorities; of several for one slot the last counts, -1 is skipped, refused ones change nothing."""
+        """Sets priorities. Of several for one slot the last counts, -1 is skipped, and refused ones change nothing."""
         # A buffer that was filled before it got this sampler.
         if not self._has_rows:
             self._attach_storage(storage)
@@ -468,7 +474,7 @@ class PrioritizedSampler(PrioritizedBase):
         self._has_rows = True
 
     def set_priorities_there(self, slots: Tensor, td_error: Tensor, is_fresh: Tensor) -> Tensor:
-        """Sets priorities by signed errors ``[n]``, on the device; returns which are finite, bool ``[n]``."""
+        """Sets priorities by signed errors ``[n]``, on the device, and returns which are finite, bool ``[n]``."""
         magnitudes = td_error.abs().to(torch.float32)
         if self.min_priority > 0:
             magnitudes = magnitudes.clamp_min(self.min_priority)  # NaN stays.
@@ -496,7 +502,7 @@ class PrioritizedSampler(PrioritizedBase):
             self._largest.clamp_min_(priority)
 
     def _update_matching(self, slots: Any, errors: Any, generation: Any, stored: Any, length: int) -> int | None:
-        """Sets priorities by signed errors where generations are those stored; returns how many are not."""
+        """Sets priorities by signed errors if generations are the stored ones, and returns how many are not."""
         # The torch back end has no pass that compares generations.
         if not self._has_rows or self._tree.backend != "numba":
             return None
@@ -512,7 +518,7 @@ class PrioritizedSampler(PrioritizedBase):
         return stale
 
     def priority_of(self, index: Tensor) -> Tensor | None:
-        """Returns the priorities of rows before any exponent, float32 ``[n]``; ``None`` where α is 0."""
+        """Returns the priorities of rows before any exponent, float32 ``[n]``, or ``None`` if α is 0."""
         if self._priority_exponent == 0:
             return None
         return (self._tree.get(index) ** (1 / self._priority_exponent) - self.priority_offset).clamp(min=0)
@@ -537,7 +543,7 @@ class PrioritizedSampler(PrioritizedBase):
 
     @property
     def default_priority(self) -> float:
-        """Returns the priority of new rows, before any exponent, the largest so far; 1 where none is positive.
+        """Returns the priority of new rows, before any exponent, the largest so far, or 1 if none is positive.
 
         :meta private:
         """
@@ -550,7 +556,7 @@ class PrioritizedSampler(PrioritizedBase):
 
     @property
     def priority_exponent(self) -> float:
-        """α; setting it re-exponentiates the stored priorities, which is impossible from 0."""
+        """α. Setting it re-exponentiates the stored priorities, which is impossible from 0."""
         return self._priority_exponent
 
     @priority_exponent.setter
@@ -587,8 +593,8 @@ class PrioritizedSampler(PrioritizedBase):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restores what :meth:`state_dict` returned.
 
-        Where this sampler was built with another exponent, offset or schedule than the saved one, its own counts, for
-        the stored priorities too; the log names them. A schedule continues at the saved clocks.
+        If this sampler was built with another exponent, offset or schedule than the saved one, its own counts, also for
+        the stored priorities. The log names them. A schedule continues at the saved clocks.
         """
         # A negative number would make priorities complex.
         saved_exponent = checked_number("the saved priority_exponent", state_dict["priority_exponent"], 0.0)

@@ -32,7 +32,7 @@ class RecencySampler(PrioritizedSampler):
     Args:
         capacity: Number of slots in the storage.
         age: Formula of the weights, or a mapping of its options.
-        seed: Seed for the sampler's own generator; ``None`` seeds it from torch's global generator.
+        seed: Seed for the sampler's own generator. ``None`` seeds it from torch's global generator.
         replace: as :class:`~lightning_replay.samplers.PrioritizedSampler`.
 
     Sampled keys:
@@ -61,8 +61,8 @@ class RecencySampler(PrioritizedSampler):
         self._begin()
 
     def _begin(self) -> None:
-        # The slot of the newest row, as long as ages follow from the slots; otherwise None. Without the tree, a draw of
-        # 256 of a million rows takes a third of the time, and an insertion of one row takes half.
+        # The slot of the newest row, as long as ages follow from the slots, and otherwise None. Without the tree, a
+        # draw of 256 of a million rows takes a third of the time, and an insertion of one row takes half.
         self._newest: int | None = self.max_size - 1 if self._row_ages.counts_rows else None
 
     @property
@@ -110,7 +110,10 @@ class RecencySampler(PrioritizedSampler):
         super().on_evict(index)
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[str, Any]]:
-        """Draws ``batch_size`` slots, int64 ``[B]``, or a tuple for several dimensions; RuntimeError without any."""
+        """Draws ``batch_size`` slots, int64 ``[B]``, or a tuple for several dimensions.
+
+        Raises RuntimeError without any.
+        """
         self._attach_storage(storage)
         if storage.ndim > 1:
             self._leave_ring()
@@ -147,7 +150,7 @@ class RecencySampler(PrioritizedSampler):
         return GroupTotals(["rows"], np.array([mass]), np.array([self._stored]), oldest)
 
     def masses(self, storage: Any, group: int = 0) -> Tensor:
-        """Returns the weights of the stored rows, float64 ``[len(storage)]``; from then on the tree is kept.
+        """Returns the weights of the stored rows, float64 ``[len(storage)]``. From then on the tree is kept.
 
         :meta private:
         """
@@ -164,7 +167,7 @@ class RecencySampler(PrioritizedSampler):
         return slots, self._weights((self._newest - slots) % self.max_size) / mass
 
     def weigh(self, part: ShardRequest, drawn: ShardDraw) -> dict[str, np.ndarray]:
-        """Returns no columns; counts a draw."""
+        """Returns no columns, and counts a draw."""
         self._clocks["draws"] += 1
         return {}
 
@@ -187,7 +190,10 @@ class RecencySampler(PrioritizedSampler):
         return super().state_dict() | {"newest": self._newest}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned; ``ValueError`` if the newest slot lies outside of the storage."""
+        """Restores what :meth:`state_dict` returned.
+
+        Raises ``ValueError`` if the newest slot lies outside of the storage.
+        """
         newest = state_dict.get("newest")
         if newest is not None and not 0 <= int(newest) < self.max_size:
             raise ValueError(f"the saved newest row is in slot {newest} of {self.max_size} slots; load another save")

@@ -22,14 +22,14 @@ from lightning_replay.storage.packed import empty_storage, occupancy_of
 class ReshuffledSampler(UniformSampler):
     """Draws each stored row once per epoch, in random order, before the next epoch begins.
 
-    Random reshuffling, RR-C of Fujita 2025, https://arxiv.org/abs/2503.02269. As there, slots are what is shuffled: a
-    row that overwrites another takes its place, drawn or not, so that the draws of two slots differ by one at most. A
-    row in a slot that was empty is drawn in the present epoch, and one that leaves is drawn no more. A batch takes the
-    same time whatever is stored; one that ends an epoch may have a row twice. Needs no feedback. In a draw that is
-    divided over several replays, each of them has epochs of its own.
+    Random reshuffling, RR-C of Fujita 2025, https://arxiv.org/abs/2503.02269. As there, slots are shuffled: a row that
+    overwrites another takes its place, drawn or not. So the draws of two slots differ by one at most. A row in a slot
+    that was empty is drawn in the present epoch, and one that leaves is drawn no more. A batch takes the same time
+    whatever is stored. A batch that ends an epoch may have a row twice. Needs no feedback. In a draw that is divided
+    over several replays, each of them has separate epochs.
 
     Args:
-        seed: Seed for the sampler's own generator; ``None`` seeds it from torch's global generator.
+        seed: Seed for the sampler's own generator. ``None`` seeds it from torch's global generator.
 
     Sampled keys:
         index: int64 ``[B]``.
@@ -88,7 +88,7 @@ class ReshuffledSampler(UniformSampler):
             place[slot] = -1
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
-        """Draws ``batch_size`` slots, int64 ``[B]``; RuntimeError where the storage is empty."""
+        """Draws ``batch_size`` slots, int64 ``[B]``. Raises RuntimeError if the storage is empty."""
         occupancy = occupancy_of(storage)
         if not occupancy.count:
             raise empty_storage()
@@ -103,7 +103,7 @@ class ReshuffledSampler(UniformSampler):
         return index, {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores a saved epoch; ``ValueError`` if its order names a slot twice."""
+        """Restores a saved epoch. Raises ``ValueError`` if its order names a slot twice."""
         order, ends = (state_dict[name].cpu().numpy() for name in ("order", "ends"))
         place = np.full(len(order), -1)
         listed = order[: ends[1]]
@@ -124,7 +124,7 @@ class ReshuffledSampler(UniformSampler):
 
 @compiled
 def _draw(uniform, index, order, place, ends):  # type: ignore[no-untyped-def]
-    """Moves slots that were not drawn, each equally likely, to the end of those that were."""
+    """Moves slots that were not drawn, each equally likely, to the end of the slots that were."""
     for number in range(uniform.size):
         if ends[0] == ends[1]:
             ends[0] = 0

@@ -56,7 +56,7 @@ class GoalEpisodes:
         return int(self._goals[place, 1])
 
     def put(self, episodes: Tensor, slots: Tensor) -> None:
-        """Adds goals, earlier ones first; a later goal of an episode replaces the earlier one."""
+        """Adds goals, earlier ones first. A later goal of an episode replaces the earlier one."""
         names, number = np.unique(episodes.numpy(), return_inverse=True)
         rows = self._running.open(names)[number]
         further = self._running.capacity - len(self._goals)
@@ -84,7 +84,7 @@ class GoalEpisodes:
 
 @compiled
 def _put(new, goals, count, place_of_row, place_at):  # type: ignore[no-untyped-def]
-    """Loop of :meth:`GoalEpisodes.put`; returns how many goals there are."""
+    """Loop of :meth:`GoalEpisodes.put`. Returns returns how many goals there are."""
     for number in range(len(new)):
         row = new[number, 2]
         place = place_of_row[row]
@@ -100,7 +100,7 @@ def _put(new, goals, count, place_of_row, place_at):  # type: ignore[no-untyped-
 
 @compiled
 def _drop(slots, goals, count, place_of_row, place_at):  # type: ignore[no-untyped-def]
-    """Loop of :meth:`GoalEpisodes.drop`; the last goal takes the place of each. Returns the rows of their episodes."""
+    """Loop of :meth:`GoalEpisodes.drop`. The last goal takes the place of each. Returns the rows of their episodes."""
     rows = np.empty(slots.size, np.int64)
     for number in range(slots.size):
         place = place_at[slots[number]]
@@ -117,22 +117,23 @@ def _drop(slots, goals, count, place_of_row, place_at):  # type: ignore[no-untyp
 class ReverseSweepSampler(FollowsEpisodes, UniformSampler):
     """Draws batches that run backwards along episodes that reached a goal, mixed with uniform batches.
 
-    A sweep starts at the last goal of an episode drawn uniformly among those that reached one, and goes back one step
-    at a time: each sweep batch continues where the one before stopped. At the earliest stored step of the episode the
-    next sweep starts, within the same batch if that is not full. Overwritten rows end a sweep. Until a goal is stored
-    every batch is uniform. Needs no feedback. The reverse sweep baseline of the SSET paper, which gives no numbers.
+    A sweep starts at the last goal of an episode drawn uniformly among the episodes that reached one, and goes back one
+    step at a time. Each sweep batch continues at the place at which the one before stopped. At the earliest stored step
+    of the episode the next sweep starts, within the same batch if that is not full. Overwritten rows end a sweep. Until
+    a goal is stored every batch is uniform. Needs no feedback. The reverse sweep baseline of the SSET paper, which
+    gives no numbers.
 
     Args:
-        goal: Condition on steps ``TensorDict[N] -> bool [N]``, true where the goal was reached, such as
-            ``reward_at_least(1.0)``; evaluated once for each stored row, in insertion order. The sampler has its own
-            copy of a condition with a state.
+        goal: Condition on steps ``TensorDict[N] -> bool [N]``, true if the goal was reached, such as
+            ``reward_at_least(1.0)``. It is evaluated once for each stored row, in insertion order. The sampler has its
+            own copy of a condition with a state.
         sweep_share: Probability that a batch is a sweep.
         done_key: Flag of rows that ended their episode, terminated or truncated.
         check_continuity: Whether observations are compared, see :class:`~lightning_replay.episodes.links.Continuity`.
         seed: Seed for the sampler's own generator, whose state is part of :meth:`state_dict`.
 
     Sampled keys:
-        index: int64 ``[B]``; of a sweep, later steps first.
+        index: int64 ``[B]``. In a sweep, later steps come first.
 
     Raises:
         ValueError: rows without ``done_key``, or a condition that does not return one bool for each row.
@@ -174,7 +175,10 @@ class ReverseSweepSampler(FollowsEpisodes, UniformSampler):
         return len(self._goals)
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
-        """Draws ``batch_size`` slots, int64 ``[B]``: uniform, or the next of the sweep; RuntimeError without rows."""
+        """Draws ``batch_size`` slots, int64 ``[B]``: uniform, or the next of the sweep.
+
+        Raises RuntimeError without rows.
+        """
         if not len(storage):
             raise empty_storage()
         if self.followed.links is None:
@@ -195,13 +199,13 @@ class ReverseSweepSampler(FollowsEpisodes, UniformSampler):
         return torch.cat(parts), {}
 
     def check_rows(self, rows: TensorDictBase) -> None:
-        """Refuses rows ``[N]`` without episode ends or that the condition cannot read; ``Replay`` calls it."""
+        """Refuses rows ``[N]`` without episode ends or that the condition cannot read. ``Replay`` calls it."""
         super().check_rows(rows)
         # The condition may keep a state and sees each stored row later, so a copy is evaluated here.
         holds(copy.deepcopy(self.goal) if isinstance(self.goal, Condition) else self.goal, rows)
 
     def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
-        """Links new rows to their episodes and evaluates ``goal`` on them; ``ValueError`` without a storage."""
+        """Links new rows to their episodes and evaluates ``goal`` on them. Raises ``ValueError`` without a storage."""
         slots = written_slots(index, storage, type(self).__name__).cpu()
         assert storage is not None
         self._link(slots, storage)
@@ -221,7 +225,7 @@ class ReverseSweepSampler(FollowsEpisodes, UniformSampler):
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restores a saved state; ``ValueError`` if it names slots outside of the storage."""
+        """Restores a saved state. Raises ``ValueError`` if it names slots outside of the storage."""
         self._empty()
         super().load_state_dict(state_dict)
         goals = state_dict["goals"]

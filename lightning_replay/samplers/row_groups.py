@@ -30,7 +30,7 @@ _OLD = 2**62
 
 
 class Groups(KnowsOccupancy):
-    """The groups of a storage, which ``base_sampler`` draws as if each were one row; TorchRL's names.
+    """The groups of a storage, which ``base_sampler`` draws as if each were one row. The names are TorchRL's.
 
     Group g has the slots ``g * group_size`` to ``(g + 1) * group_size - 1``.
     """
@@ -79,13 +79,13 @@ class GroupSampler(SamplerWrapper):
             :class:`ReshuffledSampler`. Its capacity is the number of groups.
         fresh_share: Share of the groups of each batch that is fresh, rounded up to whole groups.
         replace: Whether a batch may contain a group several times. Otherwise groups are drawn one after the other, each
-            in proportion to its weight among those that are left, and a draw reads the weights of all groups.
+            in proportion to its weight among the groups that are left, and a draw reads the weights of all groups.
         seed: Seed for the sampler's own generator, and for the default ``base_sampler``.
 
     Sampled keys:
         index: int64 ``[B]``, B a multiple of G.
-        is_fresh: bool ``[B]``, with a ``fresh_share``; fresh rows are first.
-        priority_weight: float32 ``[B]``, that of the group, if ``base_sampler`` is prioritized; 1 in fresh rows. It
+        is_fresh: bool ``[B]``, with a ``fresh_share``. Fresh rows are first.
+        priority_weight: float32 ``[B]``, that of the group, if ``base_sampler`` is prioritized, and 1 in fresh rows. It
             corrects draws with ``replace=True``.
 
     Raises:
@@ -180,7 +180,7 @@ class GroupSampler(SamplerWrapper):
         )
 
     def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
-        """Adds the groups in the slots ``index``, int64 ``[n]``; ``ValueError`` if they are no whole groups."""
+        """Adds the groups in the slots ``index``, int64 ``[n]``. Raises ``ValueError`` if they are no whole groups."""
         slots = written_slots(index, storage, type(self).__name__).cpu()
         inside = torch.arange(len(slots), device="cpu") % self.group_size
         if len(slots) % self.group_size or not torch.equal(slots % self.group_size, inside):
@@ -248,7 +248,7 @@ class GroupSampler(SamplerWrapper):
         return drawn, {name: torch.from_numpy(weight) for name, weight in weights.items()}
 
     def set_priorities(self, slots: Any, magnitudes: Any, storage: Storage | None) -> None:
-        """Sets the priority of each group to the mean of the magnitudes of its rows; slots of -1 are skipped.
+        """Sets the priority of each group to the mean of the magnitudes of its rows. Slots of -1 are skipped.
 
         Slots and magnitudes are ``[n]``. A batch that has a group twice gives it the mean over both.
         """
@@ -263,7 +263,7 @@ class GroupSampler(SamplerWrapper):
         self.base_sampler.set_priorities(groups, total / place.bincount(), stored)
 
     def priority_of(self, index: Tensor) -> Tensor | None:
-        """Returns the priorities of the groups of rows ``[n]``, float32 ``[n]``; ``None`` where there are none."""
+        """Returns the priorities of the groups of rows ``[n]``, float32 ``[n]``, or ``None`` if there are none."""
         return self.base_sampler.priority_of(index // self.group_size)
 
     def stats(self) -> dict[str, float]:

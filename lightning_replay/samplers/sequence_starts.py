@@ -95,13 +95,13 @@ class DeviceStarts(ReplaySampler, Sampler):
         self._has_sequences = numbers[0] > 0
 
     def has_sequences(self) -> bool:
-        """Returns whether there is a sequence; waits for the device until there is the first one."""
+        """Returns whether there is a sequence, and waits for the device until there is the first one."""
         if not self._has_sequences:
             self.receive(self.number().tolist())
         return self._has_sequences
 
     def update(self, links: DeviceLinks) -> None:
-        """Finds the first rows of all sequences; call it after each change of the links."""
+        """Finds the first rows of all sequences. Call it after each change of the links."""
         assert links.position is not None
         position = links.position
         ahead, is_over = self._rest(links)
@@ -115,7 +115,7 @@ class DeviceStarts(ReplaySampler, Sampler):
             self._counts.copy_(counts)
 
     def longest_ended(self, links: DeviceLinks) -> int:
-        """Returns the number of steps of the longest stored episode that ended; waits for the device."""
+        """Returns the number of steps of the longest stored episode that ended, and waits for the device."""
         assert links.position is not None
         ahead, is_over = self._rest(links)
         return int(torch.where(is_over & (ahead == 0), links.position + 1, 0).max())
@@ -146,6 +146,6 @@ class DeviceStarts(ReplaySampler, Sampler):
         return host.state_dict() | self._generator_state()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restores the generator; the sequences are found by :meth:`update`."""
+        """Restores the generator. The sequences are found by :meth:`update`."""
         self._empty()
         self._restore_generator(state_dict)

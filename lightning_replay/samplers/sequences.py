@@ -32,7 +32,7 @@ def sequence_priorities(td_error: Tensor, counts: Tensor, max_share: float = MAX
     """Computes ``η max|δ| + (1 - η) mean|δ|`` over the steps that count of each sequence.
 
     R2D2, Kapturowski et al. 2019, section 2.3, https://openreview.net/forum?id=r1lyTjAqYX. Errors and ``counts``, bool,
-    are ``[B, T]``, and the result ``[B]``. What an error is where it does not count does not matter, NaN included.
+    are ``[B, T]``, and the result ``[B]``. The value of an error that does not count does not matter, not even NaN.
 
     Example:
         >>> sequence_priorities(torch.tensor([[-4.0, 2.0, torch.nan]]), torch.tensor([[True, True, False]]))
@@ -49,7 +49,7 @@ class SequenceSampler(FollowsEpisodes, SamplerWrapper):
 
     Sequences begin with the first step of an episode and every ``length - overlap`` steps after it. One can be drawn
     once all its steps are stored, or the episode has ended, and until a row of it leaves. The last one of an episode
-    is padded with its last row, and ``mask`` is false there. None goes over the end of an episode or a gap; rows of
+    is padded with its last row, and ``mask`` is false there. None goes over the end of an episode or a gap. Rows of
     several environments need ``trajectory`` (or ``("collector", "traj_ids")``) and may be interleaved in any way.
 
     ::
@@ -62,12 +62,12 @@ class SequenceSampler(FollowsEpisodes, SamplerWrapper):
 
     All are equally likely, or drawn by priority as in R2D2, Kapturowski et al. 2019,
     https://openreview.net/forum?id=r1lyTjAqYX (``overlap=length // 2``, α = 0.9, β = 0.6). ``Replay.update_priority``
-    takes TD errors ``[B, T]`` and makes one priority of each sequence, see :func:`sequence_priorities`, without those
-    of padding and burn-in. From the first ``burn_in`` steps nothing is learned: they bring the recurrent state up to
-    date, which is stored with each step as an ordinary column. A draw costs the same whatever the capacity.
+    takes TD errors ``[B, T]`` and makes one priority of each sequence, see :func:`sequence_priorities`, without the
+    errors of padding and burn-in. From the first ``burn_in`` steps nothing is learned: they bring the recurrent state
+    up to date, which is stored with each step as an ordinary column. A draw costs the same whatever the capacity.
 
-    If ``base_sampler`` is given, such as :class:`~lightning_replay.samplers.tables.TableShares`, it draws rows, and
-    with each the sequence in which it is the first one that is learned from, or a later one if the episode ends
+    If ``base_sampler`` is given, such as :class:`~lightning_replay.samplers.tables.TableShares`, it draws rows. With
+    each row comes the sequence in which it is the first one that is learned from, or a later one if the episode ends
     within it. TD errors become priorities of single rows then, as far as ``base_sampler`` has any.
 
     If a ``device`` is given, sequences are drawn on it, and no call waits for it after the first draw. All sequences
@@ -78,12 +78,12 @@ class SequenceSampler(FollowsEpisodes, SamplerWrapper):
         overlap: Number of steps that neighboring sequences of an episode share.
         burn_in: Number of steps at the beginning from which nothing is learned.
         base_sampler: Sampler of rows in place of the priorities of sequences.
-        min_steps: Fewest steps of a sequence; by default ``burn_in + 1``. With ``length`` only whole sequences are
+        min_steps: Fewest steps of a sequence. The default is ``burn_in + 1``. With ``length`` only whole sequences are
             drawn.
         priority_exponent, importance_exponent, priority_offset, seed: as :class:`PrioritizedSampler`.
         max_share: Share η of the maximum in the priority of a sequence.
         done_key, check_continuity: as in :class:`ContinuousTransitionSampler`.
-        device: Device of the rows, on which sequences are drawn; by default they are drawn on the CPU.
+        device: Device of the rows, on which sequences are drawn. By default they are drawn on the CPU.
         age: :class:`~lightning_replay.Age`, or a mapping of its options, by which sequences become less likely as they
             age. A sequence is born at the end of the insertion that completes it.
         replace: Whether a batch may contain a sequence several times, as :class:`PrioritizedSampler`. Sequences that
@@ -91,7 +91,7 @@ class SequenceSampler(FollowsEpisodes, SamplerWrapper):
 
     Sampled keys:
         index, generation: int64 ``[B, T]``.
-        mask: bool ``[B, T]``, true where the step exists.
+        mask: bool ``[B, T]``, true if the step exists.
         priority_weight: float32 ``[B, T]``, that of the sequence, with a ``priority_exponent``.
 
     Raises:
@@ -369,7 +369,7 @@ class SequenceSampler(FollowsEpisodes, SamplerWrapper):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state of the sampler; of one on a device as that of one on the CPU."""
+        """Returns the state of the sampler. On a device, the state is the same as on the CPU."""
         state = super().state_dict()
         links = self.followed.links
         starts = self.base_sampler
@@ -384,7 +384,7 @@ class SequenceSampler(FollowsEpisodes, SamplerWrapper):
         return super().nbytes + self._position.nbytes
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restores a saved state; ``ValueError`` if its parts differ in their number of slots."""
+        """Restores a saved state. Raises ``ValueError`` if its parts differ in their number of slots."""
         links = state_dict["learned"]["links"]
         draws_starts = isinstance(self.base_sampler, SequenceStarts | DeviceStarts)
         if draws_starts and links is not None:

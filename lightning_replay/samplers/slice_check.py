@@ -32,11 +32,11 @@ def check_slice_writer(sampler: SliceSampler, writer: Writer) -> None:
 
 
 class SliceCheck:
-    """Refuses to draw where the rows of episodes are interleaved; call it before every draw."""
+    """Refuses to draw if the rows of episodes are interleaved. Call it before every draw."""
 
-    # A SliceSampler cuts rows where the trajectory changes, or where an end flag is true. Of interleaved rows the
-    # former leaves slices of one row, the latter slices through several episodes. Checking all rows costs as much as
-    # a draw, so they are checked again once a sixteenth of them is new.
+    # A SliceSampler cuts rows when the trajectory changes, or when an end flag is true. With interleaved rows, cuts by
+    # trajectory leave slices of one row, and cuts by end flags leave slices through several episodes. Checking all rows
+    # costs as much as a draw, so they are checked again once a sixteenth of them is new.
 
     def __init__(self) -> None:
         # The number of rows written before the last check.
@@ -129,7 +129,7 @@ def _check_rows(sampler: SliceSampler, storage: Storage, newest: int, batch_size
 
 
 def _followed_key(sampler: SliceSampler, rows: TensorDictBase) -> NestedKey | None:
-    """Returns the column of trajectories along which slices are cut; ``None`` where end flags are used."""
+    """Returns the column of trajectories along which slices are cut, or ``None`` if end flags are used."""
     if sampler.traj_key is not None:
         return sampler.traj_key if _has(rows, sampler.traj_key) else None
     if not torchrl_compat.finds_trajectories(sampler):

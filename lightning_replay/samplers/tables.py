@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws a share of every batch from each table, uniform or by priorities, with corrections; or by a schedule."""
+"""Draws a share of every batch from each table, uniform or by priorities, with corrections, or by a schedule."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class SummedTables(NamedTuple):
 
 
 class CountedTables(Tables):
-    """Tables whose lengths are others, for a correction: those of all replays together, or sums of weights of ages."""
+    """Tables whose lengths are others, for a correction: lengths over all replays, or sums of weights of ages."""
 
     length: Any = None
     drawn_among: Any = None
@@ -70,7 +70,7 @@ class CountedTables(Tables):
 
 
 def tables_of(storage: Storage, sampler: Any) -> Tables:
-    """Returns the tables of a storage; ``TypeError`` if its writer keeps none."""
+    """Returns the tables of a storage. Raises ``TypeError`` if its writer keeps none."""
     tables = occupancy_of(storage)
     if isinstance(tables, Tables):
         return tables
@@ -78,22 +78,22 @@ def tables_of(storage: Storage, sampler: Any) -> Tables:
 
 
 class WithinTables(PrioritizedBase):
-    """Draws a number of rows from each table that the writer keeps; a subclass defines how many.
+    """Draws a number of rows from each table that the writer keeps. A subclass defines how many.
 
     With a ``priority_exponent`` above 0, rows of a table are drawn in proportion to
     ``(priority + priority_offset) ** priority_exponent`` within it. A transition has one priority, which holds in every
-    table that refers to it; new ones get the largest given so far.
+    table that refers to it. New ones get the largest given so far.
 
     Args:
-        priority_exponent: Exponent α inside each table; 0 draws uniformly and ignores feedback.
-        importance_exponent: Exponent β of the correction for priorities; 0 leaves it out.
+        priority_exponent: Exponent α inside each table. 0 draws uniformly and ignores feedback.
+        importance_exponent: Exponent β of the correction for priorities. 0 leaves it out.
         priority_offset: Offset ε that is added to every priority.
         seed: Seed for the sampler's own generator.
         age: :class:`~lightning_replay.Age`, or a mapping of its options, by which rows become less likely within each
-            table as they age; ``None`` for no effect of age.
+            table as they age. With ``None``, age has no effect.
         replace: Whether a batch may contain a row several times. Otherwise no row is twice in a batch, also if several
             tables refer to it. The rows of each table are drawn one after the other, each in proportion to its weight
-            among those that are left, and small tables come first. Weights are those of draws with replacement.
+            among the rows that are left, and small tables come first. Weights are as for draws with replacement.
 
     Raises:
         RuntimeError: at the draw, with ``replace=False``: fewer rows of a table are left than its share of the batch.
@@ -141,7 +141,7 @@ class WithinTables(PrioritizedBase):
 
     @property
     def priority_exponent(self) -> float:
-        """α; a new value holds for all rows from the next draw on."""
+        """α. A new value holds for all rows from the next draw on."""
         return self._priority_exponent
 
     @priority_exponent.setter
@@ -166,7 +166,7 @@ class WithinTables(PrioritizedBase):
         return self._priority.nbytes + sum(tree.nbytes for tree in self._trees)
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
-        """Draws ``batch_size`` slots, int64 ``[B]``, table after table; RuntimeError where none can be drawn."""
+        """Draws ``batch_size`` slots, int64 ``[B]``, table after table. Raises RuntimeError if none can be drawn."""
         tables = tables_of(storage, self)
         # The number of rows of each table is drawn first, so that it does not depend on priorities.
         if self._has_trees:
@@ -247,7 +247,7 @@ class WithinTables(PrioritizedBase):
     def weights(
         self, table: np.ndarray, shares: np.ndarray, ratios: DrawnRatios | None, correction: np.ndarray | None
     ) -> dict[str, np.ndarray]:
-        """Returns the weight columns of drawn rows, float32 ``[B]``; none without priorities.
+        """Returns the weight columns of drawn rows, float32 ``[B]``, or none without priorities.
 
         :meta private:
         """
@@ -308,7 +308,7 @@ class WithinTables(PrioritizedBase):
             raise RuntimeError(f"all rows of table {table!r} have priority 0; use a positive priority_offset")
 
     def set_priorities(self, slots: Tensor, magnitudes: Tensor, storage: Storage | None) -> None:
-        """Sets priorities, in every table that refers to a row; -1 is skipped, refused ones change nothing."""
+        """Sets priorities, in every table that refers to a row. -1 is skipped, and refused ones change nothing."""
         if not self.uses_priorities or storage is None:
             return
         tables = tables_of(storage, self)
@@ -326,11 +326,11 @@ class WithinTables(PrioritizedBase):
             self._set_leaves(tables, number, places)
 
     def priority_of(self, index: Tensor) -> Tensor | None:
-        """Returns the priorities of rows before any exponent, float32 ``[n]``; ``None`` if α is 0."""
+        """Returns the priorities of rows before any exponent, float32 ``[n]``, or ``None`` if α is 0."""
         return torch.from_numpy(self._priority[index.numpy()]) if self.uses_priorities else None
 
     def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
-        """Stores the births of new rows, int64 ``[n]``; :meth:`on_append` adds the rows."""
+        """Stores the births of new rows, int64 ``[n]``. :meth:`on_append` adds the rows."""
         if self.age is None:
             return
         assert storage is not None
@@ -397,7 +397,7 @@ class WithinTables(PrioritizedBase):
             self._priority = np.full(tables.num_slots, self.default_priority, dtype=np.float32)
 
     def _set_leaves(self, tables: Tables, table: int, slots: np.ndarray) -> None:
-        """Writes the priorities of rows into the tree of a table; slots that the table does not hold are skipped."""
+        """Writes the priorities of rows into the tree of a table. Slots that the table does not hold are skipped."""
         self._trees[table].set_rows(
             slots,
             tables.position[table],
@@ -414,7 +414,7 @@ class WithinTables(PrioritizedBase):
         return own | self._shared_state()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restores a saved state; the next draw builds the trees."""
+        """Restores a saved state. The next draw builds the trees."""
         # The trees are not saved: the next draw builds them from the tables.
         self._empty()
         self._priority = state_dict["priority"].numpy().copy()
@@ -441,11 +441,11 @@ class ScheduledSampler(WithinTables):
     """Draws a whole batch from the table of one task, which the scheduler chooses for every batch.
 
     Tasks with fewer than ``min_size`` rows are left out and the others renormalized. Distributed Parallel Curriculum
-    Experience Replay (DPCER; Li and Ji 2021, https://openreview.net/forum?id=EiW3FLYBiP), Algorithm 2: learner.
+    Experience Replay (DPCER, Li and Ji 2021, https://openreview.net/forum?id=EiW3FLYBiP), Algorithm 2: learner.
 
     Args:
         tasks: Names of the tasks, in the order of the column ``task``.
-        scheduler: Scheduler that chooses the task. It is copied; give draws and progress to ``scheduler``, the copy.
+        scheduler: Scheduler that chooses the task. It is copied. Give draws and progress to ``scheduler``, the copy.
         min_size: Number of rows that a task must hold to be drawn from.
         priority_exponent, importance_exponent, priority_offset, seed, age, replace: as
             :class:`~lightning_replay.samplers.tables.WithinTables`.
@@ -455,7 +455,7 @@ class ScheduledSampler(WithinTables):
         priority_weight: float32 ``[B]``, with priorities.
 
     Raises:
-        TypeError: a ``scheduler`` of another kind; at the draw, a writer that keeps no tables.
+        TypeError: a ``scheduler`` of another kind, or at the draw, a writer that keeps no tables.
         ValueError: task names that are empty or given twice, or a scheduler that already serves a buffer.
         RuntimeError: at the draw, while no task that may be chosen holds ``min_size`` rows.
     """
@@ -486,7 +486,7 @@ class ScheduledSampler(WithinTables):
         return tables.length >= self.min_size
 
     def rows_of_tables(self, tables: Tables | SummedTables, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
-        """Draws a task by the scheduler's probabilities; ``RuntimeError`` if no task is ready.
+        """Draws a task by the scheduler's probabilities. Raises ``RuntimeError`` if no task is ready.
 
         :meta private:
         """
@@ -511,7 +511,7 @@ class ScheduledSampler(WithinTables):
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restores a saved state; ``ValueError`` for a scheduler of another class."""
+        """Restores a saved state. Raises ``ValueError`` for a scheduler of another class."""
         saved = state_dict["scheduler_class"]
         kind = type(self.scheduler).__name__
         if saved != kind:
@@ -524,11 +524,11 @@ class ScheduledSampler(WithinTables):
 
 
 def mixture(tables: Tables, shares: np.ndarray, slots: np.ndarray) -> np.ndarray:
-    """``(1 / |B_0|) / sum_i p_i m_i / |B_i|``, where m_i is 1 if table i holds the row.
+    """``(1 / |B_0|) / sum_i p_i m_i / |B_i|``, in which m_i is 1 if table i holds the row.
 
     The weighted mean over draws is the mean over the default table. Rows that have left it count as if they were in it.
-    If rows become less likely as they age, |B_i| is the sum of the weights of their ages, and the mean is that of draws
-    by age from the default table.
+    If rows become less likely as they age, |B_i| is the sum of the weights of their ages. The mean is then that of
+    draws by age from the default table.
     """
     per_entry = np.divide(shares, tables.drawn_among, out=np.zeros(len(shares)), where=shares > 0)
     probability = per_entry @ (tables.position[:, slots] >= 0)
@@ -536,12 +536,13 @@ def mixture(tables: Tables, shares: np.ndarray, slots: np.ndarray) -> np.ndarray
 
 
 def lemma2(tables: Tables, shares: np.ndarray, slots: np.ndarray) -> np.ndarray:
-    """``1 - η q`` for a row in an event table, ``1 / (1 - η)`` for one outside; η is the share of all event tables.
+    """``1 - η q`` for a row in an event table, ``1 / (1 - η)`` for one outside. η is the share of all event tables.
 
     A table of which nothing is drawn, with a share of 0 or too few rows, is no event table here. The proof's last
-    sentence has ``1 - η`` for the outside; the formula displayed in the lemma, used here, leaves less bias, but some:
-    with η 1/2 an event that has the probability 0.05 given state and action is estimated as 0.225, and without a
-    correction as 0.525; one of 0.3 as 0.376 and 0.65. ``lemma2_exact`` and ``mixture`` leave none.
+    sentence has ``1 - η`` for the outside. The formula displayed in the lemma, used here, leaves less bias, but some.
+    With η 1/2 an event that has the probability 0.05 given state and action is estimated as 0.225, and without a
+    correction as 0.525. An event of probability 0.3 is estimated as 0.376 and 0.65. ``lemma2_exact`` and ``mixture``
+    leave no bias.
     """
     return _lemma(tables, shares, slots, lambda share, outside: 1.0 - share * outside)
 
@@ -583,14 +584,14 @@ class TableShares(WithinTables):
     Tables below their minimum size are left out and the other shares renormalized. Stratified Sampling from Event
     Tables, Kompella et al. 2022, https://arxiv.org/abs/2211.00576, section 4.
 
-    Without a correction the loss is a mean over the drawn rows, in which events count more than they happen; the paper
-    needs none in deterministic environments. ``priority_weight`` is the product of the correction and, with priorities,
-    of ``(|B| P) ** -importance_exponent`` over the largest of all tables that have a share, where P is the probability
-    of a row in a draw from its table B.
+    Without a correction the loss is a mean over the drawn rows, in which events count more than they happen. The paper
+    needs no correction in deterministic environments. ``priority_weight`` is the product of the correction and, with
+    priorities, of ``(|B| P) ** -importance_exponent`` over the largest of all tables that have a share. P is the
+    probability of a row in a draw from its table B.
 
     Args:
-        table_shares: Share of a batch by table name; they sum to 1. A table with share 0 is never drawn from.
-        min_sizes: Number of entries that a table must hold to be drawn from; 1 if absent.
+        table_shares: Shares of a batch by table name, which sum to 1. A table with share 0 is never drawn from.
+        min_sizes: Number of entries that a table must hold to be drawn from, 1 if absent.
         multinomial: Whether the number of rows of each table is drawn, with the shares as probabilities. Otherwise the
             numbers are exact in every batch, by largest remainder.
         at_least_one: Whether at least one row is drawn from every table that holds enough.
@@ -602,16 +603,16 @@ class TableShares(WithinTables):
 
     Sampled keys:
         index: int64 ``[B]``.
-        table: int64 ``[B]``, the number of the table each row was drawn from; 0 is the default table.
+        table: int64 ``[B]``, the number of the table each row was drawn from. 0 is the default table.
         priority_weight: float32 ``[B]``, with a correction or with priorities.
         table_probability: float32 ``[B]``, with ``return_probabilities``: how likely a draw comes from the row's table:
-            its share with ``multinomial`` alone; otherwise, or with ``at_least_one``, its part of this batch.
+            its share with ``multinomial`` alone. Otherwise, or with ``at_least_one``, it is its part of this batch.
         raw_weight: float32 ``[B]``, with ``return_probabilities``: the correction times
-            ``(|B| P) ** -importance_exponent`` before either is divided by a largest one; 1 with neither.
+            ``(|B| P) ** -importance_exponent`` before either is divided by a largest one. It is 1 with neither.
 
     Raises:
         TypeError: at the draw, a writer that keeps no tables, or no counts that the ``correction`` needs.
-        ValueError: shares that do not sum to 1; at the draw, names that are not those of the writer's tables.
+        ValueError: shares that do not sum to 1, or at the draw, names that differ from the writer's tables.
         RuntimeError: at the draw, while no table with a share holds enough rows.
     """
 
@@ -653,7 +654,7 @@ class TableShares(WithinTables):
         self._allocation: Any = None
 
     def set_min_sizes(self, min_sizes: Mapping[str, int]) -> None:
-        """Replaces the least sizes of these tables; the others keep theirs.
+        """Replaces the least sizes of these tables. The others keep theirs.
 
         :meta private:
         """
@@ -662,7 +663,7 @@ class TableShares(WithinTables):
         self._names = []
 
     def ready_shares(self, tables: Tables | SummedTables) -> np.ndarray:
-        """Returns the share of each table in the next batch, float64 ``[L]``: 0 where it holds too little.
+        """Returns the share of each table in the next batch, float64 ``[L]``: 0 if it holds too little.
 
         :meta private:
         """
@@ -720,7 +721,7 @@ class TableShares(WithinTables):
         self, tables: Tables, table: np.ndarray, slots: np.ndarray, shares: np.ndarray
     ) -> tuple[dict[str, np.ndarray], np.ndarray | None]:
         """Returns the column ``table`` and the factors of the correction, ``[B]`` each."""
-        # Counts of states and actions, which lemma2 and lemma2_exact read, are those of this replay.
+        # Counts of states and actions, which lemma2 and lemma2_exact read, are of this replay.
         return {"table": table}, None if self.correction is None else self.correction(tables, shares, slots)
 
     def weights(
@@ -764,7 +765,7 @@ def largest_remainder(shares: np.ndarray, count: int) -> np.ndarray:
 
 
 def with_one_of_each(rows: np.ndarray, ready: np.ndarray) -> np.ndarray:
-    """Returns ``rows`` with at least one for each ready table, taken from those that have most."""
+    """Returns ``rows`` with at least one for each ready table, taken from the tables that have most."""
     rows = rows.copy()
     for table in np.flatnonzero(ready & (rows == 0)):
         richest = int(rows.argmax())

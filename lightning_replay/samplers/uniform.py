@@ -21,11 +21,11 @@ from lightning_replay.storage.packed import empty_storage, occupancy_of
 class UniformSampler(ReplaySampler, RandomSampler):
     """Draws each stored row with the same probability.
 
-    Needs no feedback: :meth:`update_priority` is ignored. The baseline of every experience replay paper; Lin 1992.
+    Needs no feedback: :meth:`update_priority` is ignored. The baseline of every experience replay paper. Lin 1992.
 
     Args:
-        seed: Seed for the sampler's own generator; ``None`` seeds it from torch's global generator.
-        device: Device of the rows, on which slots are drawn without a wait; ``None`` draws on the CPU.
+        seed: Seed for the sampler's own generator. ``None`` seeds it from torch's global generator.
+        device: Device of the rows, on which slots are drawn without a wait. ``None`` draws on the CPU.
         replace: Whether a batch may contain a row several times.
 
     Sampled keys:
@@ -51,7 +51,7 @@ class UniformSampler(ReplaySampler, RandomSampler):
         self._seed_generator(seed, self.draw_device or "cpu")
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
-        """Draws ``batch_size`` slots, int64 ``[B]``; RuntimeError where the storage is empty."""
+        """Draws ``batch_size`` slots, int64 ``[B]``. Raises RuntimeError if the storage is empty."""
         occupancy = occupancy_of(storage)
         if not occupancy.count:
             raise empty_storage()
@@ -80,7 +80,7 @@ class UniformSampler(ReplaySampler, RandomSampler):
         return GroupTotals.alike(occupancy_of(storage).count)
 
     def sample_shard(self, storage: Storage, part: ShardRequest) -> tuple[Tensor, dict[str, Any], ShardDraw]:
-        """Draws one row for each point of the request, uniformly; ``RuntimeError`` without rows."""
+        """Draws one row for each point of the request, uniformly. Raises ``RuntimeError`` without rows."""
         occupancy = occupancy_of(storage)
         if occupancy.count == 0:
             raise empty_storage()
@@ -92,7 +92,7 @@ class UniformSampler(ReplaySampler, RandomSampler):
         return occupancy.slots_at(points).numpy(), np.full(len(points), 1.0 / occupancy.count)
 
     def _next_part(self, storage: Storage, part: ShardRequest) -> tuple[Tensor, dict[str, Any], ShardDraw]:
-        """Draws as many rows as the part has, the next of this replay; reads no points."""
+        """Draws as many rows as the part has, the next of this replay, and reads no points."""
         totals = self.group_totals(storage)
         index, info = self.sample(storage, len(part))
         return index, info, ShardDraw(np.full(len(part), 1.0 / totals.mass[0]), totals)

@@ -21,7 +21,7 @@ from lightning_replay.storage.rows import WORD_BYTES, Key, RowLayout, gather_bra
 MOST_SINGLE_BYTES = 4096  # columns of longer rows are written as fast one by one
 _ACCEPTED = "extend_columns takes arrays or tensors [N, ...] by key, a name or a tuple such as ('next', 'reward')"
 Column = Tensor | np.ndarray
-#: Columns that name the episode of each row; the first that is there counts.
+#: Columns that name the episode of each row. The first that is there counts.
 TRAJECTORIES: tuple[Key, ...] = (("trajectory",), ("collector", "traj_ids"))
 _DONE, _TERMINATED, _TRUNCATED = ("next", "done"), ("next", "terminated"), ("next", "truncated")
 #: Columns of one number or flag for each row, which are stored as ``[N, 1]``.
@@ -30,7 +30,7 @@ ONE_EACH: tuple[Key, ...] = (
     *(_DONE, _TERMINATED, _TRUNCATED),
     *(("done",), ("terminated",), ("truncated",)),
 )
-#: Columns that are false where a row is padding, bool of one entry for each row; TorchRL's ``split_trajs`` pads.
+#: Columns that are false if a row is padding, bool of one entry for each row. TorchRL's ``split_trajs`` pads.
 MASKS: tuple[Key, ...] = (("collector", "mask"), ("mask",))
 GENERATION: Key = ("generation",)
 INDEX: Key = ("index",)
@@ -54,7 +54,10 @@ class SingleRow:
         self._bytes, self._row_bytes = memoryview(everything), layout.row_bytes
 
     def write(self, slot: int, values: Sequence[Any], least_generation: int) -> bool:
-        """Writes columns ``[1, ...]`` into a slot; ``False``, nothing written, for a tensor or one not contiguous."""
+        """Writes columns ``[1, ...]`` into a slot.
+
+        Returns ``False``, with nothing written, for a tensor or a column that is not contiguous.
+        """
         generation = max(int(self._rows[slot, self._generation]), least_generation) + 1
         parts = [values[place] for place in self._order]
         parts.insert(self._before_generation, generation.to_bytes(8, sys.byteorder))
@@ -108,7 +111,7 @@ def refuse_ragged(rows: TensorDictBase) -> None:
 
 
 def _jagged(key: Key, rows: Sequence[Any]) -> Any:
-    """Returns a list of tensors ``[L, ...]`` or of lists of numbers as a jagged tensor; anything else as it is."""
+    """Returns a list of tensors ``[L, ...]`` or of lists of numbers as a jagged tensor, and anything else as it is."""
     if rows and all(isinstance(row, list | tuple) for row in rows):
         try:
             # An empty list has the dtype of the others.
@@ -131,7 +134,7 @@ def _tensor(key: Key, value: Any) -> Tensor:
     if isinstance(value, list | tuple):
         value = _jagged(key, value)
     try:
-        # A copy where torch takes no view: read-only, or with negative strides.
+        # A copy if torch takes no view: read-only, or with negative strides.
         copied = isinstance(value, np.ndarray) and not value.flags.carray
         tensor = torch.from_numpy(np.array(value) if copied else value) if isinstance(value, np.ndarray) else value
     except TypeError:
@@ -152,7 +155,7 @@ class MissingDeviceError(ValueError):
 
 
 def checked_device(device: Any) -> torch.device:
-    """Returns a device of torch that keeps data and is there; torch would fail at the first rows."""
+    """Returns a device of torch that keeps data and is there. Otherwise torch would fail at the first rows."""
     wrong = f"device is {device!r}; it must be a device of torch that keeps data, such as 'cpu' or 'cuda'"
     if not isinstance(device, str | torch.device):
         raise TypeError(wrong)
@@ -174,10 +177,10 @@ def checked_device(device: Any) -> torch.device:
 def normalized(rows: TensorDictBase) -> TensorDictBase:
     """Returns rows as buffers store them.
 
-    Those for which a mask, see :data:`MASKS`, is false are padding and left out; trajectories ``[N, T]`` with a mask
-    are flattened, the steps of each in order. Rewards and flags ``[N]`` become ``[N, 1]``, as those of TorchRL: a
-    mixture would broadcast. ``("next", "done")`` is derived from ``terminated`` and ``truncated`` where it is absent,
-    unless these are not bool or of two shapes. ``TypeError`` for nested tensors.
+    Rows for which a mask, see :data:`MASKS`, is false are padding and left out. Trajectories ``[N, T]`` with a mask are
+    flattened, the steps of each in order. Rewards and flags ``[N]`` become ``[N, 1]``, as in TorchRL: a mixture would
+    broadcast. ``("next", "done")`` is derived from ``terminated`` and ``truncated`` if it is absent, unless these are
+    not bool or of two shapes. ``TypeError`` for nested tensors.
     """
     refuse_ragged(rows)
     names = rows.keys()
@@ -204,8 +207,8 @@ def normalized(rows: TensorDictBase) -> TensorDictBase:
 class TransitionCheck:
     """Refuses transitions that no buffer should hold, before anything is stored.
 
-    * ``("next", "terminated")`` or ``("next", "truncated")`` is true where ``("next", "done")`` is false: returns and
-      histories would cross the end of an episode; of rows that TorchRL's trainers give,
+    * ``("next", "terminated")`` or ``("next", "truncated")`` is true while ``("next", "done")`` is false: returns and
+      histories would cross the end of an episode. In rows that TorchRL's trainers give,
       :func:`~lightning_replay.episodes.links.with_real_ends` finds the ends.
     * ``trajectory`` is not of an integer dtype: episodes could not be distinguished.
     * A reward or a flag of an end is not one value for each row: a loss would broadcast it over the batch.
@@ -214,7 +217,7 @@ class TransitionCheck:
 
     Args:
         check_finite: Whether NaN and infinity are refused.
-        deferred: Collects flags and numbers that are wrong on a device, to be raised later; ``None`` raises at once.
+        deferred: Collects flags and numbers that are wrong on a device, to be raised later. ``None`` raises at once.
     """
 
     def __init__(self, check_finite: bool = True, deferred: DeferredChecks | None = None) -> None:
@@ -265,7 +268,7 @@ class TransitionCheck:
                     if ended.item() if is_one else contradicts(done, ended):
                         raise _contradiction(done, values[ends[0]] | values[ends[-1]])
             for one, other in pairs:
-                # A sum of products is finite only if every factor is; it may overflow, so each is checked then.
+                # A sum of products is finite only if every factor is. It may overflow, so each is checked then.
                 a: Any = values[one]
                 b: Any = values[other]
                 if not isfinite(a.item() * b.item() if a.size == 1 else vdot(a, b)):
@@ -327,7 +330,7 @@ def _check_one_each(key: Key, shape: tuple[int, ...]) -> None:
 
 
 def _in_pairs(keys: list[Key], columns: Mapping[Key, Column]) -> list[tuple[Key, Key]]:
-    # Each pair is checked in one pass; an array without a partner is paired with itself.
+    # Each pair is checked in one pass. An array without a partner is paired with itself.
     pairs: list[tuple[Key, Key]] = []
     alone: dict[Any, Key] = {}
     for key in keys:
@@ -341,7 +344,7 @@ def _in_pairs(keys: list[Key], columns: Mapping[Key, Column]) -> list[tuple[Key,
 
 
 def contradicts(done: Any, ended: Any) -> bool:
-    """Returns whether a flag of an end is true where ``done``, of the same shape, is false."""
+    """Returns whether a flag of an end is true while ``done``, of the same shape, is false."""
     if type(done) is not np.ndarray:
         return bool((ended > done).any())
     return bool(np.count_nonzero(ended) and np.count_nonzero(ended > done))
@@ -379,7 +382,7 @@ def _not_finite(key: Key, value: Tensor) -> ValueError:
 
 
 class StoredColumn:
-    """One column of all rows, as a tensor and, where NumPy has the dtype, as an array: its small writes are cheaper."""
+    """One column of all rows, as a tensor and, if NumPy has the dtype, as an array: its small writes are cheaper."""
 
     def __init__(self, key: Key, tensor: Tensor) -> None:
         self.key: Key = key
@@ -408,7 +411,7 @@ _read_kind = operator.attrgetter("dtype", "shape")
 
 
 class RowReader:
-    """Reads the columns of new rows, which must be those of the storage; on a CPU ``arrays`` as arrays."""
+    """Reads the columns of new rows, which must match the storage. On a CPU it reads ``arrays`` as arrays."""
 
     def __init__(self, columns: Mapping[Key, tuple[torch.dtype, torch.Size]], arrays: Collection[Key]) -> None:
         self._may_be_flat = {
@@ -441,10 +444,10 @@ class RowReader:
         self._place_of: dict[Any, int] = place_of | {key[0]: place for key, place in place_of.items() if len(key) == 1}
 
     def read(self, rows: TensorDictBase | Mapping[Any, Any], device: torch.device) -> list[Tensor | np.ndarray] | None:
-        """Returns the values ``[N, ...]`` on ``device`` in the order of the columns; ``None`` where rows have others.
+        """Returns the values ``[N, ...]`` on ``device`` in the order of the columns, or ``None`` if rows have others.
 
         Rows are a TensorDict ``[N]``, of which ``generation``, ``index`` and empty branches are ignored, or arrays and
-        tensors by key, a name or a tuple of names. Rewards and flags may be ``[N]`` where ``[N, 1]`` is stored.
+        tensors by key, a name or a tuple of names. Rewards and flags may be ``[N]`` if ``[N, 1]`` is stored.
         """
         on_cpu = device.type == "cpu"
         if on_cpu and type(rows) is dict:
@@ -490,7 +493,7 @@ class RowReader:
         return self._completed(read, flat)
 
     def _read_as_before(self, values: list[Any]) -> list[Any] | None:
-        """Returns given columns in their order as arrays; ``None`` if dtypes or shapes differ from the last ones."""
+        """Returns given columns in their order as arrays, or ``None`` if dtypes or shapes differ from the last ones."""
         kinds = set(map(type, values))
         if kinds == {Tensor}:
             try:
@@ -540,7 +543,7 @@ def _places(tree: dict[str, Any], place_of: Mapping[Key, int]) -> list[tuple[str
 
 
 def _collect(rows: TensorDictBase, tree: list[tuple[str, Any]], values: list[Any], is_whole: bool = True) -> bool:
-    """Fills ``values`` from ``rows``, or a branch of them; returns whether their keys are those of the tree."""
+    """Fills ``values`` from ``rows``, or a branch of them, and returns whether their keys match the tree."""
     entries = dict(rows.items())
     for name, node in tree:
         value = entries.get(name)

@@ -17,7 +17,7 @@ class DeviceNextObservations:
     A saved state of either class loads into the other. The number of last observations is known on the device only, so
     that their memory has room for the most that there can be. :meth:`receive` lowers this bound after a read.
 
-    New rows are compared with the rows that came last, at least with those of the last two calls. A next observation
+    New rows are compared with the rows that came last, at least with the rows of the last two calls. A next observation
     that is not found there is kept beside the rows.
 
     Args:
@@ -58,7 +58,7 @@ class DeviceNextObservations:
 
     @property
     def count(self) -> int:
-        """Last observations that are kept; waits for the device."""
+        """Last observations that are kept. Waits for the device."""
         return int(self.number)
 
     def receive(self, number: int) -> None:
@@ -108,7 +108,7 @@ class DeviceNextObservations:
     def _matches(self, new: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
         """Returns a row that ends with each observation of ``first``, ``[N]``, and the hashes of ``second``.
 
-        Rows are counted among the candidates and then the new rows; -1 is none.
+        Rows are counted among the candidates and then the new rows. -1 is none.
         """
         # Sorted by hash, a row lies behind the latest one that ends with its observation:
         #
@@ -174,7 +174,7 @@ class DeviceNextObservations:
         return found
 
     def saved(self, length: int) -> tuple[Tensor, Tensor]:
-        """Returns the same as ``NextObservations.saved``, on the CPU; waits for the device."""
+        """Returns the same as ``NextObservations.saved``, on the CPU, and waits for the device."""
         places = self.places[:length].cpu().clone()
         kept = ((places < 0) | (places > length)).nonzero().squeeze(1)
         places[kept] = -1 - torch.arange(len(kept), dtype=torch.int32, device="cpu")
@@ -205,5 +205,5 @@ class DeviceNextObservations:
 
 
 def _number(places: Tensor) -> Tensor:
-    """Returns the numbers of last observations of places, int64 ``[N]``; 0 for other places."""
+    """Returns the numbers of last observations of places, int64 ``[N]``, or 0 for other places."""
     return places.clamp(max=0).neg().long()

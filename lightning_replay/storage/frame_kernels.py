@@ -132,7 +132,7 @@ def find(first, second, pool, hashes, heads, following):  # type: ignore[no-unty
     for row in range(rows):
         for place in range(2 * depth):
             given = first[row, place] if place < depth else second[row, place - depth]
-            # Where frames of a stack usually come from, before anything is hashed.
+            # Usual source of the frames of a stack, before anything is hashed.
             if place > 0 and place < depth and same_words(given, first[row, place - 1]):
                 frames[row, place] = frames[row, place - 1]
                 continue
@@ -186,7 +186,7 @@ def store(frames, sources, first, second, pool):  # type: ignore[no-untyped-def]
 
 @njit(inline="always")
 def _steps_apart(frames, depth):  # type: ignore[no-untyped-def]
-    """Returns how many frames after the first stack of a row the second begins: k where they have no frame together."""
+    """Returns how many frames after the first stack of a row the second begins, or k if they have no frame together."""
     apart = same = 0
     while apart + same < depth:
         if frames[apart + same] == frames[depth + same]:

@@ -135,8 +135,8 @@ class NumbaSearch:
 class FramePool:
     """Frames by number, no two alike, each kept while something refers to it.
 
-    Frames are recognised by their bytes alone, across trajectories as well: a hash finds candidates, of which every
-    byte is compared. Frame 0 is none; its bytes are 0. Memory for ``capacity`` frames of ``shape``, uint8, and
+    Frames are recognized by their bytes alone, across trajectories as well: a hash finds candidates, of which every
+    byte is compared. Frame 0 is none. Its bytes are 0. Memory for ``capacity`` frames of ``shape``, uint8, and
     ``beside`` bytes for others must be free, see :func:`~lightning_replay.free_memory.allocate_rows`.
     """
 
@@ -181,13 +181,13 @@ class FramePool:
 
     @property
     def bytes_of_frames(self) -> int:
-        """Bytes of frames; on the CPU of those written so far."""
+        """Bytes of frames, on the CPU only of frames written so far."""
         frames = self._written if self.frames.device.type == "cpu" else len(self.frames)
         return -(-frames * self.frame_bytes // 8) * 8
 
     @property
     def nbytes(self) -> int:
-        """Bytes of frames, references, free list and index; of frames on the CPU those written so far."""
+        """Bytes of frames, references, free list and index. Of frames on the CPU, only frames written so far count."""
         return self.bytes_of_frames + sum(array.nbytes for array in (self.references, self._free, *self._index))
 
     def find(self, first: Tensor, second: Tensor) -> Found:
@@ -195,7 +195,7 @@ class FramePool:
         return self._search.find(first, second, self._index)
 
     def missing(self, found: Found, given_up: np.ndarray) -> int:
-        """Returns how many frames lack for :meth:`replace` with the same arguments; 0 if they fit."""
+        """Returns how many frames lack for :meth:`replace` with the same arguments, or 0 if they fit."""
         lacking = len(found.sources) - self.num_free
         if lacking > 0:
             # Counted as if the rows were replaced, and back.
@@ -207,7 +207,7 @@ class FramePool:
         return max(lacking, 0)
 
     def check_room(self, found: Found, given_up: np.ndarray) -> None:
-        """Raises ``RuntimeError`` where too few frames are free for :meth:`replace` with these arguments."""
+        """Raises ``RuntimeError`` if too few frames are free for :meth:`replace` with these arguments."""
         lacking = self.missing(found, given_up)
         if lacking:
             raise RuntimeError(
@@ -218,7 +218,7 @@ class FramePool:
     def replace(self, found: Found, first: Tensor, second: Tensor, given_up: np.ndarray) -> np.ndarray:
         """Stores two stacks ``[N, k, *shape]`` and returns their frames, int32 ``[N, 2 k]``.
 
-        ``found`` is of :meth:`find`, with nothing changed since; the frames ``given_up``, int32, lose a reference each.
+        ``found`` is of :meth:`find`, with nothing changed since. The frames ``given_up``, int32, lose a reference each.
         Too few free ones are a ``RuntimeError``, and nothing has changed.
         """
         self.check_room(found, given_up)
@@ -241,7 +241,7 @@ class FramePool:
         return frames
 
     def release(self, frames: np.ndarray) -> None:
-        """Removes one reference to each of ``frames``, int32 of any shape; 0 is none."""
+        """Removes one reference to each of ``frames``, int32 of any shape. 0 is none."""
         self.num_free = loops.let_go(frames.ravel(), self.references, self._free, self.num_free, *self._index)
 
     def gather_stacks(self, frames: Tensor, rows: Tensor) -> tuple[Tensor, ...]:
@@ -255,7 +255,7 @@ class FramePool:
         self.num_free = self.capacity
 
     def restore(self, frames: Tensor, referred: np.ndarray) -> None:
-        """Restores frames, uint8 ``[num_used, bytes]``, and the references to them, int32 ``[M]``; 0 is none."""
+        """Restores frames, uint8 ``[num_used, bytes]``, and the references to them, int32 ``[M]``. 0 is none."""
         self.clear()
         with self.snapshots.lock:
             self.snapshots.keep(slice(0, self._written))

@@ -49,30 +49,30 @@ class _Images(NamedTuple):
 class FrameStorage(PackedStorage):
     """Keeps every frame of the stacks under ``image_key`` and ``("next", image_key)`` once, by counted references.
 
-    Several columns of images, such as those of several cameras, may differ in shape; each has a pool of its own.
+    Several columns of images, such as images of several cameras, may differ in shape. Each column has a separate pool.
 
-    Rows are written and drawn as with :class:`~lightning_replay.storage.PackedStorage`, with stacks uint8
-    ``[N, k, H, W]`` (or ``[N, k, H, W, C]``) of k frames, oldest first, or for k = 1 images without that axis. Inside,
-    a row holds 2 k numbers of frames for each column of images, the column ``frames_of_stacks`` of ``all_rows``. Equal
-    frames are found by their bytes, not by ``trajectory`` or the order of rows: this works with any writer, any order
-    of eviction, environments side by side and n-step successors.
-    A frame leaves with the last row that refers to it: when rows are overwritten, or by :meth:`release`. Drawn stacks
-    are built by one gather and are contiguous copies.
+    Rows are written and drawn as with :class:`~lightning_replay.storage.PackedStorage`. Stacks are uint8
+    ``[N, k, H, W]`` (or ``[N, k, H, W, C]``) of k frames, oldest first. For k = 1 they may be images without that axis.
+    Inside, a row holds 2 k numbers of frames for each column of images, the column ``frames_of_stacks`` of
+    ``all_rows``. Equal frames are found by their bytes, not by ``trajectory`` or the order of rows. This works with any
+    writer, any order of eviction, environments side by side and n-step successors. A frame leaves with the last row
+    that refers to it: when rows are overwritten, or by :meth:`release`. Drawn stacks are built by one gather and are
+    contiguous copies.
 
     Args:
         capacity: rows.
         frame_stack: k, frames of a stack.
-        image_key: the stacks' key, a tuple where it is nested; their successors are ``("next", image_key)``. A list
+        image_key: the stacks' key, a tuple if it is nested. Their successors are ``("next", image_key)``. A list
             has the keys of several columns.
-        frame_capacity: most frames kept of each column, each for its bytes and about 25 more; a CPU's memory is taken
+        frame_capacity: most frames kept of each column, each for its bytes and about 25 more. A CPU's memory is taken
             as they come. When a column is full, writers release rows until new ones fit.
-        device: where rows and frames are kept; the counts are kept by the CPU.
+        device: device of rows and frames. The CPU keeps the counts.
         memmap: a directory for scratch files that hold rows and frames.
 
     Raises:
         MemoryError: at the first rows, when rows and frames do not fit.
         ValueError: sizes that are not positive whole numbers, a ``frame_capacity`` below the 2 k frames of a single
-            row, a key given twice; at the first rows: no such column, or one that holds no stacks of uint8 images.
+            row, a key given twice. At the first rows, no such column, or one that holds no stacks of uint8 images.
 
     Example:
         >>> from tensordict import TensorDict
@@ -125,13 +125,13 @@ class FrameStorage(PackedStorage):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all rows, references and index and, on the CPU, of the most frames held so far; 0 before any."""
+        """Bytes of all rows, references and index and, on the CPU, of the most frames held so far, or 0 before any."""
         pools = [images.pool.nbytes for images in self._images or ()]
         return super().nbytes + sum(pools) + (0 if self._live is None else self._live.nbytes)
 
     @property
     def frames_held(self) -> int:
-        """Frames that stored rows refer to, all different; of several columns those of the one that has the most."""
+        """Frames that stored rows refer to, all different. Of several columns, the one that has the most counts."""
         return max((images.pool.num_stored for images in self._images or ()), default=0)
 
     @property
@@ -150,7 +150,7 @@ class FrameStorage(PackedStorage):
 
     @property
     def rows_in_memory(self) -> int:
-        """Rows held, at least 1; memory for frames is taken when they are stored.
+        """Rows held, at least 1. Memory for frames is taken when they are stored.
 
         :meta private:
         """
@@ -177,7 +177,7 @@ class FrameStorage(PackedStorage):
         super()._check(values)
 
     def frames_missing(self, values: Sequence[Column], slots: slice | Tensor | np.ndarray | None = None) -> int:
-        """Returns how many frames lack, of the worst column, to write :meth:`checked_values`; 0 if they fit.
+        """Returns how many frames lack, of the worst column, to write :meth:`checked_values`, or 0 if they fit.
 
         :meta private:
         """
@@ -198,10 +198,10 @@ class FrameStorage(PackedStorage):
     def release(self, slots: Tensor | np.ndarray) -> None:
         """Evicts rows without overwriting them: their frames become free unless others refer to them.
 
-        Calls :meth:`~lightning_replay.parts.BufferHooks.on_evict` of the buffers; their pending updates are stale.
+        Calls :meth:`~lightning_replay.parts.BufferHooks.on_evict` of the buffers. Their pending updates are stale.
 
         Args:
-            slots: int64 ``[n]``, all different; empty ones are skipped.
+            slots: int64 ``[n]``, all different. Empty ones are skipped.
         """
         if self._images is None or self._frames_of is None:
             return
@@ -225,7 +225,7 @@ class FrameStorage(PackedStorage):
         self._tell_released(index)
 
     def write(self, slots: slice | Tensor, values: Sequence[Column], *, grow: bool = True) -> None:
-        """Writes :meth:`checked_values` into a slice or int64 ``[N]``; lacking frames are a ``RuntimeError``."""
+        """Writes :meth:`checked_values` into a slice or int64 ``[N]``. Lacking frames are a ``RuntimeError``."""
         assert self._images is not None
         if not len(values[0]):
             return
@@ -277,14 +277,17 @@ class FrameStorage(PackedStorage):
         return stacks if len(shape) == 1 else tuple(stack.view(*shape, *stack.shape[1:]) for stack in stacks)
 
     def get(self, index: Any, extra: dict[str, Tensor] | None = None) -> Any:
-        """Returns rows as a copy, their stacks rebuilt; ``RuntimeError`` if it is empty, or a row was released."""
+        """Returns rows as a copy, their stacks rebuilt.
+
+        Raises ``RuntimeError`` if it is empty, or a row was released.
+        """
         if self._outer_layout is None or self._images is None:
             raise RuntimeError("the storage is empty; call extend first")
         if not isinstance(index, Tensor) or index.dtype != torch.int64 or index.ndim == 0:
             return self._get_by(index)
         slots = index if index.ndim == 1 else index.flatten()
         rows = self.packed_rows(slots)
-        # Not on a GPU, for which every draw would wait; nothing but a release leaves rows without frames.
+        # Not on a GPU, for which every draw would wait. Nothing but a release leaves rows without frames.
         numbers = self._images[0].numbers
         if self._live is not None and rows.device.type == "cpu" and not bool(numbers[slots, 0].all()):
             raise RuntimeError(
@@ -297,7 +300,7 @@ class FrameStorage(PackedStorage):
         return self._indexed(read, index) if self._is_torchrls else read
 
     def column(self, key: NestedKey, index: Tensor) -> Tensor | None:
-        """Returns one column ``[N, ...]`` of the rows ``index``, stacks rebuilt; ``None`` when it is not stored."""
+        """Returns one column ``[N, ...]`` of the rows ``index``, stacks rebuilt, or ``None`` when it is not stored."""
         name: Key = (key,) if isinstance(key, str) else tuple(key)
         if name not in self._given_images or self._images is None:
             return super().column(key, index)
@@ -339,7 +342,7 @@ class FrameStorage(PackedStorage):
         return (is_stack or self._is_image(shape)) and 0 not in shape
 
     def _is_image(self, shape: Sequence[int]) -> bool:
-        # [H, W] or [H, W, C]; [1, H, W] is a stack of one.
+        # [H, W] or [H, W, C]. [1, H, W] is a stack of one.
         return self.frame_stack == 1 and len(shape) in (2, 3) and shape[0] != 1
 
     def _wrong_stacks(self, key: Key, given: str) -> ValueError:
@@ -363,7 +366,7 @@ class FrameStorage(PackedStorage):
         for key in self.image_keys:
             _, shape = kinds[key]
             frame = shape if self._is_image(shape) else shape[1:]
-            # A CPU's memory still counts as free where no frame was written.
+            # A CPU's memory still counts as free until a frame is written there.
             taken = sum(pool.frames.nbytes for pool in pools) if torch.device(self.device).type == "cpu" else 0
             beside = self.capacity * layout.row_bytes + taken
             pools.append(FramePool(self.frame_capacity, frame, self.device, self._memmap, beside))
@@ -397,7 +400,7 @@ class FrameStorage(PackedStorage):
 
     @contextmanager
     def frozen_state(self) -> Iterator[dict[str, Any]]:
-        """Gives the body the present :meth:`state_dict`; rows and frames are snapshots.
+        """Gives the body the present :meth:`state_dict`. Rows and frames are snapshots.
 
         :meta private:
         """
@@ -437,7 +440,7 @@ class FrameStorage(PackedStorage):
         self._looked_up = None
         if self._images is None or self._frames_of is None:
             return
-        # Rows above those that were loaded refer to nothing any more.
+        # Rows above the loaded rows refer to nothing any more.
         self._frames_of[self._len : max(before, self._len)] = 0
         if frames is None:
             for images in self._images:
@@ -463,7 +466,7 @@ class FrameStorage(PackedStorage):
             raise ValueError("the saved storage names slots that hold no row; load another save")
 
     def _saved_columns(self, state: Mapping[str, Any]) -> list[Leaf]:
-        """Returns the columns of a saved storage, in the order in which rows were given; refuses other stacks."""
+        """Returns the columns of a saved storage, in the order in which rows were given, and refuses other stacks."""
         layout = {tuple(leaf["key"]): leaf for leaf in state["layout"]}
         stacked = layout[FRAMES]["shape"][-1] // 2 if FRAMES in layout else 0
         saved = frames_by_column(state)

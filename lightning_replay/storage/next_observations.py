@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Places of next observations: the slot of the row that starts with one, or a pool of those that no row starts with."""
+"""Places of next observations: the slot of the row that starts with one, or a pool if no row starts with it."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ from numba import njit
 from lightning_replay.jit import compiled
 from lightning_replay.storage.frame_kernels import hash_words, same_words
 
-# Rows of the chains, int32 [4, L]: the following and the previous last observation of a bucket, the slot of the row
-# that ends with one, and the numbers of the free ones as a stack.
+# Rows of the chains, int32 [4, L]. They hold the following and the previous last observation of a bucket, and the slot
+# of the row that ends with one. The last row holds the numbers of the free ones as a stack.
 FOLLOWING, BEFORE, OWNER, FREE = range(4)
 
 

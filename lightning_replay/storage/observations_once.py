@@ -52,7 +52,7 @@ class NextColumn:
         self._form = form
 
     def __getitem__(self, slots: Any) -> Any:
-        """Returns the rows of an int, a slice or int64 ``[N]``; a tensor if slots are one."""
+        """Returns the rows of an int, a slice or int64 ``[N]``, as a tensor if slots are one."""
         if isinstance(slots, int | np.integer):
             return self[slots : slots + 1][0]
         given = np.arange(slots.start, slots.stop) if isinstance(slots, slice) else slots
@@ -73,13 +73,13 @@ class ObservationStorage(PackedStorage):
     keeps both. Neither ``trajectory`` nor the order of rows matters. So this works with any writer, with environments
     side by side, and with returns over several steps that are formed before they are stored.
 
-    The next observation of a row that no row continues is kept beside the rows: at the end of an episode, at the newest
-    step of a running one, and if the row with it leaves first. This memory is taken as such rows come, also with
-    ``memmap``.
+    The next observation of a row that no row continues is kept beside the rows. Such a row stands at the end of an
+    episode or at the newest step of a running one, or the row after it left first. This memory is taken as such rows
+    come, also with ``memmap``.
 
     Args:
         capacity: rows.
-        device: where the rows are kept.
+        device: device of the rows.
         memmap: a directory for a scratch file that holds the rows.
 
     Raises:
@@ -125,7 +125,7 @@ class ObservationStorage(PackedStorage):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all rows, of the places of next observations, and of those kept beside the rows; 0 before any."""
+        """Bytes of all rows, of the places of next observations, and of those kept beside the rows, or 0 before any."""
         return super().nbytes + (0 if self._next is None else self._next.nbytes)
 
     def stats(self) -> dict[str, Any]:
@@ -143,7 +143,7 @@ class ObservationStorage(PackedStorage):
             super().write(slots, [first, *others], grow=grow)
 
     def _words(self, values: list[Any]) -> Any:
-        """Returns the columns ``[N, ...]`` of an observation as words ``[N, W]``, int64; an array on the CPU."""
+        """Returns the columns ``[N, ...]`` of an observation as words ``[N, W]``, int64, as an array on the CPU."""
         assert self._given is not None
         if self.follows_there:
             there = [as_tensor(value).detach().to(self.device, non_blocking=True) for value in values]
@@ -157,7 +157,7 @@ class ObservationStorage(PackedStorage):
         return np.concatenate([*parts, padding], axis=1).view(np.int64)
 
     def get(self, index: Any, extra: dict[str, Tensor] | None = None) -> Any:
-        """Returns rows as a copy, with both observations; ``RuntimeError`` if it is empty."""
+        """Returns rows as a copy, with both observations. Raises ``RuntimeError`` if it is empty."""
         if self._outer_layout is None:
             raise RuntimeError("the storage is empty; call extend first")
         if not isinstance(index, Tensor) or index.dtype != torch.int64 or index.ndim == 0:
@@ -189,7 +189,7 @@ class ObservationStorage(PackedStorage):
         return self._outer_layout, rows, torch.where(slots == slots[:, :1], places[:, :1], places)
 
     def column(self, key: NestedKey, index: Tensor) -> Tensor | None:
-        """Returns one column ``[N, ...]`` of the rows ``index``; ``None`` when it is not stored."""
+        """Returns one column ``[N, ...]`` of the rows ``index``, or ``None`` when it is not stored."""
         name: Key = (key,) if isinstance(key, str) else tuple(key)
         below = [] if self._observation is None else self._observation.order
         if name[0] != "next" or not any(own[: len(name) - 1] == name[1:] for own in below):
@@ -251,7 +251,7 @@ class ObservationStorage(PackedStorage):
         self._expect(kinds, [key for key in both if kinds[key][0] not in WITHOUT_NUMPY and not self.follows_there])
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state of packed rows, places of next observations, and those that no stored row starts with."""
+        """Returns the state of packed rows, places of next observations, and observations no stored row starts with."""
         state = super().state_dict()
         if self._next is None:
             return state | {"columns": None, "places": None, "last_observations": None}
@@ -296,7 +296,7 @@ def _layouts(kinds: Mapping[Key, tuple[torch.dtype, torch.Size]]) -> tuple[RowLa
 
 
 def _bytes_of(value: Column) -> np.ndarray:
-    """Returns a column ``[N, ...]`` as bytes ``[N, bytes]``; copied if loops would be compiled again."""
+    """Returns a column ``[N, ...]`` as bytes ``[N, bytes]``, copied if loops would be compiled again."""
     if not isinstance(value, np.ndarray):
         value = value.contiguous().view(torch.uint8).numpy()  # NumPy has no bfloat16.
     flat = (value if value.flags.carray else value.copy()).reshape(len(value), -1)

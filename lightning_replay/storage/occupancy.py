@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The slots of a storage that hold a row: all below its length, a set of them, or those that tables refer to."""
+"""The slots of a storage that hold a row: all below its length, a set of them, or the slots that tables refer to."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Occupancy(ABC):
 
     @abstractmethod
     def held(self, index: Tensor) -> Tensor | None:
-        """Returns whether each slot below the storage's length holds a row, bool; ``None`` where all do."""
+        """Returns whether each slot below the storage's length holds a row, bool, or ``None`` if all do."""
 
     def drawable(self, index: Tensor) -> Tensor | None:
-        """Returns whether a sampler may draw each slot below the length, bool; ``None`` where all may be drawn."""
+        """Returns whether a sampler may draw each slot below the length, bool, or ``None`` if all may be drawn."""
         return self.held(index)
 
     @abstractmethod
@@ -70,7 +70,10 @@ class FirstSlots(Occupancy):
 
 
 class SlotSet(Occupancy):
-    """A set of slots from which one can be drawn by its place; at first the ``length`` first of ``capacity``."""
+    """A set of slots from which one can be drawn by its place.
+
+    At first it holds the ``length`` first of ``capacity``.
+    """
 
     def __init__(self, capacity: int, length: int) -> None:
         self._order = np.arange(capacity)
@@ -103,7 +106,7 @@ class SlotSet(Occupancy):
                 self.count += 1
 
     def remove(self, slots: np.ndarray) -> None:
-        # The last slots take the places of those that leave, so that the set stays one block.
+        # The last slots take the places of the slots that leave, so that the set stays one block.
         for slot in slots.tolist():
             place = self._place[slot]
             self.count -= 1

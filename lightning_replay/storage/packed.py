@@ -47,36 +47,36 @@ from lightning_replay.storage.rows import WORD_BYTES, Key, RowLayout, leaves_of,
 from lightning_replay.torchrl_compat import attached_buffers, writer_of
 
 
-# memmap: a save from another machine does not decide where files are created
+# memmap: a save from another machine does not decide the place of files
 @functools.partial(rebuildable, chosen_when_loaded=("memmap",))
 class PackedStorage(KnowsOccupancy, LazyTensorStorage):
     """Keeps all columns of a transition, whatever their dtype, side by side in one aligned row.
 
-    A batch is one ``index_select`` of rows; its leaves are dtype views of the result, so they are strided
-    (``reshape`` them rather than ``view`` across the batch dimension). The first rows written fix the columns; rows
+    A batch is one ``index_select`` of rows. Its leaves are dtype views of the result, so they are strided
+    (``reshape`` them rather than ``view`` across the batch dimension). The first rows written fix the columns. Rows
     with other keys, shapes or dtypes are refused and nothing is stored. Memory is taken then, and refused if less is
     free.
 
     Every row also holds ``generation``, int64: how often its slot has been written or emptied, by which stale priority
-    updates for reused slots are recognised. It continues to count through ``empty``, saving and loading; after a load
+    updates for reused slots are recognized. It continues to count through ``empty``, saving and loading. After a load
     into a used storage, new rows have larger generations than any row before.
 
     A TorchRL storage of one dimension, for TorchRL's samplers, writers and buffers. In its buffers rows have ``index``,
-    their slot, in place of ``generation``; columns of these two names are ignored in rows that are given. What TorchRL
+    their slot, in place of ``generation``. Columns of these two names are ignored in rows that are given. What TorchRL
     concatenates with other rows must have this column too: the offline half of an ``OfflineToOnlineReplayBuffer`` is
     a ``TensorDictReplayBuffer``, or has a ``PackedStorage``.
 
     Args:
         capacity: rows.
-        device: where the rows are kept.
-        memmap: a directory for a scratch file that holds the rows, for buffers larger than memory; the file
+        device: device of the rows.
+        memmap: a directory for a scratch file that holds the rows, for buffers larger than memory. The file
             disappears with the process, unlike what ``save`` writes.
 
     Raises:
         MemoryError: at the first rows, when the rows do not fit.
         TypeError: ``capacity`` is no whole number, ``device`` no device of torch.
-        ValueError: ``capacity`` is not positive; a device that keeps no data or is not there; ``memmap`` on another
-            device than the CPU; columns that change.
+        ValueError: ``capacity`` is not positive, a device that keeps no data or is not there, ``memmap`` on another
+            device than the CPU, or columns that change.
         RuntimeError: a write in a forked process into rows on disk, which are the parent's.
     """
 
@@ -97,7 +97,7 @@ class PackedStorage(KnowsOccupancy, LazyTensorStorage):
     #:
     #: :meta private:
     follows_there: bool = False
-    #: Refusals that a replay that draws on the device reads later; ``None`` if all are raised at once.
+    #: Refusals that a replay that draws on the device reads later, or ``None`` if all are raised at once.
     #:
     #: :meta private:
     deferred: DeferredChecks | None = None
@@ -107,13 +107,13 @@ class PackedStorage(KnowsOccupancy, LazyTensorStorage):
     draws_there: bool = True
     _keeps_there = False  # Whether generations are kept only on the device of the rows.
     _mutation_revision = 0  # a plain number, for TorchRL's samplers that keep what they read of the rows
-    # Set with the columns by the first rows or a load; views, which do not survive a copy as views.
+    # Set with the columns by the first rows or a load. They are views, which do not survive a copy as views.
     _of_columns: tuple[str, ...] = (
         *("layout", "generations", "_rows", "_storage", "_generation", "_columns", "_single", "_reader"),
         *("_columns_check", "_live"),
     )
     layout: RowLayout | None  # Places of the columns in a row; ``None`` before the first rows.
-    # Generations of all slots, int64 ``[capacity]``, on the CPU a view of the rows; ``None`` before the first rows.
+    # Generations of all slots, int64 ``[capacity]``, on the CPU a view of the rows, or ``None`` before the first rows.
     generations: np.ndarray | None
     # Dtype and shape of the columns of given rows, in the order of :meth:`checked_values`.
     row_columns: Mapping[Key, tuple[torch.dtype, torch.Size]]
@@ -139,14 +139,14 @@ class PackedStorage(KnowsOccupancy, LazyTensorStorage):
         if memmap is not None:
             check_writable("memmap", memmap)  # not only when the first row comes
         self._there = None if known.type == "cpu" else known  # where slots are moved to, to read rows
-        # "Compilable" counters are plain numbers; the others are shared with forked processes, and of 32 bits.
+        # "Compilable" counters are plain numbers. The others are shared with forked processes, and of 32 bits.
         super().__init__(max_size=self.capacity, device=device, compilable=True)
         self._memmap: str | None = None if memmap is None else str(memmap)
         self._forget_columns()
         self.row_check: TransitionCheck | None = None  # refuses new rows by raising; set by a Replay
         self._is_torchrls = False  # whether only buffers of TorchRL read it, whose rows have "index"
         self._last_cursor: int | None = None  # the slot written last
-        # Where rows come from; None until the first ones since this storage was built or loaded.
+        # Source of the rows, or None until the first ones since this storage was built or loaded.
         self._given_device: torch.device | None = None
         self.occupancy_owner: Occupancy | None = None  # The slots that hold a row, if a writer into tables decides it.
         self._reached = 0  # one more than the highest slot ever written
@@ -200,7 +200,7 @@ class PackedStorage(KnowsOccupancy, LazyTensorStorage):
         self._guard.check()
 
     def attach(self, buffer: Any) -> None:
-        """Attaches a buffer, to be informed of rows that are written; called by the buffer.
+        """Attaches a buffer, to be informed of rows that are written. The buffer calls it.
 
         :meta private:
         """
@@ -222,9 +222,9 @@ class PackedStorage(KnowsOccupancy, LazyTensorStorage):
 
     @property
     def all_rows(self) -> TensorDictBase:
-        """Every slot, written or not, as views, a TensorDict ``[capacity]``; writing into it changes the storage.
+        """Every slot, written or not, as views, a TensorDict ``[capacity]``. Writing into it changes the storage.
 
-        From then on a save reads all rows to find those that were changed; see :attr:`readable_rows`.
+        From then on a save reads all rows to find the changed rows. See :attr:`readable_rows`.
         """
         rows, self._has_views = self.readable_rows, True
         return rows
@@ -238,7 +238,7 @@ class PackedStorage(KnowsOccupancy, LazyTensorStorage):
 
     @property
     def all_packed(self) -> Tensor:
-        """Every slot as it is packed, int64 ``[capacity, words]``; to be read, see :attr:`readable_rows`.
+        """Every slot as it is packed, int64 ``[capacity, words]``. Only read it, see :attr:`readable_rows`.
 
         :meta private:
         """
@@ -255,14 +255,14 @@ class PackedStorage(KnowsOccupancy, LazyTensorStorage):
 
     @property
     def occupancy(self) -> Occupancy:
-        """The slots that hold a row, which are those not released, or those that a writer's tables refer to."""
+        """The slots that hold a row, which are the slots not released, or the slots that a writer's tables refer to."""
         if self.occupancy_owner is not None:
             return self.occupancy_owner
         return FirstSlots(self._len) if self._live is None or self._live.count == self._len else self._live
 
     @property
     def num_stored(self) -> int:
-        """Rows that are stored; fewer than the length where some below it were released.
+        """Rows that are stored, fewer than the length if some below it were released.
 
         :meta private:
         """
@@ -288,7 +288,7 @@ class PackedStorage(KnowsOccupancy, LazyTensorStorage):
         return self.capacity
 
     def column(self, key: NestedKey, index: Tensor) -> Tensor | None:
-        """Returns one column ``[N, ...]`` of the rows ``index``; ``None`` when it is not stored."""
+        """Returns one column ``[N, ...]`` of the rows ``index``, or ``None`` when it is not stored."""
         column = self._views.get(key)
         if column is None:
             column = self.readable_rows.get(key, None)  # a branch, or a name as a tuple
@@ -310,13 +310,13 @@ class PackedStorage(KnowsOccupancy, LazyTensorStorage):
         return self._generation.index_select(0, index.flatten()).view(index.shape)
 
     def get(self, index: Any, extra: dict[str, Tensor] | None = None) -> Any:
-        """Returns rows, TensorDict of the shape of ``index``; a copy for tensors, views otherwise.
+        """Returns rows, TensorDict of the shape of ``index``, as a copy for tensors and as views otherwise.
 
         They have ``index`` in a buffer of TorchRL, and ``generation`` otherwise.
 
         Args:
             index: int64 ``[B]`` or ``[B, 2]`` (one packed gather), or anything else that indexes a TensorDict.
-            extra: further entries of the TensorDict; for int64 indices.
+            extra: further entries of the TensorDict, for int64 indices.
         """
         if self.layout is None or self._rows is None:
             raise RuntimeError("the storage is empty; call extend first")
@@ -371,14 +371,14 @@ class PackedStorage(KnowsOccupancy, LazyTensorStorage):
 
         Args:
             cursor: int, slice, range, or int64 ``[N]`` without duplicates.
-            data: TensorDict ``[N]`` (``[]`` for an int cursor); ``generation`` and ``index`` in it are ignored.
+            data: TensorDict ``[N]`` (``[]`` for an int cursor). ``generation`` and ``index`` in it are ignored.
             set_cursor: whether these rows are the newest, and the storage grows to hold them.
 
         Raises:
-            IndexError: a slot below 0 or beyond the capacity; nothing is written.
-            TypeError: no TensorDict; nothing is written.
-            ValueError: no slots; keys, shapes, dtypes or device are not those of the first rows, or the check of the
-                ``Replay`` refuses; nothing is written.
+            IndexError: a slot below 0 or beyond the capacity. Nothing is written.
+            TypeError: no TensorDict. Nothing is written.
+            ValueError: no slots, or keys, shapes, dtypes or device differ from the first rows, or the check of the
+                ``Replay`` refuses. Nothing is written.
             RuntimeError: see :meth:`check_writable`.
         """
         if isinstance(data, list):
@@ -431,15 +431,15 @@ class PackedStorage(KnowsOccupancy, LazyTensorStorage):
             self._check(values)
             return values
         except BaseException:
-            # The first rows fix columns and memory; rows that are refused fix nothing.
+            # The first rows fix columns and memory. Rows that are refused fix nothing.
             if not has_columns:
                 self.undo_entry()
             raise
 
     def read(self, rows: TensorDictBase | Mapping[Any, Any]) -> list[Column] | None:
-        """Returns :meth:`checked_values` of rows that follow others, also of columns by key; changes nothing.
+        """Returns :meth:`checked_values` of rows that follow others, also of columns by key, and changes nothing.
 
-        ``None`` where that must decide: no columns are fixed yet, or these rows have others, or padding.
+        ``None`` if that must decide: no columns are fixed yet, or these rows have others, or padding.
         """
         if self._reader is None or self._given_device is None:
             return None
@@ -527,7 +527,7 @@ class PackedStorage(KnowsOccupancy, LazyTensorStorage):
                     column.write(there, value)
                 self._next_generation(slots)
                 highest = slots.stop if isinstance(slots, slice) else int(slots.max()) + 1
-            # Generations of slots up to here are saved, those of released rows too.
+            # Generations of slots up to here are saved, also of released rows.
             if highest > self._reached:
                 self._reached = highest
             if self._live is not None:
@@ -539,7 +539,7 @@ class PackedStorage(KnowsOccupancy, LazyTensorStorage):
         self._mutation_revision += 1
 
     def begin_write(self, slots: slice | Tensor | np.ndarray) -> None:
-        """Prepares a change of rows in these slots; call it with the lock of the snapshots held.
+        """Prepares a change of rows in these slots. Call it with the lock of the snapshots held.
 
         :meta private:
         """
@@ -587,7 +587,7 @@ class PackedStorage(KnowsOccupancy, LazyTensorStorage):
         return slots if isinstance(slots, slice) else slots.to(self._there, non_blocking=True)
 
     def set_flags(self, keys: Sequence[NestedKey], slots: Tensor) -> None:
-        """Sets columns of flags to true in stored rows, int64 ``[N]``; their generations stay.
+        """Sets columns of flags to true in stored rows, int64 ``[N]``. Their generations stay.
 
         :meta private:
         """
@@ -625,14 +625,14 @@ class PackedStorage(KnowsOccupancy, LazyTensorStorage):
         self.initialized = True
 
     def defer_reads(self, checks: DeferredChecks | None) -> None:
-        """Has refusals, and what the storage needs, read later by ``checks``; ``None`` for at once.
+        """Has refusals, and what the storage needs, read later by ``checks``, or at once if ``None``.
 
         :meta private:
         """
         self.deferred = checks
 
     def keep_generations(self, *, there: bool) -> None:
-        """Keeps generations only on the device of the rows, if slots are drawn there; otherwise also on the CPU.
+        """Keeps generations only on the device of the rows, if slots are drawn there, otherwise also on the CPU.
 
         :meta private:
         """
@@ -702,7 +702,7 @@ class PackedStorage(KnowsOccupancy, LazyTensorStorage):
         """Restores what :meth:`state_dict` returned.
 
         Raises:
-            ValueError: another capacity was saved, or rows that do not fit their layout; nothing is changed.
+            ValueError: another capacity was saved, or rows that do not fit their layout. Nothing is changed.
             MemoryError: the rows do not fit.
             RuntimeError: see :meth:`check_writable`.
         """
@@ -817,7 +817,7 @@ def rows_of(storage: Storage) -> Any:
 
 
 def occupancy_of(storage: Storage) -> Occupancy:
-    """Returns which slots hold a row; all below the length where neither storage nor writer knows."""
+    """Returns which slots hold a row, or all below the length if neither storage nor writer knows."""
     known = storage if isinstance(storage, KnowsOccupancy) else rows_of(storage)
     return FirstSlots(len(storage)) if known is None else known.occupancy
 
@@ -825,7 +825,7 @@ def occupancy_of(storage: Storage) -> Occupancy:
 def other_columns(
     data: TensorDictBase, columns: Mapping[Key, tuple[torch.dtype, torch.Size]], device: torch.device | None
 ) -> ValueError:
-    """Returns the error for rows whose columns or device differ from those of the rows that were stored first."""
+    """Returns the error for rows whose columns or device differ from the rows that were stored first."""
     given = {leaf[0]: (leaf[1], tuple(leaf[2])) for leaf in leaves_of(data[0])}
     stored = {key: (dtype, tuple(shape)) for key, (dtype, shape) in columns.items()}
     for key in NOT_STORED - stored.keys():
@@ -850,13 +850,13 @@ def empty_storage() -> RuntimeError:
 
 
 def device_of(storage: Storage) -> torch.device | None:
-    """Returns the device of the rows; ``None`` where a storage of TorchRL has none, or not yet."""
+    """Returns the device of the rows, or ``None`` if a storage of TorchRL has none, or not yet."""
     device = getattr(storage, "device", None)  # a list of rows has none, and "auto" is no device
     return device if isinstance(device, torch.device) else None
 
 
 def stored_before(storage: Storage, new: Tensor) -> Tensor:
-    """Returns the slots stored before those in ``new``, int64 ``[N]``; ascending."""
+    """Returns the slots stored before those in ``new``, int64 ``[N]``, ascending."""
     earlier = torch.zeros(storage.max_size, dtype=torch.bool, device="cpu")
     earlier[occupancy_of(storage).slots()] = True
     earlier[new] = False
@@ -864,7 +864,7 @@ def stored_before(storage: Storage, new: Tensor) -> Tensor:
 
 
 def readable_rows(storage: Storage) -> TensorDictBase:
-    """Returns the rows below the length, to be read; those of a list are copied."""
+    """Returns the rows below the length, to be read. Rows of a list are copied."""
     rows: Any = storage.readable_rows if isinstance(storage, PackedStorage) else storage.get(slice(0, len(storage)))
     return torch.stack(rows) if isinstance(rows, list) and rows and isinstance(rows[0], TensorDictBase) else rows
 
@@ -873,7 +873,7 @@ def read_columns(storage: Storage, index: Tensor, keys: Sequence[NestedKey]) -> 
     """Returns single columns ``[N, ...]`` of the rows ``index`` of any TorchRL tensor storage.
 
     Raises:
-        KeyError: a key is not stored; the message names the stored ones.
+        KeyError: a key is not stored. The message names the stored ones.
     """
     packed, everything = isinstance(storage, PackedStorage), readable_rows(storage)
     if not isinstance(everything, TensorDictBase) or isinstance(storage, ListStorage):

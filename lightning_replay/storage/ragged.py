@@ -47,19 +47,19 @@ class RaggedStorage(PackedStorage):
 
     Args:
         capacity: rows.
-        ragged: keys of the ragged columns; a nested key is a tuple.
+        ragged: keys of the ragged columns. A nested key is a tuple.
         element_capacity: most elements kept of each ragged column, over all rows. A CPU's memory is taken as they come.
         jagged: return jagged nested tensors instead of padded ones.
-        device: where rows and elements are kept; a draw from another device than the CPU waits for the lengths.
+        device: device of rows and elements. A draw from another device than the CPU waits for the lengths.
         memmap: a directory for scratch files that hold rows and elements.
 
     Sampled keys:
-        mask: bool ``[B, longest]``, true for elements and false for padding; not with ``jagged``.
+        mask: bool ``[B, longest]``, true for elements and false for padding. It is absent with ``jagged``.
 
     Raises:
         MemoryError: at the first rows, when rows and elements do not fit.
-        ValueError: sizes that are not positive, no keys, or a key given twice; a ragged column of other lengths, dtype
-            or shape of an element; too many elements. Nothing is stored.
+        ValueError: sizes that are not positive, no keys, a key given twice, a ragged column of other lengths, dtype
+            or shape of an element, or too many elements. Nothing is stored.
         TypeError: a ragged column that is missing, or whose rows differ in more than length.
 
     Example:
@@ -101,7 +101,7 @@ class RaggedStorage(PackedStorage):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all rows and of the room for elements; 0 before the first rows."""
+        """Bytes of all rows and of the room for elements, or 0 before the first rows."""
         return super().nbytes + sum(arena.nbytes for arena in self._arenas or [])
 
     def stats(self) -> dict[str, Any]:
@@ -111,7 +111,7 @@ class RaggedStorage(PackedStorage):
 
     @contextmanager
     def flattened(self, rows: TensorDictBase) -> Iterator[TensorDictBase]:
-        """Gives the body rows ``[N]`` with a span in place of the ragged columns; elements are kept until it ends.
+        """Gives the body rows ``[N]`` with a span in place of the ragged columns. Elements are kept until it ends.
 
         :meta private:
         """
@@ -167,7 +167,7 @@ class RaggedStorage(PackedStorage):
         super()._check(values)
 
     def write(self, slots: slice | Tensor, values: Sequence[Column], *, grow: bool = True) -> None:
-        """Writes :meth:`checked_values` into a slice or int64 ``[N]``; the oldest rows leave until all elements fit."""
+        """Writes :meth:`checked_values` into a slice or int64 ``[N]``. The oldest rows leave until all elements fit."""
         first, lengths = as_tensor(values[-1]).cpu().unbind(1)
         total = int(lengths.sum())
         self._release_below(self._num_written + total - self.element_capacity)
@@ -206,7 +206,10 @@ class RaggedStorage(PackedStorage):
         self._tell_released(slots)
 
     def get(self, index: Any, extra: dict[str, Tensor] | None = None) -> Any:
-        """Returns rows as a copy with their ragged columns; ``RuntimeError`` if it is empty, or a row was released."""
+        """Returns rows as a copy with their ragged columns.
+
+        Raises ``RuntimeError`` if it is empty, or a row was released.
+        """
         if self._outer_layout is None or self._spans is None:
             raise RuntimeError("the storage is empty; call extend first")
         if not isinstance(index, Tensor) or index.dtype != torch.int64 or index.ndim == 0:
@@ -242,7 +245,7 @@ class RaggedStorage(PackedStorage):
         return [column.view(*shape, *column.shape[1:]) for column in (*padded, mask)]
 
     def column(self, key: NestedKey, index: Tensor) -> Tensor | None:
-        """Returns one column ``[N, ...]`` of the rows ``index``, a ragged one as it is drawn; ``None`` without it."""
+        """Returns one column ``[N, ...]`` of the rows ``index``, a ragged one as it is drawn (``None`` without it)."""
         name: Key = (key,) if isinstance(key, str) else tuple(key)
         return self.get(index).get(key) if name in self.ragged_keys else super().column(key, index)
 

@@ -19,7 +19,7 @@ Leaf = tuple[Key, torch.dtype, torch.Size]  # a column, and dtype and shape of o
 
 WORD_BYTES = 8
 ROW_ALIGNMENT_BYTES = 64
-# int32 [2 k], of several columns of images [columns, 2 k]: the observation's frames, then the next one's; 0 is none
+# int32 [2 k], of several columns of images [columns, 2 k]: the observation's frames, then the next one's. 0 is none
 FRAMES: Key = ("frames_of_stacks",)
 OBSERVATION: Key = ("observation_words",)  # int64 [words], the columns of an observation that is stored once
 _GAP: Key = ()  # Between columns of one dtype.
@@ -109,12 +109,12 @@ class RowLayout:
         return assemble_unchecked(entries, batch_size, device)
 
     def leaves(self, rows: Tensor, batch_size: torch.Size) -> dict[Key, Tensor]:
-        """Returns the columns of packed rows by key, as views; see :meth:`unpack`."""
+        """Returns the columns of packed rows by key, as views. See :meth:`unpack`."""
         views = zip(self.order, self.views(rows, batch_size), strict=True)
         return {key: view for key, view in views if key != _GAP}
 
     def views(self, rows: Tensor, batch_size: torch.Size) -> list[Tensor]:
-        """Returns the columns of packed rows, as views in their :attr:`order`; see :meth:`unpack`."""
+        """Returns the columns of packed rows, as views in their :attr:`order`. See :meth:`unpack`."""
         views: list[Tensor] = []
         is_flat = len(batch_size) == 1
         for dtype, sizes, columns, shapes, scalar_at in self._groups:
@@ -124,7 +124,7 @@ class RowLayout:
             if scalar_at is not None:
                 views.append(typed.select(-1, scalar_at))
                 continue
-            # "Unsafe" for autograd only, and rows copied out of a storage have no gradient; a third cheaper.
+            # "Unsafe" for autograd only, and rows copied out of a storage have no gradient. It is a third cheaper.
             parts: Sequence[Tensor] = typed.unsafe_split_with_sizes(sizes, -1)[columns]
             if shapes is not None:
                 parts = [part.view(*batch_size, *shape) for part, shape in zip(parts, shapes, strict=True)]
@@ -166,7 +166,7 @@ class RowLayout:
 
     @classmethod
     def from_description(cls, description: Sequence[dict[str, Any]]) -> RowLayout:
-        """Returns the layout that :meth:`description` described; ``TypeError`` for a dtype that is none."""
+        """Returns the layout that :meth:`description` described. Raises ``TypeError`` for a dtype that is none."""
         leaves = []
         for leaf in description:
             if leaf["dtype"] not in DTYPES:
@@ -178,7 +178,7 @@ class RowLayout:
 def observation_keys(columns: Mapping[Key, tuple[Any, Any]]) -> list[Key]:
     """Returns the columns of observations that are also stored, with the same dtype and shape, under ``"next"``.
 
-    Those named ``observation``, or below it; without such a name all but flags and rewards. Rows that hold returns over
+    Those named ``observation``, or below it. Without such a name all but flags and rewards. Rows that hold returns over
     several steps have none, because the next row starts before they end.
     """
     if ("steps_to_next_obs",) in columns:
@@ -199,7 +199,7 @@ def paired_keys(columns: Mapping[Key, tuple[Any, Any]]) -> list[Key]:
 def observation_pairs(rows: TensorDictBase) -> list[tuple[Tensor, Tensor]]:
     """Returns the columns ``[N, ...]`` of each observation and of the one under ``"next"``, as views.
 
-    Frames that are stored once are given as their numbers, which are equal where the frames are.
+    Frames that are stored once are given as their numbers, which are equal if the frames are.
     """
     leaves = {(key,) if isinstance(key, str) else key: value for key, value in rows.items(True, True)}
     keys = observation_keys({key: (value.dtype, value.shape) for key, value in leaves.items()})
@@ -263,7 +263,7 @@ def gather_branch(
 
 
 def leaves_of(row: TensorDictBase) -> list[Leaf]:
-    """Returns key, dtype and shape of each leaf of one transition; ``TypeError`` where one is no dense tensor."""
+    """Returns key, dtype and shape of each leaf of one transition. Raises ``TypeError`` if one is no dense tensor."""
     leaves: list[Leaf] = []
     for name, value in row.items():
         if isinstance(value, TensorDictBase):

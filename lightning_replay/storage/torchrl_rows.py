@@ -51,7 +51,7 @@ class TorchRLRows:
 
     @property
     def occupancy(self) -> Occupancy:
-        """The slots that hold a row: those that tables refer to, or all below the length."""
+        """The slots that hold a row: the slots that tables refer to, or all below the length."""
         return FirstSlots(len(self)) if self.occupancy_owner is None else self.occupancy_owner
 
     @property
@@ -60,7 +60,7 @@ class TorchRLRows:
         return readable_rows(self.storage)
 
     def column(self, key: Any, index: Tensor) -> Tensor | None:
-        """Returns one column ``[N, ...]`` of the rows ``index``; ``None`` if it is not stored."""
+        """Returns one column ``[N, ...]`` of the rows ``index``, or ``None`` if it is not stored."""
         column = self.readable_rows.get(key, None)
         return None if column is None else column[index]
 
@@ -72,8 +72,8 @@ class TorchRLRows:
         """Returns the values of rows ``[N]`` in the order of the columns.
 
         Raises:
-            TypeError: No TensorDict, or columns that are no dense tensors; nothing is stored.
-            ValueError: Keys, shapes, dtypes, or a device other than those of the first rows; nothing is stored.
+            TypeError: No TensorDict, or columns that are no dense tensors. Nothing is stored.
+            ValueError: Keys, shapes, dtypes, or a device other than in the first rows. Nothing is stored.
         """
         if not isinstance(data, TensorDictBase):
             raise TypeError(
@@ -122,7 +122,7 @@ class TorchRLRows:
         return {"generations": torch.from_numpy(self.generations.copy()), "least_generation": self._least_generation}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned; new rows then have larger generations than any row before."""
+        """Restores what :meth:`state_dict` returned. New rows then have larger generations than any row before."""
         saved = state_dict["generations"].numpy()
         if not are_within(saved, 2**62, self.capacity):
             raise ValueError(

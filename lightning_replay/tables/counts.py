@@ -2,7 +2,7 @@
 """Counts of states and actions: how often each was stored, and how often it led to an event.
 
 Only the correction ``"lemma2"`` of :class:`~lightning_replay.samplers.TableShares` reads these counts. Its writer keeps
-them with ``count_state_actions``; without the correction, this module is not used.
+them with ``count_state_actions``. Without the correction, this module is not used.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tensordict import TensorDictBase
 class StateActionCounts:
     """Counts exact values of observation and action over all rows ever stored in ``num_slots`` slots.
 
-    States and actions must be discrete. If they are continuous, every pair is new and the estimate is 0 or 1; use the
+    States and actions must be discrete. If they are continuous, every pair is new and the estimate is 0 or 1. Use the
     correction ``mixture`` then. Each different pair takes about 100 bytes.
     """
 
@@ -42,7 +42,7 @@ class StateActionCounts:
         self._is_counted[slots] = False  # An earlier row of the slot may have been counted.
 
     def send(self, slots: np.ndarray) -> None:
-        """Counts rows that became part of an event's history; each row counts once for all events."""
+        """Counts rows that became part of an event's history. Each row counts once for all events."""
         for slot in slots[~self._is_counted[slots]].tolist():
             self._in_events[self._of_slot[slot]] += 1
         self._is_counted[slots] = True
@@ -73,7 +73,7 @@ class StateActionCounts:
 
 
 def state_action_keys(rows: TensorDictBase) -> list[bytes]:
-    """Returns the bytes of state and action of each row; raises ``ValueError`` if a column is missing."""
+    """Returns the bytes of state and action of each row, or raises ``ValueError`` if a column is missing."""
     missing = [name for name in ("observation", "action") if rows.get(name, None) is None]
     if missing:
         raise ValueError(f"there is no column {missing}, which Lemma 2 counts; add it, or use the correction 'mixture'")

@@ -20,7 +20,7 @@ _NONE = np.zeros(0, dtype=np.int64)
 
 
 class Histories:
-    """The last ``length`` steps of up to ``max_trajectories`` running episodes; each step is a reference to its slot.
+    """The last ``length`` steps of up to ``max_trajectories`` running episodes. Each step is a reference to its slot.
 
     With ``forget_stale``, the episodes continued longest ago make room for others, and episodes are also counted if no
     step is remembered. Otherwise, more episodes are refused.
@@ -64,7 +64,7 @@ class Histories:
         return self.arrays.steps[rows[:, None], places][np.arange(self._length) < self._lengths_in(rows)[:, None]]
 
     def _oldest_first(self) -> np.ndarray:
-        """Returns the running episodes, int64; the episode continued last is last."""
+        """Returns the running episodes, int64. The episode continued last is last."""
         return self._running.names[np.argsort(self.arrays.continued[self._running.rows])]
 
     def _open(self, trajectories: np.ndarray) -> np.ndarray:
@@ -91,14 +91,14 @@ class Histories:
             running = np.concatenate((staying[max(excess, 0) :], opened))
 
     def evict_stale(self, rows: EpisodeGroups) -> np.ndarray:
-        """Evicts the episodes continued longest ago, if checked rows need their room; returns their trajectories."""
+        """Evicts the episodes continued longest ago, if checked rows need their room. Returns their trajectories."""
         if len(self) + len(rows.trajectory) <= self._max_trajectories:
             return _NONE
         staying, opened = _running_after(self._oldest_first(), rows)
         return self._evict(staying[: max(0, len(staying) + len(opened) - self._max_trajectories)])
 
     def evict_oldest(self) -> np.ndarray:
-        """Evicts the episode continued longest ago; returns its trajectory, or nothing if no episode runs."""
+        """Evicts the episode continued longest ago, and returns its trajectory, or nothing if no episode runs."""
         return self._evict(self._oldest_first()[:1])
 
     def _evict(self, trajectories: np.ndarray) -> np.ndarray:
@@ -138,7 +138,7 @@ class Histories:
         return tables, steps
 
     def end_episodes(self, trajectories: Sequence[int] | np.ndarray) -> None:
-        """Releases the remembered steps of episodes that nothing continues; others are ignored."""
+        """Releases the remembered steps of episodes that nothing continues. Others are ignored."""
         rows = self._rows_of(trajectories)
         slots = self._steps_in(rows)
         self.arrays.added[rows] = 0
@@ -157,7 +157,7 @@ class Histories:
         }
 
     def slots_in(self, state_dict: Mapping[str, Any]) -> np.ndarray:
-        """Returns the slots of a saved state; raises ``ValueError`` unless they belong to different episodes."""
+        """Returns the slots of a saved state, or raises ``ValueError`` unless they belong to different episodes."""
         names, lengths, slots = (state_dict[name].numpy() for name in ("trajectory", "length", "slots"))
         if not (
             names.dtype == np.int64

@@ -16,7 +16,7 @@ from lightning_replay.jit import compiled
 
 
 class TableArrays(NamedTuple):
-    """All tables over ``S`` slots. L tables have E entries together; slots and counters are int64."""
+    """All tables over ``S`` slots. L tables have E entries together. Slots and counters are int64."""
 
     capacity: np.ndarray  #: Most entries of each table, ``[L]``.
     offset: np.ndarray  #: Place in ``entries`` at which the ring of each table begins, ``[L]``.
@@ -113,7 +113,7 @@ def _place(arrays, table, places, slots):  # type: ignore[no-untyped-def]
 
 @compiled
 def append_new(all_arrays, table, slots):  # type: ignore[no-untyped-def]
-    """Appends a new row to each table of ``table`` and fills in their slots; the slot free longest comes first.
+    """Appends a new row to each table of ``table`` and fills in their slots. The slot free longest comes first.
 
     Returns 1 if it appended the rows. Returns 0, and changes nothing, for a table that does not exist or for more rows
     than the capacity of a table. Returns -1 if too few slots are free although the oldest entries have left.
@@ -147,7 +147,7 @@ def append_new(all_arrays, table, slots):  # type: ignore[no-untyped-def]
 
 @compiled
 def append(all_arrays, table, slots):  # type: ignore[no-untyped-def]
-    """Appends stored slots to tables without them; of more slots than a capacity, the last are appended."""
+    """Appends stored slots to tables without them. Of more slots than a capacity, the last are appended."""
     arrays = TableArrays(*all_arrays)
     skipped = -arrays.capacity
     for row in range(table.size):
@@ -181,7 +181,7 @@ def is_run(slots):  # type: ignore[no-untyped-def]
 
 @compiled
 def led_to_events(happened, all_events, all_groups, slots, held_in, all_histories):  # type: ignore[no-untyped-def]
-    """Finds steps that lead to events in new rows and have not been in the table of the event; marks them as sent.
+    """Finds steps that lead to events in new rows and have not been in the table of the event, and marks them as sent.
 
     Returns tables and slots, int64: table after table, in the order of the events, and for each event in order of time.
     """
@@ -236,7 +236,7 @@ def led_to_events(happened, all_events, all_groups, slots, held_in, all_historie
 def remember(  # type: ignore[no-untyped-def]
     references, free, counters, order, start, done, slots, held_in, steps, added, continued, now
 ):
-    """Appends new rows to the histories of their episodes, and empties those of episodes that ended.
+    """Appends new rows to the histories of their episodes, and empties the histories of episodes that ended.
 
     The episodes are continued one after the other, from ``now`` on. Returns how many end with their last new row.
     """
@@ -275,7 +275,7 @@ def _group_at(rows, count):  # type: ignore[no-untyped-def]
 
 @compiled
 def mark_others(own, order, start, last, first, found, is_other):  # type: ignore[no-untyped-def]
-    """Marks episodes whose first new row differs from their last observation; returns how many are marked.
+    """Marks episodes whose first new row differs from their last observation, and returns how many are marked.
 
     The words ``own`` lie in ``last`` from the word ``first`` on. Episode k has the row ``found[k]`` in ``last``.
     """
@@ -302,7 +302,7 @@ def keep_last(following, order, start, last, first, rows):  # type: ignore[no-un
 
 @compiled
 def draw(capacities, offset, appended, firsts, entries, rows, uniform, table, slots):  # type: ignore[no-untyped-def]
-    """Draws ``rows[t]`` entries of each table t, each equally likely, table after table; fills in tables and slots."""
+    """Draws ``rows[t]`` entries of each table t, each equally likely, table after table. Fills in tables and slots."""
     drawn = 0
     for number in range(rows.size):
         capacity, first = capacities[number], firsts[number]

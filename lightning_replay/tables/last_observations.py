@@ -19,7 +19,7 @@ ObservationPair = tuple[Any, Any]  # columns [N, numbers] of one observation bef
 
 
 class Discontinuities(NamedTuple):
-    """Where new rows ``[N]`` start with another observation than the row before ended with."""
+    """New rows ``[N]`` that start with another observation than the row before ended with."""
 
     done: np.ndarray  #: bool ``[N]``, whether an episode ends with each row; also where it breaks off.
     starts: np.ndarray  #: Running episodes that the rows given before them do not continue, int64.
@@ -48,7 +48,7 @@ class LastObservations:
         self.tally: DiscontinuityCount = DiscontinuityCount()  #: Of rows that do not continue the row before.
 
     def breaks(self, pairs: Sequence[ObservationPair], episodes: EpisodeGroups) -> Discontinuities | None:
-        """Returns where new rows do not continue the rows before them; ``None`` where all do, as without ``pairs``."""
+        """Returns which new rows do not continue the rows before them, or ``None`` if all do, as without ``pairs``."""
         if not pairs:
             return None
         # The first row of each episode in the batch is compared with the last observation of the episode.
@@ -84,7 +84,7 @@ class LastObservations:
         return Discontinuities(done, episodes.trajectory[is_other], inner, names[inner])
 
     def follow(self, pairs: Sequence[ObservationPair], episodes: EpisodeGroups, num_broken: int) -> None:
-        """Keeps the observations that rows ended with, once they are stored; ``num_broken`` do not continue others."""
+        """Keeps the observations that rows ended with, once they are stored. ``num_broken`` do not continue others."""
         if not pairs:
             return
         self.tally.add(len(episodes.done), num_broken)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Named first-in-first-out tables of slots over one storage; counted references keep the slots."""
+"""Named first-in-first-out tables of slots over one storage. Counted references keep the slots."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Tables(Occupancy):
     order, so that a write stays contiguous in memory. A slot is at most once in a table.
 
     Args:
-        capacities: Most entries by table name; the order of the names numbers the tables.
+        capacities: Most entries by table name. The order of the names numbers the tables.
         extra_slots: Further slots for the steps of running episodes.
 
     Raises:
@@ -123,7 +123,7 @@ class Tables(Occupancy):
         return torch.from_numpy(self.references[index.numpy()] > 0)
 
     def drawable(self, index: Tensor) -> Tensor:
-        """Returns whether each slot is in a table; rows that are only in the history of an episode are not drawn."""
+        """Returns whether each slot is in a table. Rows that are only in the history of an episode are not drawn."""
         return torch.from_numpy((self.position[:, index.numpy()] >= 0).any(0))
 
     def sample(self, count: int, generator: torch.Generator) -> Tensor:
@@ -139,7 +139,7 @@ class Tables(Occupancy):
         return sum(array.nbytes for array in kept)
 
     def number(self, name: str) -> int:
-        """Returns the number of a table; raises ``KeyError`` for a name that no table has."""
+        """Returns the number of a table, or raises ``KeyError`` for a name that no table has."""
         if name not in self.names:
             raise KeyError(f"there is no table {name!r}; there are {', '.join(map(repr, self.names))}")
         return self.names.index(name)
@@ -163,7 +163,7 @@ class Tables(Occupancy):
         return table, slots
 
     def leave_early(self, table: int, count: int) -> np.ndarray:
-        """Removes the oldest ``count`` entries of a table before it is full; returns their places in its ring."""
+        """Removes the oldest ``count`` entries of a table before it is full, and returns their places in its ring."""
         places = self._places(table)[:count]
         leaving = self.entries[self.offset[table] + places]
         self.arrays.first[table] = self.first[table] + count
@@ -172,7 +172,7 @@ class Tables(Occupancy):
         return places
 
     def release(self, slots: np.ndarray) -> None:
-        """Removes a reference to each of these different slots; slots without a reference become free."""
+        """Removes a reference to each of these different slots. Slots without a reference become free."""
         before = self.num_freed
         left = self.references[slots] - 1
         self.references[slots] = left
@@ -195,7 +195,7 @@ class Tables(Occupancy):
         self.arrays.counters[[TAKEN, FREED]] = 0, self.num_slots
 
     def append_new_to_each(self, table: np.ndarray) -> np.ndarray:
-        """Appends new row k to table ``table[k]``, ``[N]``, none more often than its capacity; returns the slots."""
+        """Appends new row k to table ``table[k]``, ``[N]``, none more often than its capacity. Returns the slots."""
         slots = self.try_append_new(table)
         if slots is None:
             raise ValueError(
@@ -221,7 +221,10 @@ class Tables(Occupancy):
         return slots
 
     def append(self, table: np.ndarray, slots: np.ndarray) -> None:
-        """Appends stored slots to tables that do not have them; of more slots than a capacity, the last ones."""
+        """Appends stored slots to tables that do not have them.
+
+        Of more slots than a capacity, the last ones are appended.
+        """
         before = self.num_freed
         kernels.append(tuple(self.arrays), table, slots)
         self.announce(before)

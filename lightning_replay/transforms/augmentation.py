@@ -51,10 +51,10 @@ def _random_conv(images: Tensor, rng: torch.Generator) -> Tensor:
     return conv2d(images.reshape(1, -1, *sides), kernels.to(images), padding=1, groups=count).view_as(images)
 
 
-#: Functions of float images ``[B, C, H, W]`` in [0, 1] and a generator, by name. You may add functions. The functions
-#: here shift images by up to 3/16 of their sides with the edge repeated, cover them by a rectangle of 1/9 to 1/3 of
-#: their sides in one color, mirror each with probability 1/2 from left to right, gray them by the mean of their
-#: channels, or convolve them with random 3 x 3 weights.
+#: Functions of float images ``[B, C, H, W]`` in [0, 1] and a generator, by name. You may add functions. Some functions
+#: here shift images by up to 3/16 of their sides with the edge repeated. Others cover them by a rectangle of 1/9 to 1/3
+#: of their sides in one color, or mirror each with probability 1/2 from left to right. The rest gray them by the mean
+#: of their channels, or convolve them with random 3 x 3 weights.
 AUGMENTATIONS: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
     "crop": _crop,
     "cutout_color": _cutout_color,
@@ -68,21 +68,21 @@ AUGMENTATIONS: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
 class UCBAugmentation(ReplayTransform):
     """Augments images by the augmentation with the largest ``mean(R) + c sqrt(log N / n)``.
 
-    R are the mean returns after the last ``window`` updates with an augmentation, n its updates, N those with any; each
-    is used once first. UCB-DrAC, Raileanu et al. 2021, algorithm 2, https://arxiv.org/abs/2006.12862. Call
-    :meth:`choose` once for each rollout, draw its minibatches through the transform, and add
-    :func:`~lightning_replay.losses.invariance_loss`, weighted by 0.1, to the loss.
+    R are the mean returns after the last ``window`` updates with an augmentation, n is the number of its updates, and N
+    is the number of updates with any. Each augmentation is used once first. UCB-DrAC, Raileanu et al. 2021, algorithm
+    2, https://arxiv.org/abs/2006.12862. Call :meth:`choose` once for each rollout, draw its minibatches through the
+    transform, and add :func:`~lightning_replay.losses.invariance_loss`, weighted by 0.1, to the loss.
 
     Args:
         augmentations: Names of :data:`~lightning_replay.transforms.augmentation.AUGMENTATIONS`.
         exploration_coefficient: Coefficient c, in the unit of the returns.
         window: Number of returns of an augmentation that count.
-        image_key: Key of float images ``[..., C, H, W]`` in [0, 1]; the augmented ones get this key under
+        image_key: Key of float images ``[..., C, H, W]`` in [0, 1]. The augmented ones get this key under
             ``"augmented"``.
-        seed: Seed for the transform's own generator, on the CPU; images on other devices get the same numbers.
+        seed: Seed for the transform's own generator, on the CPU. Images on other devices get the same numbers.
 
     Raises:
-        ValueError: unknown or no augmentations; an option out of range; a ``mean_return`` that is not finite.
+        ValueError: unknown or no augmentations, an option out of range, or a ``mean_return`` that is not finite.
         TypeError: images that are no floats or have fewer than three dimensions.
 
     Example:
@@ -117,7 +117,7 @@ class UCBAugmentation(ReplayTransform):
         self._returns: dict[str, list[float]] = {}
 
     def choose(self, mean_return: float) -> str:
-        """Credits a rollout's mean return to the augmentation of the update before it, if any; returns the next one."""
+        """Credits a rollout's mean return to the augmentation of the update before it, if any. Returns the next one."""
         value = checked_number("mean_return", mean_return)
         if self._is_applied:
             self._counts[self.chosen] = self._counts.get(self.chosen, 0) + 1
@@ -132,7 +132,7 @@ class UCBAugmentation(ReplayTransform):
         return self.chosen
 
     def augment(self, images: Tensor) -> Tensor:
-        """Returns float images ``[..., C, H, W]`` with the chosen augmentation, each with draws of its own."""
+        """Returns float images ``[..., C, H, W]`` with the chosen augmentation, each with separate draws."""
         if not images.is_floating_point() or images.ndim < 3:
             raise TypeError(f"images are {images.dtype} {list(images.shape)}; give floats in [0, 1], [..., C, H, W]")
         self._is_applied = True
@@ -148,7 +148,7 @@ class MixMinibatch(ReplayTransform):
     """Mixes each row of a minibatch with another one, ``λ x + (1 - λ) x'``, λ ~ Beta(α, α), for losses such as PPO's.
 
     Mixed are floats, and images of bytes as float32: observation, old value and log-probability, advantage and return.
-    ``action``, integers and flags are those of the row with the larger weight. The other rows are the minibatch in a
+    ``action``, integers and flags come from the row with the larger weight. The other rows are the minibatch in a
     random order. mixreg, Wang et al. 2020, https://arxiv.org/abs/2010.10814.
 
     Args:
@@ -174,7 +174,7 @@ class MixMinibatch(ReplayTransform):
         self.mixup_concentration: float = checked_number("mixup_concentration", mixup_concentration, ABOVE_ZERO)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Returns a mixed minibatch ``[B, ...]``; the given one stays."""
+        """Returns a mixed minibatch ``[B, ...]``. The given one stays."""
         count = len(tensordict)
         generator = self._rng
         weights = mixup_coefficients(self.mixup_concentration, count, generator)

@@ -28,14 +28,14 @@ GOAL_STRATEGIES = ("future", "final", "episode")
 ACHIEVED_GOAL = ("observation", "achieved_goal")
 DESIRED_GOAL = ("observation", "desired_goal")
 
-#: ``(achieved [N, ...], desired [N, ...], info) -> [N]``, of arrays, or of tensors if slots are drawn on a device;
+#: ``(achieved [N, ...], desired [N, ...], info) -> [N]``, of arrays, or of tensors if slots are drawn on a device.
 #: ``info`` holds the columns ``[N, ...]`` that ``reward_keys`` names.
 GoalFunction = Callable[[Any, Any, dict[str, Any]], Any]
 WHOLE = slice(None)  # place of a goal that fills its column; torch 2.7 refuses a second ``...`` in an index
 
 
 class _RewardColumns(dict[str, Any]):
-    """Stored columns by name, for functions of goals; a missing one is reported with what to do."""
+    """Stored columns by name, for functions of goals. A missing one is reported with what to do."""
 
     def __missing__(self, name: str) -> Any:
         raise KeyError(
@@ -49,44 +49,45 @@ class RelabelGoals(ReplayTransform):
     """Replaces the desired goals of a share of each batch by goals achieved in the same episodes.
 
     The new goal of a row is the achieved goal after one step of its episode (under ``"next"``), drawn along the links
-    between stored rows: never across the end of an episode, a gap, an overwritten row or environments. The reward is
-    computed again, and so is ``terminated`` where a function for it is given; with ``n_steps`` of the buffer for every
-    step of the return, which ends where the new goal terminates it. Stored rows, ``index``, weights and priorities stay
-    as they are. Hindsight Experience Replay, Andrychowicz et al. 2017, https://arxiv.org/abs/1707.01495, section 4.5.
+    between stored rows. It never crosses the end of an episode, a gap, an overwritten row or environments. The reward
+    is computed again, and so is ``terminated`` if a function for it is given. With ``n_steps`` of the buffer, this is
+    done for every step of the return, which ends at the step that the new goal terminates. Stored rows, ``index``,
+    weights and priorities stay as they are. Hindsight Experience Replay, Andrychowicz et al. 2017,
+    https://arxiv.org/abs/1707.01495, section 4.5.
 
-    For a :class:`~lightning_replay.Replay`, which gives it stored rows; TorchRL's buffers do not. The time of a draw
+    For a :class:`~lightning_replay.Replay`, which gives it stored rows. TorchRL's buffers do not. The time of a draw
     grows with the length of the episodes, by about a millisecond for 256 rows of 1,000 steps, not with the capacity.
 
     If slots are drawn on a device, goals are drawn there without a wait. ``reward`` and ``terminated`` then accept
     tensors on that device and return tensors there, and NaN or infinity that they return is not refused.
 
     Args:
-        strategy: Choice of the goal: ``"future"``, a step from the row itself on to the newest stored one of its
-            episode, all equally likely; ``"final"``, the newest stored one; ``"episode"``, any stored one, all equally
-            likely.
-        share: Probability that a row is relabeled; k / (k + 1) of the paper, 0.8 for k = 4.
+        strategy: Choice of the goal. ``"future"`` is a step from the row itself on to the newest stored one of its
+            episode, all equally likely. ``"final"`` is the newest stored one. ``"episode"`` is any stored one, all
+            equally likely.
+        share: Probability that a row is relabeled, k / (k + 1) of the paper, 0.8 for k = 4.
         reward: Function from ``(achieved, desired, info)``, NumPy arrays ``[N, ...]`` to the rewards ``[N]``, as
-            ``compute_reward`` of Gymnasium-Robotics; ``info`` holds the columns of ``reward_keys``. Saves name it by
+            ``compute_reward`` of Gymnasium-Robotics. ``info`` holds the columns of ``reward_keys``. Saves name it by
             its import path.
         env: Id of an environment, an environment, or a class or function that builds one, whose ``compute_reward`` is
-            used where ``reward`` is ``None``; what is built is closed. Its ``compute_terminated``, if any, is called
-            row by row.
+            used if ``reward`` is ``None``. An environment built here is closed. Its ``compute_terminated``, if any, is
+            called row by row.
         terminated: Function like ``reward``, of flags ``[N]``, in place of that of ``env``. Without either the flags
-            stay as they were stored, which is right where no goal ends an episode.
+            stay as they were stored, which is right if no goal ends an episode.
         achieved_key: Column of the goal that was achieved, read under ``"next"``.
-        desired_key: Column of the goal, replaced there and, if there, under ``"next"``. Where rows have flattened
+        desired_key: Column of the goal, replaced there and, if there, under ``"next"``. If rows have flattened
             observations of ``env``, as RLlib's and Gymnasium's ``FlattenObservation`` make them, in one column
             ``observation``, the goals are their parts of it.
         reward_keys: Stored columns that the functions read besides the goals, such as
             ``["action", ("next", "speed")]``. They are in ``info`` as they are stored, ``[N, ...]``, each by the last
-            part of its key: ``info["action"]``, ``info["speed"]``. They are those of the step that is rewarded, also of
+            part of its key: ``info["action"]``, ``info["speed"]``. They are of the step that is rewarded, also of
             each step of a return. ``compute_terminated`` of ``env`` gets one row of them.
         seed: Seed for the transform's own generator, whose state is part of :meth:`state_dict`.
 
     Raises:
-        ValueError: neither ``reward`` nor an ``env`` with ``compute_reward``; two ``reward_keys`` with one name; rows
-            without the columns of goals or of ``reward_keys``, or with returns over several steps; a buffer that draws
-            pairs or sequences; rewards or flags of another shape.
+        ValueError: neither ``reward`` nor an ``env`` with ``compute_reward``, or two ``reward_keys`` with one name.
+            Rows without the columns of goals or of ``reward_keys``, or with returns over several steps. A buffer that
+            draws pairs or sequences. Rewards or flags of another shape.
 
     Example:
         >>> from tensordict import TensorDict
@@ -177,7 +178,7 @@ class RelabelGoals(ReplayTransform):
         )
 
     def check_buffer(self, replay: Any) -> None:
-        """Refuses a buffer that draws pairs or sequences; ``ValueError``."""
+        """Refuses a buffer that draws pairs or sequences. Raises ``ValueError``."""
         if isinstance(replay.sampler, PairSampler) or replay.needs_consecutive_rows:
             raise ValueError(
                 f"RelabelGoals got a buffer with a {replay.sampler_name}; rows with goals of their own make neither "
@@ -286,7 +287,7 @@ class RelabelGoals(ReplayTransform):
     def forward_drawn(
         self, batch: TensorDictBase, index: Tensor, storage: Storage, episodes: EpisodeTracker
     ) -> TensorDictBase:
-        """Relabels a batch ``[B]``; the batch itself is changed."""
+        """Relabels a batch ``[B]``. The batch itself is changed."""
         links = None if episodes is None else episodes.links
         if links is None:
             raise RuntimeError(
@@ -325,7 +326,7 @@ class RelabelGoals(ReplayTransform):
         return batch
 
     def _goal_slots(self, slots: np.ndarray, place: np.ndarray, links: Any) -> np.ndarray:
-        # The slots whose achieved goals become the goals of rows in these slots, int64 [n]; places are below 1.
+        # The slots whose achieved goals become the goals of rows in these slots, int64 [n]. Places are below 1.
         most = np.full_like(slots, links.capacity)
         first = links.walk(slots, most, back=True)[0].numpy() if self.strategy == "episode" else slots
         newest, ahead = links.walk(first, most)

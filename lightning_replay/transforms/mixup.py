@@ -31,13 +31,13 @@ _BLOCK = 4096
 
 @compiled
 def mix_pairs(rows, flags, index, blocks, terminated, coefficient, mixed):  # type: ignore[no-untyped-def]
-    """Gathers pairs of rows and mixes each into one row; returns whether all slots are rows, else nothing is mixed.
+    """Gathers pairs of rows and mixes each into one row, and returns whether all slots are rows, else nothing is mixed.
 
     Of packed ``rows``, float32, which ``flags`` are as bytes, the elements in ``blocks``, int64 ``[K, 2]``, are mixed.
-    The ``coefficient`` of a pair is set to 1 where the bytes ``terminated`` of one are set, or both are the same row.
+    The ``coefficient`` of a pair is set to 1 if the bytes ``terminated`` of one are set, or both are the same row.
     """
     begin, end = terminated
-    # Rows are scattered in memory: loads of all their cache lines, which depend on nothing, overlap; copies hardly do.
+    # Rows are scattered in memory: loads of all their cache lines, which depend on nothing, overlap. Copies hardly do.
     touched = np.float32(0)
     for pair in range(index.shape[0]):
         for place in range(2):
@@ -81,7 +81,7 @@ class Mixing:
         self._shaped: dict[tuple[torch.dtype, int], tuple[Tensor, Tensor | None]] = {}
 
     def mix(self, node: TensorDictBase, tree: dict[str, Any] | None, source: dict[str, Any]) -> TensorDictBase:
-        """Mixes the columns of ``tree``, all where it is None, into ``source``; others are those of the first rows."""
+        """Mixes the columns of ``tree``, all if it is None, into ``source``. Others come from the first rows."""
         for name, value in node.items():
             inner = None if tree is None else tree.get(name, _NOTHING)
             if type(inner) is tuple:  # one of the keys
@@ -177,7 +177,7 @@ def can_be_mixed(column: Key, dtype: torch.dtype, keys: set[Key]) -> bool:
 
 
 def columns_under(batch: TensorDictBase, path: tuple[str, ...]) -> list[tuple[tuple[str, ...], Any]]:
-    """Returns the columns at or under ``path``, each with its own path; none where it is missing."""
+    """Returns the columns at or under ``path``, each with its own path, or none if it is missing."""
     found = batch.get(path, None)
     if isinstance(found, TensorDictBase):
         return [(unravel_key((*path, key)), value) for key, value in found.items(True, True)]
@@ -185,7 +185,10 @@ def columns_under(batch: TensorDictBase, path: tuple[str, ...]) -> list[tuple[tu
 
 
 def floating_columns(batch: TensorDictBase, paths: Iterable[tuple[str, ...]], reader: str) -> dict[Key, Tensor]:
-    """Returns the columns at or under ``paths`` by key; ``ValueError`` where there is none, or one is not floating."""
+    """Returns the columns at or under ``paths`` by key.
+
+    Raises ``ValueError`` if there is none, or one is not floating.
+    """
     columns: dict[Key, Tensor] = {}
     for path in paths:
         found = columns_under(batch, path)
@@ -209,8 +212,8 @@ def listed(paths: Iterable[tuple[str, ...]]) -> str:
 def mixup_coefficients(concentration: float, count: int, generator: torch.Generator) -> Tensor:
     """Draws ``count`` coefficients λ ~ Beta(concentration, concentration), float32, from ``generator``.
 
-    Exact for every concentration: with ν = 2 concentration, Bailey's T = sqrt(ν (U**(-2/ν) - 1)) cos(2 π V) has
-    Student's t distribution, and (1 + T / sqrt(ν + T²)) / 2 is Beta(ν/2, ν/2). Bailey 1994,
+    Exact for every concentration. With ν = 2 concentration, Bailey's T = sqrt(ν (U**(-2/ν) - 1)) cos(2 π V) has
+    Student's t distribution. Then (1 + T / sqrt(ν + T²)) / 2 is Beta(ν/2, ν/2). Bailey 1994,
     https://doi.org/10.2307/2153537. (torch's Beta distribution has no generator argument.)
     """
     checked_number("concentration", concentration, ABOVE_ZERO)
@@ -226,24 +229,25 @@ def mixup_coefficients(concentration: float, count: int, generator: torch.Genera
 class MixPairs(ReplayTransform):
     """Mixes each pair of transitions into one: ``λ * first + (1 - λ) * second`` with λ ~ Beta(α, α), one λ per pair.
 
-    Put it behind a sampler that draws pairs (an index ``[B, 2]``); the batch goes in as ``[B, 2]`` and comes out as
-    ``[B]``. The columns at or under ``keys`` are mixed, on raw values; integers are refused, flags below a key stay.
-    All others (``generation``, ``trajectory``, ``priority_weight``, ``discount``, ...) are those of the first,
-    ``index`` keeps both. A pair is left as its first transition, bit for bit, when one of the two terminated, when
-    their n-step ``discount`` differs, or when the sampler paired a row with itself; truncated rows mix like any other.
+    Put it behind a sampler that draws pairs (an index ``[B, 2]``). The batch goes in as ``[B, 2]`` and comes out as
+    ``[B]``. The columns at or under ``keys`` are mixed, on raw values. Integers are refused, and flags below a key
+    stay. All others (``generation``, ``trajectory``, ``priority_weight``, ``discount``, ...) come from the first, and
+    ``index`` keeps both. A pair is left as its first transition, bit for bit, when one of the two terminated or when
+    their n-step ``discount`` differs. It is also left when the sampler paired a row with itself. Truncated rows mix
+    like any other.
     Neighborhood Mixup Experience Replay, Sander et al. 2022, https://arxiv.org/abs/2205.09117.
 
     Args:
-        mixup_concentration: Parameter α of the Beta distribution; the paper does not state it, 0.75 is the default of
+        mixup_concentration: Parameter α of the Beta distribution. The paper does not state it, 0.75 is the default of
             the authors' command line.
-        fraction: Share of the pairs that are mixed at all, drawn per pair; a schedule follows its clock, of which
+        fraction: Share of the pairs that are mixed at all, drawn per pair. A schedule follows its clock, of which
             "draws" are the batches mixed.
-        keys: Floating columns to mix; a nested key stands for all under it. Name those that are mixed where others are
-            integers, such as discrete actions, which are then those of the first.
+        keys: Floating columns to mix. A nested key stands for all under it. If others are integers, such as discrete
+            actions, name the columns to mix. The integers then come from the first.
         seed: Seed for the transform's own generator, whose state is part of :meth:`state_dict`.
 
     Sampled keys:
-        mixup_coefficient: float32 ``[B]``, the weight of the first transition; 1 where that is left as it is.
+        mixup_coefficient: float32 ``[B]``, the weight of the first transition. It is 1 if that is left as it is.
 
     Raises:
         ValueError: the batch is not one of pairs, lacks a key to be mixed or ``("next", "terminated")``, or has
@@ -402,7 +406,7 @@ class MixStates(ReplayTransform):
 
     Args:
         mixup_concentration: Parameter α of the Beta distribution.
-        keys: Observations, each mixed with the entry of the same name under ``"next"``; a nested key stands for all.
+        keys: Observations, each mixed with the entry of the same name under ``"next"``. A nested key stands for all.
         seed: Seed for the transform's own generator, whose state is part of :meth:`state_dict`.
 
     Sampled keys:
@@ -430,7 +434,7 @@ class MixStates(ReplayTransform):
         self._paths = checked_keys("keys", keys)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Mixes the states of a batch; the batch itself is changed, the stored rows are not."""
+        """Mixes the states of a batch. The batch itself is changed, the stored rows are not."""
         shape = tensordict.batch_size
         coefficient = mixup_coefficients(self.mixup_concentration, shape.numel(), self._rng).reshape(shape)
         columns = floating_columns(tensordict, self._paths, "MixStates")

@@ -21,19 +21,19 @@ NOISY_KEYS: tuple[str | tuple[str, ...], ...] = ("observation", "action", ("next
 class GaussianNoise(ReplayTransform):
     """Disturbs every component of a batch by an independent draw from ``N(0, sigma**2)``: ``value + noise``.
 
-    State, action, reward and next state of every row get noise of their own, terminal rows included; flags, other
+    State, action, reward and next state of every row get separate noise, also terminal rows. Flags, other
     entries and the stored rows stay as they are. Actions may leave their bounds. Baseline of the NMER paper (Sander et
     al. 2022, https://arxiv.org/abs/2205.09117), as described there. The authors' code is multiplicative,
-    ``value * (1 + noise)``, and draws one vector of noise for the whole batch; here no two components share a draw.
+    ``value * (1 + noise)``, and draws one vector of noise for the whole batch. Here no two components share a draw.
 
     Args:
-        sigma: Standard deviation, additive in the unit of each entry; 0.1 is the value of the authors' code.
-        keys: Floating entries to disturb; a nested key stands for all under it. Name others if actions are discrete.
+        sigma: Standard deviation, additive in the unit of each entry. 0.1 is the value of the authors' code.
+        keys: Floating entries to disturb. A nested key stands for all under it. Name others if actions are discrete.
         kind: Kind of noise, ``"additive"`` or ``"multiplicative"``, which leaves zeros as they are.
         seed: Seed for the transform's own generator, whose state is part of :meth:`state_dict`.
 
     Raises:
-        ValueError: ``sigma`` is negative or not finite, another ``kind``; when called, a missing or not floating entry.
+        ValueError: ``sigma`` is negative or not finite, another ``kind``. When called, a missing or not floating entry.
 
     Example:
         >>> from tensordict import TensorDict
@@ -57,7 +57,7 @@ class GaussianNoise(ReplayTransform):
         self._noisy_paths = checked_keys("keys", keys)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Disturbs a batch of any shape; the batch itself is changed."""
+        """Disturbs a batch of any shape. The batch itself is changed."""
         generator = self._rng
         for leaf, value in floating_columns(tensordict, self._noisy_paths, "GaussianNoise").items():
             noise = torch.randn(value.shape, dtype=torch.float32, generator=generator, device=generator.device)

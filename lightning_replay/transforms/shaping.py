@@ -37,7 +37,7 @@ class ManhattanDistance:
     Args:
         goal: Goal with one number per component, in the unit of the observations.
         scale: Potential per unit of distance.
-        components: Indices in the flattened observation of the components of ``goal``; all by default.
+        components: Indices in the flattened observation of the components of ``goal``, by default all.
 
     Example:
         >>> ManhattanDistance(goal=[3.0, 1.0], scale=0.5)(torch.tensor([[0.0, 0.0], [3.0, 1.0]]))
@@ -66,8 +66,8 @@ class OneAt:
 
     Args:
         low: Lower bound per component, ``None`` for none.
-        high: Upper bound per component, ``None`` for none; as many as ``low``.
-        components: Indices in the flattened observation of the bounded components; all by default.
+        high: Upper bound per component, ``None`` for none, as many as ``low``.
+        components: Indices in the flattened observation of the bounded components, by default all.
 
     Example:
         >>> OneAt(low=[6.0, None], high=[6.0, None])(torch.tensor([[6.0, 2.0], [5.0, 2.0]]))
@@ -105,21 +105,21 @@ class PotentialShaping(ReplayTransform):
     """Adds ``discount * potential(next observation) - potential(observation)`` to the rewards of a drawn batch.
 
     The best policies stay the same (Ng et al. 1999, https://dl.acm.org/doi/10.5555/645528.657613). A terminal state
-    has potential 0; a truncated one keeps its own. In rows of n steps, which carry ``discount`` or
+    has potential 0. A truncated one keeps its own. In rows of n steps, which carry ``discount`` or
     ``steps_to_next_obs``, the discount is γ to the power of their steps: the terms between cancel. The stored rows are
     not changed. Baseline of the SSET paper. Put it before transforms that change observations.
 
     Args:
         potential: Function of observations ``[B, ...]`` that returns ``[B]``: :class:`ManhattanDistance`,
-            :class:`OneAt` or any callable; a lambda works, but a saved buffer is not rebuilt with it. In a file of the
+            :class:`OneAt` or any callable. A lambda works, but a saved buffer is not rebuilt with it. In a file of the
             command line or of RLlib, a class path with arguments or the import path of a function.
         discount: Discount γ of the agent and of returns over several steps, per step.
-        observation_key: Key of the argument of the potential; the next one is under ``"next"``. Of observations with
-            several parts, such as ``("observation", "state")``; all of them are a TensorDict ``[B]``.
+        observation_key: Key of the argument of the potential. The next one is under ``"next"``. If observations have
+            several parts, name one, such as ``("observation", "state")``. All of them are a TensorDict ``[B]``.
 
     Raises:
         ValueError: potentials of another shape, NaN or infinite ones, or no ``("next", "terminated")`` or observations
-            in the batch; in a ``Replay`` whose returns have another discount.
+            in the batch, or, in a ``Replay``, returns with another discount.
 
     Example:
         >>> from tensordict import TensorDict
@@ -142,7 +142,7 @@ class PotentialShaping(ReplayTransform):
         self._path = checked_key("observation_key", observation_key)
 
     def check_buffer(self, replay: Any) -> None:
-        """Refuses a buffer whose returns have another discount; ``ValueError``."""
+        """Refuses a buffer whose returns have another discount. Raises ``ValueError``."""
         others = [discount for _, discount in replay.returns if discount != self.discount]
         if others:
             raise ValueError(
@@ -192,7 +192,7 @@ class PotentialShaping(ReplayTransform):
                 f"{given}. Return one number per observation, for example with .flatten() or .squeeze(1)."
             )
         ends = torch.stack((torch.zeros_like(terminated), terminated))
-        # A potential may be undefined in terminal states, where it counts as 0, so they are masked before the check.
+        # A potential may be undefined in terminal states. It counts as 0 there, so they are masked before the check.
         potential = potential.detach().to(_dtype_of(potential)).reshape(2, count).masked_fill(ends, 0.0)
         if not bool(torch.isfinite(potential).all()):
             state = states[int((~torch.isfinite(potential.flatten())).nonzero()[0])]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where new transitions go, and which ones leave."""
+"""Writers, which place new transitions and choose the ones that leave."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writing in a ring, where the oldest transition leaves."""
+"""Writing in a ring, from which the oldest transition leaves."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ InitialSurprise = Callable[[TensorDictBase], Tensor]
 
 
 class NewestRows(Stateful):
-    """Ends of episodes and surprise of the newest ``capacity`` offered rows; row k is at ``k % capacity``."""
+    """Ends of episodes and surprise of the newest ``capacity`` offered rows. Row k is at ``k % capacity``."""
 
     saved_attributes: tuple[str, ...] = ("_is_terminal", "_surprise", "_next")
 
@@ -58,13 +58,13 @@ class NewestRows(Stateful):
         return self._is_terminal.nbytes + self._surprise.nbytes
 
     def clear(self) -> None:
-        """Forgets all rows; the next row has the number 0."""
+        """Forgets all rows. The next row has the number 0."""
         self._is_terminal.fill(_UNKNOWN)
         self._surprise.fill(np.nan)
         self._next = 0
 
     def add(self, first: int, is_terminal: np.ndarray | int, surprise: np.ndarray) -> None:
-        """Adds rows ``[M]``, numbered from ``first`` on; an unknown end is -1, and an unknown surprise NaN."""
+        """Adds rows ``[M]``, numbered from ``first`` on. An unknown end is -1, and an unknown surprise NaN."""
         capacity = len(self._surprise)
         start = first % capacity
         self._next = first + len(surprise)
@@ -75,7 +75,7 @@ class NewestRows(Stateful):
         self._surprise[places] = surprise
 
     def update(self, number: np.ndarray, surprise: np.ndarray) -> None:
-        """Sets the surprise of rows by their numbers; rows that are no longer among the newest are ignored."""
+        """Sets the surprise of rows by their numbers. Rows that are no longer among the newest are ignored."""
         recent = number >= self._next - len(self._surprise)
         self._surprise[number[recent] % len(self._surprise)] = surprise[recent]
 
@@ -171,9 +171,9 @@ def _warn_of_hoard(stats: Mapping[str, float], newest_share: float, rule: Retent
 
 @partial(rebuildable, set_again=("initial_surprise",))
 class RetentionWriter(ReplayWriter):
-    """Evicts the row of the lowest retention priority from a full storage; a candidate that is lowest is refused.
+    """Evicts the row of the lowest retention priority from a full storage. A candidate that is lowest is refused.
 
-    The priority is ``on_policyness * surprise``; the oldest of equal rows leaves. A sampler draws by another priority,
+    The priority is ``on_policyness * surprise``. The oldest of equal rows leaves. A sampler draws by another priority,
     and any sampler may be used. A candidate takes the slot of the row that leaves. A new row has on-policyness 1 and
     the surprise that ``initial_surprise`` computes. It enters a full buffer if a stored priority is lower. Without
     ``initial_surprise``, it gets the largest priority seen (1 before any) and is never refused.
@@ -191,10 +191,10 @@ class RetentionWriter(ReplayWriter):
             later. A function that cannot be imported by name, such as a lambda or an agent's method, is not saved.
             A buffer that ``load_replay`` builds then has none until you set it again, and logs so.
         always_admit: Whether candidates always enter, as in the prose of the paper, but not in its listing.
-        seed: Seed for stochastic rules; ``None`` seeds from torch's global generator.
+        seed: Seed for stochastic rules. ``None`` seeds from torch's global generator.
 
     Raises:
-        ValueError: In ``extend``, surprise that is not one number per row, NaN, or negative; nothing is stored.
+        ValueError: In ``extend``, surprise that is not one number per row, NaN, or negative. Nothing is stored.
 
     Example:
         >>> from tensordict import TensorDict
@@ -242,7 +242,7 @@ class RetentionWriter(ReplayWriter):
         return 0 if self._storage is None else self._rows.nbytes + self._newest.nbytes
 
     def register_storage(self, storage: Storage) -> None:
-        """Attaches a storage; beside one of TorchRL's, the writer keeps the generations.
+        """Attaches a storage. Beside one of TorchRL's, the writer keeps the generations.
 
         Raises:
             TypeError: Another storage, or a buffer of TorchRL that passes the rule no TD errors.
@@ -316,7 +316,7 @@ class RetentionWriter(ReplayWriter):
     def _store_one_by_one(
         self, values: Sequence[Column], factors: Factors, first: int, admits_all: bool
     ) -> tuple[Decisions, np.ndarray]:
-        """Stores rows whose frames do not fit; returns the decisions, and the slots of rows that left, ascending."""
+        """Stores rows whose frames do not fit. Returns the decisions, and the slots of rows that left, ascending."""
         storage: Any = self._storage
         owner = np.full(len(values[0]), -1)  # The slot of each row is -1 if it was refused or has left again.
         left = [np.zeros(0, dtype=np.int64)]
@@ -358,11 +358,11 @@ class RetentionWriter(ReplayWriter):
         return Factors.by(self.rule, surprise, torch.ones(count, dtype=torch.float32, device="cpu"))
 
     def read_feedback(self, count: int, td_error: Tensor | None, signals: Mapping[str, Any]) -> Factors:
-        """Returns the surprise and on-policyness that feedback gives for a batch; changes nothing.
+        """Returns the surprise and on-policyness that feedback gives for a batch, and changes nothing.
 
         Args:
             count: Rows of the batch.
-            td_error: TD errors ``[B]``; ``None`` if there are none.
+            td_error: TD errors ``[B]``, or ``None`` if there are none.
             signals: Signals of :meth:`~lightning_replay.Replay.update_priority`.
 
         Raises:
@@ -413,7 +413,7 @@ class RetentionWriter(ReplayWriter):
         super()._learn(slots, td_error, both)
 
     def advance(self, *, env_steps: int | None = None, updates: int | None = None) -> None:
-        """Sets the clock of the rule's schedule; if this changes priorities, all priorities are computed again."""
+        """Sets the clock of the rule's schedule. If this changes priorities, all priorities are computed again."""
         schedule = self.rule.schedule
         if schedule is None:
             return
@@ -435,16 +435,16 @@ class RetentionWriter(ReplayWriter):
         Further figures compare the stored rows with the newest ``capacity`` offered rows, which a first-in-first-out
         buffer would hold. For the newest rows, both ratios are 1.
 
-        * ``age_over_capacity``: mean age over the capacity; 0.5 for the newest rows.
+        * ``age_over_capacity``: mean age over the capacity, 0.5 for the newest rows.
         * ``terminal_share``, ``terminal_over_newest``: share that ends an episode, and this share over the share of the
           newest rows. If no newest row is an end, one end is assumed.
         * ``td_error_over_newest``: mean magnitude of the TD error over the mean of the newest rows. A row has the error
           of its latest feedback, or of ``initial_surprise`` before any. If the surprise is no squared TD error, its
           root is taken.
 
-        Unknown figures are left out. The method warns once if the figures show hoarding: a mean age of at least three
-        times the capacity, and ends of episodes at least twice as often as among the newest rows, or errors twice as
-        large.
+        Unknown figures are left out. The method warns once if the figures show hoarding. Hoarding is a mean age of at
+        least three times the capacity, with one of two further signs. Ends of episodes are at least twice as often as
+        among the newest rows, or errors are twice as large.
         """
         stored = self._rows.stored()
         order = self._rows.order

@@ -50,7 +50,7 @@ def chosen(values: Sequence[Column], rows: np.ndarray) -> Sequence[Column]:
 
 
 def write_slots(storage: Any, slots: np.ndarray, values: Sequence[Column]) -> Tensor:
-    """Writes columns ``[n, ...]`` into different slots, int64 ``[n]``; returns the slots."""
+    """Writes columns ``[n, ...]`` into different slots, int64 ``[n]``, and returns the slots."""
     index = torch.from_numpy(slots)
     if len(slots):
         # Slots mostly lie side by side, and a slice is written at half the cost.

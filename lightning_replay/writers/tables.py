@@ -87,7 +87,7 @@ class TableWriter(ReplayWriter):
         super().check_buffer(buffer)
 
     def write(self, slots: np.ndarray, values: Sequence[Column]) -> Tensor:
-        """Stores columns ``[N, ...]`` in the slots, int64 ``[N]``, that were just appended; returns these."""
+        """Stores columns ``[N, ...]`` in the slots, int64 ``[N]``, that were just appended, and returns these."""
         if self._frames is not None:
             self._free_frames(self._frames, slots, values)
         return write_slots(self._storage, slots, values)
@@ -119,11 +119,11 @@ class TableWriter(ReplayWriter):
             as_replay_sampler(buffer.sampler).on_append(self.tables, numbers, slots, are_new)
 
     def evict_oldest_history(self) -> bool:
-        """Evicts the oldest history of a running episode; returns ``False``, because this writer keeps none."""
+        """Evicts the oldest history of a running episode, and returns ``False``, because this writer keeps none."""
         return False
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned; refuses a state whose slots disagree, and changes nothing then."""
+        """Restores what :meth:`state_dict` returned. Refuses a state whose slots disagree, and changes nothing then."""
         self.tables.check_state(state_dict["tables"], self._held_by(state_dict))
         super().load_state_dict(dict(state_dict))
 
@@ -157,7 +157,7 @@ class EventTableWriter(TableWriter):
 
     An event is tested on the step that led to it, a row with its ``next`` state, never on a reset state. This step is
     part of the history. A step goes to a table once, however many events follow, even if it has left the table since.
-    Histories never cross episodes. ``trajectory`` (int64 ``[N]``) is the episode of a row; without it, the rows belong
+    Histories never cross episodes. ``trajectory`` (int64 ``[N]``) is the episode of a row. Without it, the rows belong
     to one environment, in order. ``("next", "done")`` ends an episode. So does a row that does not start with the
     observation with which the row before ended. All tables are first in, first out. The writer needs no feedback.
     Kompella et al. 2022, https://arxiv.org/abs/2211.00576, section 4.
@@ -175,7 +175,7 @@ class EventTableWriter(TableWriter):
     Raises:
         ValueError: Names that are taken twice, or no event table. In ``extend``, rows that do not fit the first rows or
             lack ``("next", "done")``, a condition that raises or does not return one bool per row, or too many running
-            episodes; nothing is stored then.
+            episodes. Nothing is stored then.
     """
 
     exact: bool = True
@@ -251,7 +251,7 @@ class EventTableWriter(TableWriter):
         return Insertion(index, slice(count - len(index), count))
 
     def _group(self, columns: Sequence[Column]) -> _NewRows:
-        """Groups new rows by episode; a row that does not start where the row before ended begins another episode."""
+        """Groups new rows by episode. A row that does not continue the row before it begins another episode."""
         done = np.ascontiguousarray(as_array(columns[self._done_at]).reshape(-1))
         trajectory = None
         if self._trajectory_at is not None:
@@ -267,7 +267,7 @@ class EventTableWriter(TableWriter):
         return _NewRows(trajectory, observations, episodes, breaks)
 
     def _in_turn(self, new: _NewRows) -> list[tuple[slice, EpisodeGroups]]:
-        """Divides the rows into parts to be written in turn; each part fits the default table.
+        """Divides the rows into parts to be written in turn. Each part fits the default table.
 
         The histories of events need the rows of a part although the next part makes them leave.
         """
@@ -285,7 +285,7 @@ class EventTableWriter(TableWriter):
         """Returns the events, bool ``[V, N]``, and the keys of states and actions, if they are counted.
 
         Whatever may refuse the rows comes here, before any row is stored. If the rows are refused, conditions that have
-        followed some of them get their states back; compiled conditions have no memory.
+        followed some of them get their states back. Compiled conditions have no memory.
         """
         called = [self._events[number].condition for number in self._block.others]
         states = [state_of(condition) for condition in called]
@@ -320,7 +320,7 @@ class EventTableWriter(TableWriter):
         self._columns = columns
 
     def _test(self, columns: Sequence[Column], given: Any, breaks: Discontinuities | None) -> np.ndarray:
-        """Returns which events happened in each row, bool ``[V, N]``; called conditions get ``given``."""
+        """Returns which events happened in each row, bool ``[V, N]``. Called conditions get ``given``."""
         happened = self._block(columns)
         for number in self._block.others:
             rows = as_rows(given)
@@ -345,18 +345,18 @@ class EventTableWriter(TableWriter):
             stale = self._histories.evict_stale(episodes)
             self._end_conditions(stale.tolist())
             self._running.end_episodes(stale)
-        # Order: slots are taken from the default table, rows are written there, and only then the steps before an event
-        # are referred to by its table, which may free slots of others.
+        # Order: slots are taken from the default table, and rows are written there. Only then does the table of an
+        # event refer to the steps before it, which may free slots of others.
         slots = self.tables.append_new_to_each(np.zeros(len(episodes.done), dtype=np.int64))
         index = self.write(slots, values)
         counts = self.tables.state_action_counts
         if counts is not None and keys is not None:
             counts.store(slots, keys)
-        # Event tables hold no rows of their own: a step keeps its slot as long as a table or a history refers to it.
+        # Event tables hold no separate rows: a step keeps its slot as long as a table or a history refers to it.
         table, steps = self._histories.follow(fired, self._event_arrays, episodes, slots)
         if counts is not None:
             for number, event_table in enumerate(self._event_tables, 1):
-                # Lemma 2 is about tables that are drawn from; a share of 0 is an ablation.
+                # Lemma 2 is about tables that are drawn from. A share of 0 is an ablation.
                 if event_table.share != 0:
                     counts.send(np.unique(steps[table == number]))
         self._write_count += len(slots)
@@ -414,7 +414,7 @@ class EventTableWriter(TableWriter):
         return {"histories_forgotten": self._histories.forgotten, "event_shares": shares}
 
     def evict_oldest_history(self) -> bool:
-        """Evicts the history of the episode continued longest ago; returns whether there was one.
+        """Evicts the history of the episode continued longest ago, and returns whether there was one.
 
         :meta private:
         """
@@ -456,7 +456,7 @@ class EventTableWriter(TableWriter):
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restores what :meth:`state_dict` returned; tables of other events are refused, and nothing is changed."""
+        """Restores what :meth:`state_dict` returned. Tables of other events are refused, and nothing is changed."""
         if len(state_dict["conditions"]) != len(self._events):
             raise ValueError(
                 f"the saved tables have {len(state_dict['conditions'])} events and these {len(self._events)}; build "
@@ -492,7 +492,7 @@ class TaskTableWriter(TableWriter):
     """Writes each row into the table of its task, from which the oldest rows leave. The writer needs no feedback.
 
     Rows have a column ``task``, int64 ``[N]``, an index into ``tasks``. Distributed Parallel Curriculum Experience
-    Replay keeps one replay buffer for each task (DPCER; Li and Ji 2021, https://openreview.net/forum?id=EiW3FLYBiP).
+    Replay keeps one replay buffer for each task (DPCER, Li and Ji 2021, https://openreview.net/forum?id=EiW3FLYBiP).
 
     Args:
         tasks: Names of the tasks.
@@ -502,7 +502,7 @@ class TaskTableWriter(TableWriter):
 
     Raises:
         ValueError: No tasks, or a name that is taken twice. In ``extend``, rows without ``task``, or rows of a task
-            that does not exist; nothing is stored then.
+            that does not exist. Nothing is stored then.
     """
 
     exact: bool = True
@@ -535,7 +535,7 @@ class TaskTableWriter(TableWriter):
                 part = slice(start, start + at_once)
                 slots[part] = self.tables.append_new_to_each(table[part])
                 self.write(slots[part], [column[part] for column in columns])
-            # Of rows written part by part, those that did not leave to make room for later ones.
+            # Of rows written part by part, the rows that did not leave to make room for later ones.
             is_newest = self.tables.arrays.written_at[slots] == written + np.arange(len(slots))
             stayed = is_newest & (self.tables.references[slots] > 0)
             kept = kept[stayed]
