@@ -53,7 +53,7 @@ class Beginnings:
         self._waiting = _NOTHING  # No row has begun with these last observations.
         self._calls_left = 0  # They wait for so many calls.
         self._repeated = _NOTHING  # A row that continues no other began with these last observations.
-        self._states = _NOTHING  # Observations within episodes; an end among them recurs by itself.
+        self._states = _NOTHING  # Observations within episodes. An end among them recurs by itself.
         self._running = _NOTHING  # Trajectories of the rows before.
 
     @property

@@ -16,7 +16,7 @@ class EpisodeGroups(NamedTuple):
 
     trajectory: np.ndarray  #: int64 ``[G]``, ascending.
     order: np.ndarray  #: int64 ``[N]``, the rows group after group, each in order of time.
-    start: np.ndarray  #: int64 ``[G + 1]``, where each group begins in ``order``, and N.
+    start: np.ndarray  #: int64 ``[G + 1]``, at which each group begins in ``order``, and N.
     ended: np.ndarray  #: bool ``[G]``, whether the last row of each group is done.
     done: np.ndarray  #: bool ``[N]``, by row.
 

@@ -8,7 +8,7 @@ from lightning_replay.jit import compiled
 
 # Columns of the table of running episodes, int64 [places, 4].
 NAME = 0  #: Trajectory of the episode.
-NEWEST = 1  #: Slot of the newest row; -1 if the episode does not run, ``EMPTY`` if the place has no name.
+NEWEST = 1  #: Slot of the newest row, or -1 if the episode does not run, ``EMPTY`` if the place has no name.
 SINCE = 2  #: Number of rows written before the newest row.
 LAST = 3  #: Digest of the observation that the newest row ended with.
 EMPTY = -2

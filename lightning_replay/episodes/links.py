@@ -73,7 +73,7 @@ class _DigestedPair(NamedTuple):
     own: Any
     following: Any
     factors: np.ndarray  #: uint64, one for each word.
-    is_in_place: bool  #: Whether the columns are words, whose rows are read where they lie.
+    is_in_place: bool  #: Whether the columns are words, whose rows are read in place.
 
 
 def _digested(pairs: Sequence[tuple[Any, Any]]) -> list[_DigestedPair]:

@@ -21,7 +21,7 @@ class RunningRows:
     """
 
     def __init__(self) -> None:
-        self._names = np.zeros(0, dtype=np.int64)  # The names of the running episodes ascend; then comes unused memory.
+        self._names = np.zeros(0, dtype=np.int64)  # The names of the running episodes ascend. Then comes unused memory.
         self._rows = np.zeros(0, dtype=np.int64)  # Rows of the names, and then the rows that no episode has.
         self._count = 0
 

@@ -261,7 +261,7 @@ def find_scaled(remaining, index, factor, second_factor, leaves, sums, starts, c
             else:
                 child, before = _choose_child(leaves, first, remaining[position])
             index[position] = first + child
-    if touched < 0:  # never; a use, so that the loads above are not optimized away
+    if touched < 0:  # never, but a use, so that the loads above are not optimized away
         index[0] = -1
 
 

@@ -20,8 +20,8 @@ from lightning_replay.tables.tables import Tables
 
 
 class _RowsByTable(NamedTuple):
-    slots: np.ndarray  #: int64 ``[N]``, in the order of the first event tables of the rows; first those of none.
-    start: np.ndarray  #: int64 ``[L]``, where the rows of each begin.
+    slots: np.ndarray  #: int64 ``[N]``, in the order of the first event tables of the rows, first rows of none.
+    start: np.ndarray  #: int64 ``[L]``, at which the rows of each begin.
     counts: np.ndarray  #: int64 ``[L]``, how many there are of each.
 
 

@@ -477,7 +477,7 @@ class RowReader:
                     if not value.is_cpu:
                         return None
                     value = value.detach().numpy() if value.requires_grad else value.numpy()
-                if value.dtype is not array_dtype and value.dtype != array_dtype:  # equal where it was unpickled
+                if value.dtype is not array_dtype and value.dtype != array_dtype:  # equal after it is unpickled
                     return None
             elif type(value) is np.ndarray or value.dtype != dtype or value.device != device:
                 return None
@@ -526,7 +526,7 @@ class RowReader:
                 return False
             if type(value) is not np.ndarray and not isinstance(value, Tensor):
                 return False
-            length = value.shape[:1]  # none where it has no dimension
+            length = value.shape[:1]  # none if it has no dimension
             if length != count:
                 if count is not None or not length:
                     return False

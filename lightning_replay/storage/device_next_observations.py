@@ -48,7 +48,7 @@ class DeviceNextObservations:
     _bound: int  # The most last observations that can be in use.
     _slots: Tensor  # int64 [C], the slots that were written last, oldest first
     _hashes: Tensor  # int64 [C], of their next observations
-    _in_order: bool  # Whether each call began where the call before ended.
+    _in_order: bool  # Whether each call began at the end of the call before.
     _stop: int | None  # The slot at which the last call ended.
 
     @property

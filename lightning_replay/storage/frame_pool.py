@@ -159,7 +159,7 @@ class FramePool:
         self.frames: Tensor = words.view(-1).view(torch.uint8)[: count * self.frame_bytes].view(count, self.frame_bytes)
         self.frames[0] = 0
         self.snapshots: Snapshots = Snapshots()
-        self._written = 1  # frames up to the highest that was ever held; memory is taken as they are written
+        self._written = 1  # frames up to the highest that was ever held. Memory is taken as they are written
         self.references: np.ndarray = np.zeros(count, dtype=np.int32)
         # Frames by a hash of their bytes: chains in buckets, 20 bytes a frame or a little more.
         heads = np.zeros(1 << max(count - 1, 1).bit_length(), dtype=np.int32)

@@ -92,7 +92,7 @@ class FrameStorage(PackedStorage):
         *("_images", "_frames_of", "_outer_layout", "_looked_up"),
     )
     _images: list[_Images] | None  # in the order of image_keys
-    _frames_of: Tensor | None  # int32 [capacity, 2 k], or [capacity, columns, 2 k] of several; a column of the rows
+    _frames_of: Tensor | None  # int32 [capacity, 2 k], or [capacity, columns, 2 k] of several, a column of the rows
     _outer_layout: RowLayout | None  # of rows with stacks in place of the numbers of their frames
     _looked_up: tuple[Tensor, list[_Stacks]] | None
 

@@ -112,7 +112,7 @@ class PackedStorage(KnowsOccupancy, LazyTensorStorage):
         *("layout", "generations", "_rows", "_storage", "_generation", "_columns", "_single", "_reader"),
         *("_columns_check", "_live"),
     )
-    layout: RowLayout | None  # Places of the columns in a row; ``None`` before the first rows.
+    layout: RowLayout | None  # Places of the columns in a row, or ``None`` before the first rows.
     # Generations of all slots, int64 ``[capacity]``, on the CPU a view of the rows, or ``None`` before the first rows.
     generations: np.ndarray | None
     # Dtype and shape of the columns of given rows, in the order of :meth:`checked_values`.
@@ -138,12 +138,12 @@ class PackedStorage(KnowsOccupancy, LazyTensorStorage):
             raise ValueError(f"memmap keeps rows on disk and needs device='cpu'; got device={device!r}")
         if memmap is not None:
             check_writable("memmap", memmap)  # not only when the first row comes
-        self._there = None if known.type == "cpu" else known  # where slots are moved to, to read rows
+        self._there = None if known.type == "cpu" else known  # device to which slots are moved
         # "Compilable" counters are plain numbers. The others are shared with forked processes, and of 32 bits.
         super().__init__(max_size=self.capacity, device=device, compilable=True)
         self._memmap: str | None = None if memmap is None else str(memmap)
         self._forget_columns()
-        self.row_check: TransitionCheck | None = None  # refuses new rows by raising; set by a Replay
+        self.row_check: TransitionCheck | None = None  # refuses new rows by raising, set by a Replay
         self._is_torchrls = False  # whether only buffers of TorchRL read it, whose rows have "index"
         self._last_cursor: int | None = None  # the slot written last
         # Source of the rows, or None until the first ones since this storage was built or loaded.
@@ -566,7 +566,7 @@ class PackedStorage(KnowsOccupancy, LazyTensorStorage):
 
     @property
     def _last_cursor_index(self) -> int | None:
-        return self._last_cursor  # where TorchRL's slices and queries of a full ring end
+        return self._last_cursor  # at which TorchRL's slices and queries of a full ring end
 
     def _set_last_cursor(self, cursor: int) -> None:
         self._last_cursor = cursor

@@ -75,7 +75,7 @@ class RaggedStorage(PackedStorage):
     draws_there: bool = False  # The length of a batch is read on the CPU.
     _of_columns = (*PackedStorage._of_columns, "_arenas", "_kinds", "_spans", "_outer_layout")
     _kinds: list[Leaf] | None  # of the other columns, and of the elements of the ragged ones
-    _arenas: list[Tensor] | None  # the elements [element_capacity, ...] of each column; new ones overwrite the oldest
+    _arenas: list[Tensor] | None  # the elements [element_capacity, ...] of each column. New ones overwrite the oldest
     _spans: Tensor | None  # int64 [capacity, 2], a column of the rows
     _outer_layout: RowLayout | None  # of rows with the ragged columns in place of their span
 

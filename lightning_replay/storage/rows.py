@@ -32,7 +32,7 @@ class _Group(NamedTuple):
     dtype: torch.dtype
     sizes: list[int]  # elements of each part of a row
     columns: slice  # the parts that are columns
-    shapes: list[torch.Size] | None  # per row; None where all are vectors
+    shapes: list[torch.Size] | None  # per row, or None if all are vectors
     scalar_at: int | None  # the element of a single column of numbers
 
 

@@ -23,7 +23,7 @@ class TableArrays(NamedTuple):
     appended: np.ndarray  #: Entries ever appended to each table, ``[L]``.
     first: np.ndarray  #: Entries before this number left early, ``[L]``.
     entries: np.ndarray  #: Slots ``[E]``: entry k of a table lies at ``offset + k % capacity``.
-    position: np.ndarray  #: int32 ``[L, S]``, ``k % capacity`` of each slot; -1 if it is not in the table.
+    position: np.ndarray  #: int32 ``[L, S]``, ``k % capacity`` of each slot, or -1 if it is not in the table.
     references: np.ndarray  #: References of tables and histories to each slot, int32 ``[S]``.
     free: np.ndarray  #: Free slots, a ring ``[S]``: number k lies at ``k % S``.
     written_at: np.ndarray  #: Rows written before the row in each slot, ``[S]``.
@@ -38,7 +38,7 @@ class HistoryArrays(NamedTuple):
     """The last ``length`` steps of running episodes, one in each of R rows."""
 
     steps: np.ndarray  #: Slots ``[R, length]``: step k of an episode lies at ``k % length``.
-    added: np.ndarray  #: int64 ``[R]``, steps added to each episode since it began; only the last are remembered.
+    added: np.ndarray  #: int64 ``[R]``, steps added to each episode since it began. Only the last are remembered.
     continued: np.ndarray  #: int64 ``[R]``, when each episode was continued last.
 
 

@@ -19,9 +19,9 @@ ObservationPair = tuple[Any, Any]  # columns [N, numbers] of one observation bef
 
 
 class Discontinuities(NamedTuple):
-    """New rows ``[N]`` that start with another observation than the row before ended with."""
+    """Breaks among new rows ``[N]``: rows that start with another observation than the row before ended with."""
 
-    done: np.ndarray  #: bool ``[N]``, whether an episode ends with each row; also where it breaks off.
+    done: np.ndarray  #: bool ``[N]``, whether an episode ends with each row, also by breaking off.
     starts: np.ndarray  #: Running episodes that the rows given before them do not continue, int64.
     inner: np.ndarray  #: Other rows with which another episode of the same trajectory begins, int64 ascending.
     names: np.ndarray  #: Trajectories of these rows, int64.

@@ -106,7 +106,7 @@ class RelabelGoals(ReplayTransform):
     follows_episodes = True
     draws_there = True
     takes_sequences = False
-    _gives_tensors = False  # Whether slots are drawn on a device, where the functions accept tensors.
+    _gives_tensors = False  # Whether slots are drawn on a device. The functions then accept tensors.
 
     def __init__(
         self,

@@ -46,7 +46,7 @@ def mix_pairs(rows, flags, index, blocks, terminated, coefficient, mixed):  # ty
         for element in range(0, rows.shape[1], _LINE_ELEMENTS):
             touched += rows[index[pair, 0], element]
             touched += rows[index[pair, 1], element]
-    mixed[0, 0] = touched  # overwritten below; without a use the loads would be left out
+    mixed[0, 0] = touched  # overwritten below. Without a use the loads would be left out
     for pair in range(index.shape[0]):
         first, second = index[pair, 0], index[pair, 1]
         is_left = first == second

@@ -145,10 +145,10 @@ class TableWriter(ReplayWriter):
 class _NewRows(NamedTuple):
     """New rows ``[N]`` by episode."""
 
-    trajectory: np.ndarray | None  #: Running episode of each row, int64 ``[N]``; ``None`` if rows name none.
+    trajectory: np.ndarray | None  #: Running episode of each row, int64 ``[N]``, or ``None`` if rows name none.
     observations: Sequence[ObservationPair]  #: Columns that must continue the row before.
     episodes: EpisodeGroups
-    breaks: Discontinuities | None  #: Rows that do not continue the row before; ``None`` if all do.
+    breaks: Discontinuities | None  #: Rows that do not continue the row before, or ``None`` if all do.
 
 
 @rebuildable
