@@ -87,7 +87,7 @@ class NeighborhoodMixupSampler(PairSampler):
             if column is None:
                 stored = sorted(map(repr, rows.keys(True, True)))
                 raise ValueError(
-                    f"the transitions have no {key!r}; neighbours are found in {self._feature_keys}. "
+                    f"the transitions have no {key!r}; neighbors are found in {self._feature_keys}. "
                     f"Name keys of your transitions with feature_keys=, out of {', '.join(stored)}."
                 )
             columns.append(column)
@@ -195,4 +195,4 @@ def _refused(key: NestedKey, column: Tensor, *, may_be_action: bool) -> ValueErr
     remedy = f"{others}, store it as floats"
     if may_be_action:
         remedy = "For discrete actions pass discrete='same_action', which pairs rows of the same action"
-    return ValueError(f"{given}; neighbourhood mixup interpolates floating columns. {remedy}, or use another sampler.")
+    return ValueError(f"{given}; neighborhood mixup interpolates floating columns. {remedy}, or use another sampler.")
