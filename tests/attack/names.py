@@ -157,7 +157,7 @@ def attack(build: Callable[[Path], Subject], name: str, count: int, seed: int = 
                         report.count("without effect")
                     except REFUSED:
                         report.count("refused")
-                    except Exception:  # of what a state holds in place of a number
+                    except (Exception, SystemExit):  # of what a state holds in place of a number, or of a command
                         report.count("refused in other words")
                     finally:
                         forger.restore()

@@ -133,7 +133,7 @@ def test_batches_follow_the_stated_distribution(how, name, prioritization, tempe
 
 def test_without_replacement_all_orders_of_weighted_new_levels_have_their_probability():
     weights = np.array([1.0, 2.0, 3.0, 6.0])
-    levels = LevelBuffer(LevelSet("abcd", weights=weights.tolist()), score=first_reward, seed=3)
+    levels = LevelBuffer(LevelSet(list("abcd"), weights=weights.tolist()), score=first_reward, seed=3)
     counts: Counter[tuple[int, ...]] = Counter()
     for _ in range(2_000):
         counts[tuple(sorted(levels.next_levels(2).tolist()))] += 1
