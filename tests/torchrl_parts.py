@@ -322,8 +322,9 @@ REASONS: dict[str, tuple[str, str]] = {
     ),
     "feedback": (
         "decides by the TD errors of drawn rows which rows stay, and .* passes it none; use",
-        "No TD error would reach the writer. Use a `TensorDictReplayBuffer` with this library's `PrioritizedSampler`, "
-        "which draws uniformly with `priority_exponent=0`, or a `ReplayBuffer` with any sampler of this library.",
+        "No TD error would reach the writer. Use a `ReplayBuffer` with any sampler of this library. Or use a "
+        "`TensorDictReplayBuffer` with this library's `PrioritizedSampler`. With `priority_exponent=0`, it draws "
+        "uniformly.",
     ),
     "actions": (
         "learns from action_values and action, and .* passes TD errors only; use",
