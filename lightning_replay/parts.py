@@ -210,6 +210,7 @@ class ReplaySampler(PartHooks, Sampler):
     num_slots: int | None = None  #: Most slots of the storage; ``None`` where it fits every storage.
     base_sampler: Sampler | None = None  #: The wrapped sampler; ``None`` for a sampler that draws rows itself.
     replace: bool = True  #: Whether a batch may contain a row several times.
+    age: Any = None  #: Formula by which rows become less likely as they age, or ``None``.
     #: Name of the class whose states it loads and returns, if this is not its own class.
     #:
     #: :meta private:

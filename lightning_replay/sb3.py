@@ -84,7 +84,7 @@ class RecipeBuffer(ReplayBuffer):
             terminations. If it is false, ``dones`` of a batch are the flags that ``add`` was given.
         recipe: Name of a :mod:`recipe <lightning_replay.recipes>`, or a function of ``capacity`` and the options that
             returns a replay. ``None`` is ``"prioritized"``. If a training step then has no loss that returns TD errors,
-            a warning says so and draws stay uniform.
+            the buffer warns once, and draws stay uniform.
         info_keys: Names of numbers or flags in the steps' infos, stored as float32 columns ``("next", key)`` for event
             conditions.
         options: Options of the recipe, such as ``priority_exponent=0.6``. With ``n_steps`` above 1 ``discount`` is the
@@ -443,7 +443,7 @@ def _may_be_stored_together(replay: Any) -> bool:
         type(replay.storage) is PackedStorage
         and type(replay.writer) is FirstInFirstOutWriter
         and type(replay.sampler) in (UniformSampler, PrioritizedSampler)
-        and getattr(replay.sampler, "age", None) is None
+        and replay.parts.sampler.age is None
         and parts.device is None
         and not parts.changes_rows
     )

@@ -41,11 +41,13 @@ class Groups(KnowsOccupancy):
         self._storage = storage
         self._group_size = group_size
         self.max_size: int = storage.max_size // group_size
-        rows = occupancy_of(storage)
-        self.occupancy: Occupancy = FirstSlots(len(self))
-        # Some groups may have left before they were overwritten.
-        if rows.count < len(storage):
-            self.occupancy = SlotSet.from_state(self.max_size, rows.slots()[::group_size] // group_size)
+
+    @property
+    def occupancy(self) -> Occupancy:
+        """The groups that are stored: some may have left before they were overwritten."""
+        first_rows = torch.arange(0, len(self._storage), self._group_size, device="cpu")
+        held = occupancy_of(self._storage).held(first_rows)
+        return FirstSlots(len(self)) if held is None else SlotSet.from_state(self.max_size, held.nonzero().flatten())
 
     def __len__(self) -> int:
         return len(self._storage) // self._group_size

@@ -120,7 +120,11 @@ class SlotSet(Occupancy):
     @classmethod
     def from_state(cls, capacity: int, state: Tensor) -> SlotSet:
         restored = cls(capacity, 0)
-        restored.add(state.numpy())
+        _, first = np.unique(state.numpy(), return_index=True)
+        slots = state.numpy()[np.sort(first)]
+        restored.count = len(slots)
+        restored._order[: len(slots)] = slots
+        restored._place[slots] = np.arange(len(slots))
         return restored
 
 

@@ -149,6 +149,15 @@ def run(settings: Settings, seeds: Sequence[int], out: Recorder) -> None:
 
 
 LEARNABLE: Settings = {"levels": "learnability", "window": 16}
+FAST: Settings = {
+    "easy": 60,
+    "hard": 40,
+    "held_out": 20,
+    "imitated": 0.0,
+    "groups": 256,
+    "evaluate_every": 128,
+    "shown": 2,
+}
 EXPERIMENTS = (
     Experiment(
         name="prompts-rare",
@@ -189,15 +198,7 @@ EXPERIMENTS = (
             "draws_again": False,
             "most_draws": 8,
         },
-        fast={
-            "easy": 60,
-            "hard": 40,
-            "held_out": 20,
-            "imitated": 0.0,
-            "groups": 256,
-            "evaluate_every": 128,
-            "shown": 2,
-        },
+        fast=FAST,
         seeds=range(820, 828),
         pilot_seeds=(0, 1),
         measure=steps_to("groups_to_level", "generated groups until 10 % of the held-out hard sums are answered"),

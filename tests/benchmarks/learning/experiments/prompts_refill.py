@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.benchmarks.learning.experiment import Experiment, Panel, Settings, final, last_of, mean_of
 from tests.benchmarks.learning.experiments.prompts import example
-from tests.benchmarks.learning.experiments.prompts_rare import imitate, sums
+from tests.benchmarks.learning.experiments.prompts_rare import FAST, imitate, sums
 from tests.benchmarks.learning.recorder import Recorder
 
 
@@ -99,15 +99,7 @@ EXPERIMENTS = (
             "capacity": 8_192,
             "evaluate_every": 640,
         },
-        fast={
-            "easy": 60,
-            "hard": 40,
-            "held_out": 20,
-            "imitated": 0.0,
-            "groups": 256,
-            "evaluate_every": 128,
-            "shown": 2,
-        },
+        fast=FAST,
         seeds=range(830, 835),
         pilot_seeds=(2, 3),
         measure=mean_of("held_out", "share of held-out hard sums answered, over the run", digits=3),
