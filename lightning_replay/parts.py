@@ -148,7 +148,7 @@ class Insertion(NamedTuple):
         slots: int64 ``[n]``, in the order of the rows.
         rows: index of these rows into a column of the given rows: int64 ``[n]`` ascending, or a slice.
         evicted: int64 ``[m]``, of a writer that chooses the rows that leave, the slots of the rows that were stored
-            before and left.
+            before and left. To mirror a buffer, drop them first, because ``slots`` may hold new rows in their place.
     """
 
     slots: Tensor = _NO_SLOTS
