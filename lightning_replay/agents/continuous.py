@@ -261,13 +261,18 @@ class SAC(ContinuousAgent):
         layer_norm: Whether layer normalization precedes each ReLU of the critics.
         distributional: Whether the critics predict distributions of returns on fixed atoms. This is C51 of Bellemare et
             al. 2017, https://arxiv.org/abs/1707.06887. Their loss is then the cross-entropy, and ``td_error`` is the
-            difference of the means.
+            difference of the means. The target is the target critic's distribution with the smaller mean (FastTD3's
+            ``use_cdq=True``). The policy of SAC maximizes the smaller mean, and TD3's the first critic's mean. On a
+            GPU, the last digits may differ between runs.
         atoms: Number of atoms of a distribution.
         value_low: Smallest return, the first atom. It is discounted, and for SAC includes the entropy.
-        value_high: Largest return, the last atom.
+        value_high: Largest return, the last atom. Returns beyond the atoms are clamped.
         normalize_observations: Whether vectors are normalized by the running mean and deviation of all observations
-            acted on. The replay stores them unchanged, and evaluation leaves the statistics as they are.
-            :meth:`~lightning_replay.agents.continuous.ContinuousAgent.freeze_normalization` keeps them for good.
+            acted on, ``(x - mean) / (deviation + 0.01)``. The statistics cover the warm-up and steps with exploration,
+            without vectors that are not finite. The replay stores vectors unchanged, and evaluation leaves the
+            statistics as they are.
+            :meth:`~lightning_replay.agents.continuous.ContinuousAgent.freeze_normalization` keeps them for good. A
+            checkpoint holds the statistics of the first process.
         critic_observation: Name of the column that the critics read in place of ``observation``, also under
             ``"next"``. The policy reads ``observation`` (asymmetric critics, Pinto et al. 2017,
             https://arxiv.org/abs/1710.06542).

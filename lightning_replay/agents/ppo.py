@@ -77,9 +77,12 @@ class PPO(SizedAgent):
         gradient_norm: Largest norm of the gradient. ``None`` does not clip.
         epochs: Passes over a rollout.
         minibatches: Parts of a rollout in each pass. If rows are left out, there are fewer parts of the same size.
-        mixup_concentration: α of mixreg, :class:`~lightning_replay.transforms.MixMinibatch`, 0.2 in its paper.
+        mixup_concentration: α of mixreg, :class:`~lightning_replay.transforms.MixMinibatch`, 0.2 in its paper. It is
+            refused with ``categories``. Advantages are normalized before they are mixed, and not in each mixed
+            minibatch as in the released code.
         augmentations: Augmentations of images, out of which UCB-DrAC chooses one for each rollout, see
             :class:`~lightning_replay.transforms.UCBAugmentation`. A single one is DrAC, and ``None`` augments nothing.
+            They are refused with ``categories`` and with flat observations.
         augmentation_weight: Weight of the loss that makes policy and value invariant to it.
         residual: Whether to use IMPALA's network in place of plain convolutions. For each of ``channels``, it consists
             of a 3 x 3 convolution, a maximum over 3 x 3 with stride 2, and two residual blocks. Level replay has it on

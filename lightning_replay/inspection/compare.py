@@ -37,7 +37,7 @@ _AXIS_NAMES = (
 class Inspection(NamedTuple):
     """The rows of a buffer, oldest first."""
 
-    ages: Tensor  #: int64 ``[N]``, age of each row.
+    ages: Tensor  #: int64 ``[N]``, transitions given after each row, with the refused ones.
     returns: Tensor  #: float ``[N]``, return of each row.
     sampled: Tensor  #: int64 ``[P]`` ascending, the projected rows.
     points: Tensor  #: float32 ``[P, 2]``, coordinates of the projected rows.

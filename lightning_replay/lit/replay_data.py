@@ -80,7 +80,8 @@ class ReplayDataModule(EnvStepDataModule):
         replay: Buffer, usually from :mod:`lightning_replay.recipes`, or a ``ShardedReplay``, for which each process
             of the trainer collects its share of ``env_steps``, and draws its share of every batch.
         env_steps: environment steps of the whole run, warm-up included.
-        warmup_steps: environment steps with random actions before the first update, 0 if the replay holds a batch.
+        warmup_steps: environment steps with random actions of the space's ``sample`` before the first update, 0 if the
+            replay holds a batch.
         updates_per_env_step: replay ratio, a fraction or several. A resumed run follows another ratio from there on.
         num_envs: environments stepped together.
         asynchronous: step them each in its own process (then keep a script's main part under ``__main__``). For
