@@ -51,12 +51,12 @@ def replay_config(recipe: str | None = None, **options: Any) -> dict[str, Any]:
             ``progress`` of :class:`~rllib_ext.buffer.buffer.RecipeEpisodeReplayBuffer`. A value may be a class path
             with arguments, ``{"class_path": "lightning_replay.schedules.Linear", "init_args": {...}}``. A table of
             ``"event_tables"`` is a dict of :class:`~lightning_replay.events.EventTable`'s arguments, and its condition
-            is the import path of a function or a class path. With ``"event_tables"``, ``max_trajectories`` is 128 and
-            ``forget_stale`` is on by default, because a lost EnvRunner leaves episodes that never end. ``recipe`` and
-            every value may be a search space of Ray Tune, ``priority_exponent=tune.uniform(0.3, 0.9)``. With
-            ``num_shards`` the rows are divided over Ray actors, see
-            :class:`~rllib_ext.sharded.buffer.ShardedEpisodeReplayBuffer`. Further options are then the options of
-            :class:`~lightning_replay.sharded.options.ShardOptions`.
+            is the import path of a function or a class path. With ``"event_tables"``, ``max_trajectories`` is 128 (with
+            :func:`rllib_ext.configure` at least twice the environments) and ``forget_stale`` is on by default, because
+            a lost EnvRunner leaves episodes that never end. ``recipe`` and every value may be a search space of Ray
+            Tune, ``priority_exponent=tune.uniform(0.3, 0.9)``. With ``num_shards`` the rows are divided over Ray
+            actors, see :class:`~rllib_ext.sharded.buffer.ShardedEpisodeReplayBuffer`. Further options are then the
+            options of :class:`~lightning_replay.sharded.options.ShardOptions`.
 
     Raises:
         ValueError: an unknown recipe, class or option, a condition that cannot be imported or called, or values that
@@ -118,7 +118,8 @@ def configure(
     * If frames are stored once and the observation is the stack, DQN gets a module that takes bytes,
       :class:`~rllib_ext.buffer.images.ImageDQNModule`, unless the config names one.
     * With a curriculum and one agent, the attribute ``task`` of each environment is set to the task that the scheduler
-      assigns. Environments that evaluate play the first task.
+      assigns. Actor k of the scheduler is environment ``(worker_index - 1) * num_envs_per_env_runner + env_index``.
+      Environments that evaluate play the first task.
 
     Levels, for PPO, APPO, and IMPALA:
 

@@ -45,7 +45,8 @@ class ShardOptions:
         num_cpus_per_shard: CPUs that Ray reserves for each shard. 0 reserves none.
         shard_placement: ``"spread"`` over the nodes, or ``"pack"`` on the nodes of the Learners as far as there is
             room.
-        restart_shards: ``"empty"``, or ``"last_save"`` to start a lost shard with its rows of the last save.
+        restart_shards: ``"empty"``, or ``"last_save"`` to start a lost shard with its rows of the last save. If the
+            save is gone, the shard starts empty.
         shard_timeout_s: Seconds after which a draw goes on without a shard that has not answered. Another call of all
             shards raises an error then. After four times as long the shard is started again like a lost shard.
         save_timeout_s: Seconds that a save or a load may take.

@@ -83,7 +83,7 @@ class ShardedReplay(TrainingReplay):
         recipe: Name of a recipe in :mod:`lightning_replay.recipes`.
         num_shards: Actors that hold the rows.
         name: Name by which another process finds this replay. If a replay of this name runs in the cluster, you get a
-            connection to it. ``None`` builds a new replay.
+            connection to it, and its ``seed`` and objects stay. ``None`` builds a new replay.
         samples_per_insert: Rows drawn for each inserted row: :meth:`extend` and :meth:`sample` wait for each other, see
             :class:`~lightning_replay.sharded.rate_limiter.RateLimiter`. ``None`` leaves the ratio free.
         error_buffer: Rows by which draws may be ahead or behind. It is at least ``batch_size`` and
@@ -427,6 +427,9 @@ class ShardedReplay(TrainingReplay):
         """Ends running episodes of this process. ``None`` ends all of them.
 
         See :meth:`~lightning_replay.Replay.end_episodes`.
+
+        Raises:
+            TimeoutError: A shard has not answered. The shard runs the call once it answers.
         """
         if self._router is not None:
             numbers = None
@@ -452,7 +455,11 @@ class ShardedReplay(TrainingReplay):
         return self._connection.call("actor_tasks", num_actors)
 
     def seed(self, seed: int) -> None:
-        """Seeds the draws of all shards."""
+        """Seeds the draws of all shards.
+
+        Raises:
+            TimeoutError: A shard has not answered. The shard runs the call once it answers.
+        """
         self._connection.call("seed", checked_count("seed", seed, 0))
 
     def generator_fingerprint(self) -> bytes:
@@ -497,7 +504,7 @@ class ShardedReplay(TrainingReplay):
 
         If the save has another number of shards, or is a save of a :class:`~lightning_replay.Replay`, whole episodes
         are dealt out again with their priorities, each rounded once more. A shard that gets too many rows keeps the
-        newest. Each shard reads the saved shards one after the other.
+        newest. Each shard reads the saved shards one after the other. TD errors of earlier batches are dropped.
 
         Args:
             path: Directory or URI of the save.

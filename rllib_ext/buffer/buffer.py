@@ -70,10 +70,10 @@ class RecipeEpisodeReplayBuffer(RowBuffer):
         metrics_num_episodes_for_smoothing: given by an algorithm that is being built, which is then prepared for this
             buffer as :func:`rllib_ext.configure` does.
         options: the recipe's own, or the parts'. ``seed=None`` follows ``config.seed``. ``info_keys``: numbers and
-            flags of the steps' infos by name, stored as columns ``("next", key)`` for conditions of events.
-            ``progress``: of :mod:`lightning_replay.schedulers`, makes a curriculum's signals from episode returns.
-            ``image_key``: with ``frame_stack``, the entry of Dict observations that holds the stacks of frames, if any.
-            A list names several.
+            flags of the steps' infos by name, stored as columns ``("next", key)`` for conditions of events, float32
+            ``[n, 1]``, 0 if an info lacks the key. ``progress``: of :mod:`lightning_replay.schedulers`, makes a
+            curriculum's signals from episode returns. ``image_key``: with ``frame_stack``, the entry of Dict
+            observations that holds the stacks of frames, if any. A list names several.
 
     Raises:
         ValueError: an unknown recipe, layout or option, or values that are refused.

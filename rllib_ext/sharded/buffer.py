@@ -58,7 +58,8 @@ class ShardedEpisodeReplayBuffer(RowBuffer):
 
     Only :meth:`sample` waits for shards. It first waits until every shard has stored and updated everything that it was
     sent. If a shard raises an error meanwhile, :meth:`sample` raises it. With ``num_prefetch`` it waits for no more
-    than the draw that it returns, which was sent in an earlier call.
+    than the draw that it returns, which was sent in an earlier call. A restore, or a call with another batch size,
+    ``n_step``, or ``gamma``, discards draws in flight. Rows that a Learner cannot fetch have weight 0 in its batch.
 
     Args:
         recipe: as of :class:`~rllib_ext.buffer.buffer.RecipeEpisodeReplayBuffer`.
