@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every Python block of README.md and docs/ runs as written, the blocks of a page one after the other."""
+"""Every Python block of README.md and docs/ runs, the blocks of a page one after the other.
+
+``SHORTER`` lists what is changed in a block: numbers of steps and sizes of networks. EnvRunners and Learners are as many
+as the page says.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # Libraries of these pages are not installed here.
 STUBS = {"prompts-trainers.md": prompt_stubs, "simulators.md": simulator_stubs}
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-SHORTER = {  # the same code, fewer environment steps, EnvRunners and Learners, smaller networks
+SHORTER = {  # the same code, with fewer environment steps, iterations, and samples, and with smaller networks
     "env_steps=6_000": "env_steps=1_050",
     "env_steps=8_000, warmup_steps=5_000": "env_steps=620, warmup_steps=600",
     "range(3_000)": "range(300)",
@@ -25,12 +29,8 @@ SHORTER = {  # the same code, fewer environment steps, EnvRunners and Learners, 
     "grace_period=2_500, max_t=10_000": "grace_period=500, max_t=500",
     "num_samples=8": "num_samples=1",
     "ray.init(num_cpus=8": "ray.init(num_cpus=8, ignore_reinit_error=True",  # the Ray that is there
-    "num_env_runners=2, num_envs_per_env_runner=2": "num_env_runners=0, num_envs_per_env_runner=2",
-    "num_env_runners=1": "num_env_runners=0",
-    "num_env_runners=2": "num_env_runners=0",
-    "config.copy(copy_frozen=False)": "config.copy(copy_frozen=False).env_runners(num_env_runners=0)",
     "debugging(seed=0)": 'debugging(seed=0).rl_module(model_config={"fcnet_hiddens": [8], "head_fcnet_hiddens": [8]})',
-    "learners(num_learners=2)": "learners(num_learners=0).training(num_steps_sampled_before_learning_starts=80)"
+    "learners(num_learners=2)": "learners(num_learners=2).training(num_steps_sampled_before_learning_starts=80)"
     ".reporting(min_sample_timesteps_per_iteration=100)",
 }
 
