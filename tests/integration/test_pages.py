@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every Python block of README.md and docs/ runs, the blocks of a page one after the other.
 
-``SHORTER`` lists what is changed in a block: numbers of steps and sizes of networks. EnvRunners and Learners are as many
-as the page says.
+``SHORTER`` lists what is changed in a block: numbers of steps and sizes of networks. EnvRunners and Learners keep their
+numbers.
 """
 
 from __future__ import annotations
