@@ -51,7 +51,7 @@ class Age:
         floor: Least factor of old rows, from 0 to 1.
         max_age: Largest age at which a row is drawn, in units of ``clock``, or ``None`` for no limit.
         clock: Unit of the age: ``"rows"`` (rows stored after the row), ``"env_steps"`` or ``"updates"`` (readings of
-            ``replay.advance`` since the row was stored).
+            ``replay.advance`` since the row was stored). In another number of shards, loaded rows count from reading 0.
         version_key: Column of a version, such as that of the policy, which replaces the clock: the age is the
             newest stored version less the row's version. Versions are finite numbers from 0 that never fall.
 

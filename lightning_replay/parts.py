@@ -324,7 +324,10 @@ class ReplaySampler(PartHooks, Sampler):
     _update_matching: Any = None
 
     def update_priority(self, index: Any, priority: Any, *, storage: Any = None) -> None:
-        """TorchRL's name of :meth:`set_priorities`, which its buffers call. A writer that learns gets them too."""
+        """TorchRL's name of :meth:`set_priorities`, which its buffers call. A writer that learns gets them too.
+
+        TorchRL's buffers pass signed values that nothing checked.
+        """
         if self.uses_priorities:
             self.set_priorities(index, priority, storage)
         self.pass_on(index, priority, storage)

@@ -531,7 +531,11 @@ class LevelBuffer(LevelSelector):
             episode.mean, episode.steps = 0.0, 0
 
     def probabilities(self) -> TensorDict:
-        """Returns the replay distribution, see :meth:`LevelSelector.probabilities`."""
+        """Returns the replay distribution, see :meth:`LevelSelector.probabilities`.
+
+        A learnability adds float64 columns: ``successes`` and ``outcomes`` in its window, and ``uncertainty``, the
+        standard deviation of the success rate under a uniform prior.
+        """
         columns = {
             "level_id": torch.tensor(self.table.level_ids, dtype=torch.int64, device="cpu"),
             "probability": torch.from_numpy(self.table.probabilities(self._left_out)),

@@ -31,7 +31,7 @@ class LevelSet(Sequence[dict[str, Any]]):
     as ``level``. States of level buffers refer to the objects by :attr:`digest`, and :meth:`save` writes the objects.
 
     Args:
-        levels: Objects, one for each level.
+        levels: Objects, one for each level. They must not change later.
         groups: Name for each object, such as the family of a prompt, or a function from an object to a name. See
             :meth:`~lightning_replay.levels.LevelBuffer.group_stats`.
         weights: Prior weights, above 0, one for each object: factors of the probabilities of new levels, and of the

@@ -50,7 +50,8 @@ class RelabelGoals(ReplayTransform):
 
     The new goal of a row is the achieved goal after one step of its episode (under ``"next"``), drawn along the links
     between stored rows. It never crosses the end of an episode, a gap, an overwritten row or environments. The reward
-    is computed again, and so is ``terminated`` if a function for it is given. With ``n_steps`` of the buffer, this is
+    is computed again, and so is ``terminated`` if a function for it is given. A step that ended its episode at the old
+    goal, and does not end it at the new one, becomes truncated. With ``n_steps`` of the buffer, this is
     done for every step of the return, which ends at the step that the new goal terminates. Stored rows, ``index``,
     weights and priorities stay as they are. Hindsight Experience Replay, Andrychowicz et al. 2017,
     https://arxiv.org/abs/1707.01495, section 4.5.

@@ -78,6 +78,8 @@ def announce(storage: Storage, index: Tensor, entered: np.ndarray, rows: Any, co
 def write_rows(storage: Storage, data: TensorDictBase, slots: Tensor, rows: Tensor) -> Insertion:
     """Writes some of the given rows into slots of a storage of tensors, and informs its buffers.
 
+    The buffers also learn which rows were left out, so that no n-step return crosses a gap.
+
     Args:
         storage: Storage of the writer.
         data: Given rows, TensorDict ``[N]``, oldest first.
