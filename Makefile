@@ -84,7 +84,7 @@ experiments: .venv/.stamp  ## learning experiments over paired seeds into tests/
 matrix: .venv/.stamp  ## tests with the lowest and highest versions, other Pythons, each extra alone, and other libraries (three hours, 30 GB)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m tests.matrix $(ONLY)
 
-release: .venv/.stamp  ## the wheel and the source distribution in dist/, checked, installed by pip and uv, and run (fifteen minutes)
+release: .venv/.stamp  ## the wheel and the source distribution in dist/, checked, installed by pip and uv, and run (twenty minutes)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(SINGLE_THREAD) $(BIN)/python -m tests.release $(FLAGS)
 
 # `make lock HOLD="torch==2.13.0"` keeps a version. torch's CUDA packages follow from its version, and are left out.

@@ -3,7 +3,7 @@
 
 .. code-block:: shell
 
-    python -m tests.release              # everything: about fifteen minutes on two cores, 3 GB of disk at a time
+    python -m tests.release              # everything: about twenty minutes on two cores, 3 GB of disk at a time
     python -m tests.release --check      # builds and checks only, in a minute
 
 Each file is installed by pip and by uv, with the pinned versions, into an empty environment in ``.bench-release/``. The
