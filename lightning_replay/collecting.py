@@ -57,15 +57,19 @@ class VectorSteps(VectorWrapper):
             :class:`~lightning_replay.envs.pendulums.Pendulums`.
         first_trajectory: Number of the first episode. The numbers of later episodes count on from there.
         autoreset_mode: Mode of a vector whose ``metadata`` do not name it. A simulator without one resets its
-            environments in the step that ends their episodes, ``AutoresetMode.SAME_STEP``.
+            environments in the step that ends their episodes, ``AutoresetMode.SAME_STEP``. With
+            ``AutoresetMode.NEXT_STEP``, each step of a simulator reads the device once.
         observation_columns: Entry of the observations by the name of its column, such as
-            ``{"observation": "policy", "critic_observation": "critic"}``. Other entries are left out.
+            ``{"observation": "policy", "critic_observation": "critic"}``. Other entries are left out. By default, all
+            entries are nested columns of ``observation``.
         final_observation: Place of the last observations of ended episodes: a key of ``infos``, several for nested
             ones, or a function of observations and ``infos``. By default ``final_obs`` or ``final_observation``.
         without_final_observation: Treatment of ends whose last observation the simulator does not give.
             ``"terminate"`` marks a truncated row as terminated, so that no value is bootstrapped from the next episode.
             ``"drop"`` leaves truncated rows out, and reads the device once in each step. Terminated rows stay. In place
-            of the missing observation such rows repeat their own. By default the first such end is an error.
+            of the missing observation such rows repeat their own. A recipe that forms returns before it stores rows
+            keeps the steps before a left-out row back until ``replay.end_episodes()``: prefer ``"terminate"`` there.
+            By default the first such end is an error.
         skip_invalid: Whether rows with NaN or infinity are left out. The episode is cut there. With this option, each
             step reads the device once.
 

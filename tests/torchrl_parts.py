@@ -309,30 +309,29 @@ def outcome(buffer: str, name: str, storage: str) -> Any:
 REASONS: dict[str, tuple[str, str]] = {
     "columns": (
         "reads columns of rows, and a ListStorage has none|columns cannot be read from a ListStorage",
-        "It reads columns of the stored rows, which a `ListStorage` does not have. Use one of the other storages.",
+        "Not with a `ListStorage`, which has no columns.",
     ),
     "own sampler": (
         "unexpected keyword argument '(sampler|writer)'",
-        "This buffer builds its own sampler. Use a `TensorDictReplayBuffer` with this sampler.",
+        "This buffer builds its own sampler. Use a `TensorDictReplayBuffer`.",
     ),
     "tables": (
         "which would draw slots that no table of .* holds any more; use TableShares or ScheduledSampler",
-        "The sampler would draw slots that no table holds any more. Use `TableShares`, `ScheduledSampler`, or "
-        "`ContinuousCorrectionSampler`, in another buffer if this one builds its own sampler.",
+        "The sampler would draw slots that no table holds. Use `TableShares`, `ScheduledSampler`, or "
+        "`ContinuousCorrectionSampler` in one of the other buffers.",
     ),
     "feedback": (
         "decides by the TD errors of drawn rows which rows stay, and .* passes it none; use",
-        "No TD error would reach the writer. Use a `ReplayBuffer` with any sampler of this library. Or use a "
-        "`TensorDictReplayBuffer` with this library's `PrioritizedSampler`. With `priority_exponent=0`, it draws "
-        "uniformly.",
+        "No TD error would reach the writer. Use a `ReplayBuffer` with any sampler of this library, or a "
+        "`TensorDictReplayBuffer` with its `PrioritizedSampler`, which draws uniformly if `priority_exponent=0`.",
     ),
     "actions": (
         "learns from action_values and action, and .* passes TD errors only; use",
-        "The rule needs action values, and TorchRL's buffers pass TD errors only. Use a `Replay`, or another rule.",
+        "The rule needs action values. Use a `Replay`, or another rule.",
     ),
     "links": (
         "reads stored rows and the links of their episodes, which only a lightning_replay.Replay gives it",
-        "It reads stored rows along their episodes, which only a `Replay` follows. Use a `Replay`.",
+        "It follows episodes. Use a `Replay`.",
     ),
     "pairs": (
         "mixes pairs, a batch of size .B, 2.. Use a sampler that draws pairs",
@@ -340,8 +339,7 @@ REASONS: dict[str, tuple[str, str]] = {
     ),
     "levels": (
         "keep scores of levels, and a Replay returns TD errors of rows; use",
-        "The scores are of levels, and a `Replay` returns TD errors of rows. Use a `TensorDictReplayBuffer`, or a "
-        "`LevelBuffer`.",
+        "The scores are of levels. Use a `TensorDictReplayBuffer`, or a `LevelBuffer`.",
     ),
 }
 
@@ -369,18 +367,19 @@ def difference(buffer: str, name: str, storage: str, expected: Any) -> str | Non
 
 
 def table() -> str:
-    """Returns the table of the page, with the reasons below it."""
+    """Returns the table of the page, with the reasons below it. Parts with the same cells share a row."""
     numbers = {reason: place for place, reason in enumerate(REASONS, 1)}
     lines = ["| part | " + " | ".join(f"`{buffer}`" for buffer in BUFFERS) + " |", "|---" * 5 + "|"]
+    parts_by_cells: dict[tuple[str, ...], list[str]] = {}
     for name, part in PARTS.items():
         cells = []
         for buffer in BUFFERS:
             by_storage = {storage: refusal(buffer, name, storage) for storage in STORAGES}
             works = [storage for storage, reason in by_storage.items() if reason is None]
             refused = {numbers[reason] for reason in by_storage.values() if reason is not None}
-            except_list = f"works, not `ListStorage` ({refused})".replace("{", "").replace("}", "")
-            cells.append("works" if not refused else except_list if works else f"no ({min(refused)})")
-        lines.append(f"| {part.shown} | " + " | ".join(cells) + " |")
+            cells.append("works" if not refused else f"{'works' if works else 'no'} ({min(refused)})")
+        parts_by_cells.setdefault(tuple(cells), []).append(part.shown)
+    lines += [f"| {', '.join(parts)} | " + " | ".join(cells) + " |" for cells, parts in parts_by_cells.items()]
     reasons = [f"{numbers[reason]}. {sentence}" for reason, (_, sentence) in REASONS.items()]
     return "\n".join([*lines, "", *reasons, ""])
 
