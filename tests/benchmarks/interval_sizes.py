@@ -14,7 +14,6 @@ import numpy as np
 
 from tests.benchmarks.learning.comparison import RESAMPLED_SEEDS, Contrast, difference_of_means, interval
 from tests.benchmarks.learning.comparison import ratio_of_medians as ratio
-from tests.benchmarks.learning.page import markdown_table
 
 FILE = Path(__file__).parent / "results" / "interval-sizes.json"
 SEEDS = (3, 4, 5, 6, 7, 8, 16)
@@ -51,18 +50,17 @@ def measure(kind: str, seeds: int) -> float:
     return false_verdicts(kind, seeds, trials) / trials
 
 
-def table(shares: dict[str, list[float]]) -> str:
-    """Returns the table of ``docs/evidence.md``."""
-    rows = [[kind, *(f"{100 * share:.1f}%" for share in found)] for kind, found in shares.items()]
-    return markdown_table(["arms", *map(str, SEEDS)], rows)
+def listed(shares: dict[str, list[float]]) -> str:
+    """Returns the list of ``docs/evidence.md``: the least and the greatest share over the numbers of seeds."""
+    return "\n".join(f"* {kind}: {100 * min(found):.1f}% to {100 * max(found):.1f}%" for kind, found in shares.items())
 
 
 def main() -> None:
-    """Measures all, writes ``results/interval-sizes.json`` and prints the table."""
+    """Measures all, writes ``results/interval-sizes.json`` and prints the list."""
     shares = {kind: [measure(kind, seeds) for seeds in SEEDS] for kind in ARMS}
     content = {"command": "python -m tests.benchmarks.interval_sizes", "seeds": list(SEEDS), "shares": shares}
     FILE.write_text(json.dumps(content, indent=1) + "\n")
-    print(table(shares))
+    print(listed(shares))
 
 
 if __name__ == "__main__":

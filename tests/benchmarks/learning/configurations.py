@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from lightning_replay.options import config_directory, config_files
-from tests.benchmarks.learning.evidence import PAGE, replace_table
+from tests.benchmarks.learning.evidence import PAGE, replace
 from tests.benchmarks.learning.experiment import Experiment, Measure, hash_of
 from tests.benchmarks.learning.experiments.shipped_files import HALF_FIELD, arm
 from tests.benchmarks.learning.page import markdown_table, spans
@@ -122,7 +122,7 @@ def table(experiments: Mapping[str, Experiment], results: Path) -> str:
 
 def write(experiments: Mapping[str, Experiment], results: Path) -> None:
     """Replaces the table of the page and the comments of the files."""
-    replace_table(CONFIGURATIONS, table(experiments, results))
+    replace(CONFIGURATIONS, table(experiments, results))
     for each in reached(experiments, results):
         path = config_directory() / each.file
         path.write_text(with_comment(path.read_text(), each.comment))

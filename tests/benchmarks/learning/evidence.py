@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of ``docs/evidence.md``: the experiments on each method with their verdicts, from the kept results."""
+"""The lists of ``docs/evidence.md``: the experiments on each method with their verdicts, from the kept results."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,18 +13,17 @@ from typing import Any
 import numpy as np
 
 from tests.benchmarks.learning.experiment import Experiment
-from tests.benchmarks.learning.page import markdown_table, mean_text
+from tests.benchmarks.learning.page import mean_text
 
 PAGE = Path(__file__).parents[3] / "docs" / "evidence.md"
 PAGES = "../tests/benchmarks/results"
-BEGIN, END = "<!-- table: written by the runner -->\n", "<!-- end of the table -->\n"
+BEGIN, END = "<!--written-by-the-runner-->\n", "<!--end-->\n"
 RATIO = "ratio of medians "
-HEADER = ("experiment", "verdicts")
 SPELLING = {"eighbour": "eighbor", "andomised": "andomized", "centre": "center", ";": ",", " %": "%"}
 VERDICTS = {
     "better": "**better**",
     "worse": "**worse**",
-    "too few seeds": "no verdict from so few seeds",
+    "no difference found": "no difference",
     "unfinished": "no verdict yet",
 }
 
@@ -96,9 +96,18 @@ REPLACED = (
 )
 
 
-def table(method: str, experiments: Mapping[str, Experiment], results: Path) -> str:
-    """Returns the table of a method in Markdown, a row for each experiment."""
-    return markdown_table(HEADER, rows(method, experiments, results), others="---")
+def listed(method: str, experiments: Mapping[str, Experiment], results: Path) -> str:
+    """Returns the list of a method in Markdown: an item for each experiment, below the measure that several have."""
+    usual = usual_measure(method, results)
+    lines = [f"* {shown}<br>{found}" for shown, found in items(method, experiments, results, usual)]
+    return "\n".join([american(f"Usual measure: {usual}.\n"), *lines] if usual else lines)
+
+
+def usual_measure(method: str, results: Path) -> str | None:
+    """Returns the primary measure of most finished experiments on a method, ``None`` if no two have the same one."""
+    contents = [json.loads(path.read_text()) for name in METHODS[method] if (path := results / f"{name}.json").exists()]
+    measures = Counter(measure_text(content) for content in contents).most_common(1)
+    return next((measure for measure, count in measures if count > 1), None)
 
 
 def check_places(experiments: Iterable[str]) -> None:
@@ -116,15 +125,19 @@ def check_places(experiments: Iterable[str]) -> None:
         )
 
 
-def rows(method: str, experiments: Mapping[str, Experiment], results: Path) -> Iterator[list[str]]:
-    """Yields the rows of the table of a method: experiment, verdicts."""
+def items(
+    method: str, experiments: Mapping[str, Experiment], results: Path, usual: str | None = None
+) -> Iterator[tuple[str, str]]:
+    """Yields the items of the list of a method: experiment, verdicts. They leave out the ``usual`` measure."""
     check_places(experiments)
     for name in METHODS[method]:
         path, experiment = results / f"{name}.json", experiments[name]
-        shown, found = f"`{name}`", "not finished, no verdict yet"
+        shown, found = f"`{name}`: {task(experiment)}", "not finished"
         if path.exists():
-            shown, found = f"[`{name}`]({PAGES}/{name}.md)", headline_text(json.loads(path.read_text()), experiment)
-        yield [american(f"{shown}: {task(experiment)}"), american(found)]
+            content = json.loads(path.read_text())
+            shown = f"[`{name}`]({PAGES}/{name}.md): {task(experiment)}{count_text(content, experiment)}"
+            found = headline_text(content, experiment, usual)
+        yield american(shown), american(found)
 
 
 def task(experiment: Experiment) -> str:
@@ -133,8 +146,27 @@ def task(experiment: Experiment) -> str:
     return title if experiment.run_length in title else f"{title}, {experiment.run_length}"
 
 
-def headline_text(content: dict[str, Any], experiment: Experiment) -> str:
-    """Returns the headline comparisons by the primary measure, and of how many where there are more.
+def measure_text(content: dict[str, Any]) -> str:
+    """Returns the primary measure, and whether arms are compared by ratios."""
+    measure = content["measure"]
+    is_ratio = any(RATIO in pair["text"] for pair in content["comparisons"][measure])
+    return f"{measure} ({RATIO.strip()})" if is_ratio else measure
+
+
+def headlines_of(content: dict[str, Any], experiment: Experiment) -> tuple[list[dict[str, Any]], int]:
+    """Returns the headline comparisons by the primary measure, and the number of all comparisons."""
+    every = content["comparisons"][content["measure"]]
+    return [pair for pair in every if (pair["arm"], pair["other"]) in experiment.headlines], len(every)
+
+
+def count_text(content: dict[str, Any], experiment: Experiment) -> str:
+    """Returns how many of the comparisons are shown, in brackets, and nothing if all are shown."""
+    pairs, every = headlines_of(content, experiment)
+    return f" ({len(pairs)} of {every})" if len(pairs) < every else ""
+
+
+def headline_text(content: dict[str, Any], experiment: Experiment, usual: str | None = None) -> str:
+    """Returns the primary measure and the headline comparisons by it.
 
     Comparisons with the same arm stand below one line that names it. An experiment with one arm has none, and its mean
     stands there.
@@ -142,25 +174,21 @@ def headline_text(content: dict[str, Any], experiment: Experiment) -> str:
     Args:
         content: of its ``NAME.json``.
         experiment: whose ``headlines`` are shown.
+        usual: a measure that is not named.
     """
-    measure = content["measure"]
-    every = content["comparisons"][measure]
-    pairs = [pair for pair in every if (pair["arm"], pair["other"]) in experiment.headlines]
-    title = f"{measure}, {len(pairs)} of {len(every)} comparisons" if len(pairs) < len(every) else measure
-    if pairs and all(RATIO in pair["text"] for pair in pairs):
-        title += f" ({RATIO.strip()})"
-    unfinished = "unfinished, " if content["missing"] else ""
-    if "cut_at" in content:
-        unfinished = f"unfinished, the first {content['cut_at']:,} steps, "
+    pairs, every = headlines_of(content, experiment)
+    title = ["unfinished"] if content["missing"] or "cut_at" in content else []
+    title += [f"the first {content['cut_at']:,} steps"] if "cut_at" in content else []
+    title += [measure] if (measure := measure_text(content)) != usual else []
     lines: dict[str, list[str]] = {}
     for pair in pairs:
         verdict = VERDICTS.get(pair["verdict"], pair["verdict"])
         lines.setdefault(f"against {pair['other']}:", []).append(f"{pair['arm']}: {verdict}, {figures(pair['text'])}")
+    shown = [line for other, found in lines.items() for line in (other, *found)]
     if not every:  # of one arm, or of one that is finished
-        values = content["values"][measure].items()
-        means = [f"{arm} {mean_text(np.array([*of.values()]), experiment.measure.digits)}" for arm, of in values if of]
-        return "<br>".join([f"{unfinished}{title}:", *means])
-    return "<br>".join([f"{unfinished}{title}", *(line for other, found in lines.items() for line in (other, *found))])
+        values = content["values"][content["measure"]].items()
+        shown = [f"{arm} {mean_text(np.array([*of.values()]), experiment.measure.digits)}" for arm, of in values if of]
+    return "<br>".join([", ".join(title), *shown] if title else shown)
 
 
 def figures(text: str) -> str:
@@ -186,21 +214,21 @@ def american(text: str) -> str:
     return text
 
 
-def write_table(experiments: Mapping[str, Experiment], results: Path, page: Path = PAGE) -> None:
-    """Replaces the table of each method in its section of the page."""
+def write_lists(experiments: Mapping[str, Experiment], results: Path, page: Path = PAGE) -> None:
+    """Replaces the list of each method in its section of the page."""
     sections = page.read_text().split("\n## ")
     for number, section in enumerate(sections):
         if (method := section.split("\n")[0]) in METHODS:
-            sections[number] = with_table(section, table(method, experiments, results))
+            sections[number] = between_marks(section, listed(method, experiments, results))
     page.write_text("\n## ".join(sections))
 
 
-def replace_table(page: Path, text: str) -> None:
-    """Writes a table between the two marks of a page."""
-    page.write_text(with_table(page.read_text(), text))
+def replace(page: Path, text: str) -> None:
+    """Writes a text between the two marks of a page."""
+    page.write_text(between_marks(page.read_text(), text))
 
 
-def with_table(page: str, text: str) -> str:
-    """Returns the text of a page, or a section of one, with a table between its two marks."""
+def between_marks(page: str, text: str) -> str:
+    """Returns a page, or a section of one, with another text between its two marks."""
     before, rest = page.split(BEGIN)
     return f"{before}{BEGIN}\n{text}\n\n{END}{rest.split(END)[1]}"

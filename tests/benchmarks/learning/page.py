@@ -217,8 +217,9 @@ def mean_text(values: np.ndarray, digits: int) -> str:
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, others: str = "---:") -> str:
     """Returns a table, the first column to the left and the others to the right, or as given."""
-    lines = [header, ["---", *[others] * (len(header) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    first, *below = (f"| {' | '.join(line)} |" for line in (header, *rows))
+    rule = f"|{'|'.join(['---', *[others] * (len(header) - 1)])}|"
+    return "\n".join([first, rule, *below])
 
 
 def spans(seeds: Iterable[int]) -> str:

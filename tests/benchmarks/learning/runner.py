@@ -19,7 +19,7 @@ import torch
 
 from tests.benchmarks.learning import configurations
 from tests.benchmarks.learning.command import COMMAND, RESULTS, chosen, command_of, worker_options
-from tests.benchmarks.learning.evidence import check_places, write_table
+from tests.benchmarks.learning.evidence import check_places, write_lists
 from tests.benchmarks.learning.experiment import Experiment, Settings
 from tests.benchmarks.learning.page import Results, provenance, write
 from tests.benchmarks.learning.recorder import Recorder, SeedRun, seed_runs
@@ -57,12 +57,12 @@ def main(options: argparse.Namespace, experiments: dict[str, Experiment] | None 
     experiments = all_experiments() if experiments is None else experiments
     names = chosen(list(experiments), options.only, "experiment")
     arms = {name: chosen(list(experiments[name].arms), options.arms, f"arm of {name}") for name in names}
-    writes_table = options.results == RESULTS and not (options.list or options.worker or options.pilot)
+    writes_pages = options.results == RESULTS and not (options.list or options.worker or options.pilot)
     if options.fast:
         for name in names:
             print(run_fast(experiments[name], arms[name]))
         return 0
-    if writes_table:
+    if writes_pages:
         check_places(experiments)  # before hours are spent
     os.nice(max(0, NICENESS - os.nice(0)))
     torch.set_num_threads(1)
@@ -75,8 +75,8 @@ def main(options: argparse.Namespace, experiments: dict[str, Experiment] | None 
             redraw(experiments[name], results_of(experiments[name], options))
         else:
             unfinished += not run(experiments[name], arms[name], options, deadline)
-    if writes_table:
-        write_table(all_experiments(), RESULTS)
+    if writes_pages:
+        write_lists(all_experiments(), RESULTS)
         configurations.write(all_experiments(), RESULTS)
     return int(unfinished > 0)
 

@@ -137,7 +137,7 @@ def test_an_error_ends_the_processes_that_were_started(tmp_path, monkeypatch) ->
 
 def test_an_experiment_without_a_place_in_the_table_is_refused_before_it_is_run(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(runner, "RESULTS", tmp_path / "results")
-    monkeypatch.setattr(runner, "write_table", lambda *_: None)  # would change the page
+    monkeypatch.setattr(runner, "write_lists", lambda *_: None)  # would change the page
     with pytest.raises(ValueError, match="place in METHODS of tests/benchmarks/learning/evidence.py"):
         start(tmp_path)
     assert not CALLS

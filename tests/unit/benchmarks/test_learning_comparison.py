@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest, ttest_rel
 
-from tests.benchmarks.interval_sizes import ARMS, FILE, false_verdicts, table
+from tests.benchmarks.interval_sizes import ARMS, FILE, false_verdicts, listed
 from tests.benchmarks.learning.comparison import (
     Contrast,
     _verdict,
@@ -80,7 +80,7 @@ def test_equal_arms_of_few_seeds_are_called_different_in_one_case_of_twenty_at_m
 
 
 def test_the_page_has_the_kept_sizes() -> None:
-    assert table(json.loads(FILE.read_text())["shares"]) in PAGE.read_text()
+    assert listed(json.loads(FILE.read_text())["shares"]) in PAGE.read_text()
 
 
 def test_seeds_are_resampled_together() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of the page on evidence are those of the kept results, and all pages quote their figures."""
+"""The lists of the page on evidence are those of the kept results, and all pages quote their figures."""
 
 from __future__ import annotations
 
@@ -11,7 +11,17 @@ from pathlib import Path
 import pytest
 
 from tests.benchmarks.learning.command import RESULTS
-from tests.benchmarks.learning.evidence import BEGIN, END, METHODS, PAGE, REPLACED, rows, table, write_table
+from tests.benchmarks.learning.evidence import (
+    BEGIN,
+    END,
+    METHODS,
+    PAGE,
+    REPLACED,
+    items,
+    listed,
+    usual_measure,
+    write_lists,
+)
 from tests.benchmarks.learning.experiment import Experiment, Pairs
 from tests.benchmarks.learning.runner import all_experiments
 
@@ -41,15 +51,15 @@ ROWS = [(page, begins, method) for page, quoted in QUOTED.items() for begins, me
 
 
 def of_method(method: str) -> str:
-    """The section of a method, with its table."""
+    """The section of a method, with its list."""
     sections = {section.split("\n")[0]: section for section in PAGE.read_text().split("\n## ")}
     return sections[method]
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_page_has_the_tables_of_the_kept_results(method: str) -> None:
+def test_the_page_has_the_lists_of_the_kept_results(method: str) -> None:
     kept = of_method(method).split(BEGIN)[1].split(END)[0].strip()
-    assert kept == table(method, all_experiments(), RESULTS), "run `make experiments FLAGS=--redraw`"
+    assert kept == listed(method, all_experiments(), RESULTS), "run `make experiments FLAGS=--redraw`"
 
 
 def test_the_table_at_the_top_leads_to_the_section_of_each_method() -> None:
@@ -95,7 +105,7 @@ def test_every_interval_in_a_text_is_of_a_kept_result() -> None:
     assert {(text, figure) for text, figure in quoted if figure not in kept} == set()
 
 
-def test_rows_name_what_is_compared_and_what_is_unfinished(tmp_path: Path) -> None:
+def test_items_name_what_is_compared_and_what_is_unfinished(tmp_path: Path) -> None:
     experiments = all_experiments()
     write(tmp_path / "locks.json", experiments["locks"].pairs[:1])
     write(tmp_path / "rooms.json", experiments["rooms"].pairs[:1], missing={"uniform": [1]})
@@ -106,12 +116,12 @@ def test_rows_name_what_is_compared_and_what_is_unfinished(tmp_path: Path) -> No
     assert found["locks"] == f"success<br>{compared['locks']}"
     assert found["rooms"] == f"unfinished, success<br>{compared['rooms']}"
     assert found["nmer-full"] == f"unfinished, the first 60,000 steps, success<br>{compared['nmer-full']}"
-    assert found["multi-room"] == "not finished, no verdict yet"
+    assert found["multi-room"] == "not finished"
 
 
 def verdicts(experiments: dict[str, Experiment], results: Path) -> dict[str, str]:
-    """The second cells of all rows, by the names in the first ones."""
-    found = (row for method in METHODS for row in rows(method, experiments, results))
+    """The verdicts of all items, by the names of the experiments."""
+    found = (item for method in METHODS for item in items(method, experiments, results))
     return {task.split("`")[1]: text for task, text in found}
 
 
@@ -131,7 +141,7 @@ def write(path: Path, pairs: Pairs, missing: dict[str, list[int]] | None = None,
     path.write_text(json.dumps(content))
 
 
-def test_a_row_has_the_headlines_and_of_how_many(tmp_path: Path) -> None:
+def test_an_item_has_the_headlines_and_of_how_many(tmp_path: Path) -> None:
     experiments = all_experiments()
     few, many = experiments["locks"], experiments["event-tables"]
     for experiment in (few, many):
@@ -145,7 +155,25 @@ def test_a_row_has_the_headlines_and_of_how_many(tmp_path: Path) -> None:
     assert [line for line in lines if "**better**" not in line] == [
         f"against {other}:" for other in dict.fromkeys(other for _, other in shown)
     ]
-    assert title == "success, 4 of 18 comparisons"
+    assert title == "success"
+    shown = {task.split("`")[1]: task for task, _ in items("Event tables", experiments, tmp_path)}
+    assert shown["event-tables"].endswith(" after the first goal (4 of 18)") and "(" not in shown["rooms"]
+    (task, _), *_ = items("Prioritized level replay", experiments, tmp_path)
+    assert task.endswith(" episodes")  # all comparisons are shown
+
+
+def test_the_measure_of_several_experiments_stands_above_their_items(tmp_path: Path) -> None:
+    experiments = all_experiments()
+    for name in ("bits", "goals"):
+        write(tmp_path / f"{name}.json", experiments[name].pairs)
+    assert usual_measure("Hindsight", tmp_path) == "success"
+    above, empty, *lines = listed("Hindsight", experiments, tmp_path).splitlines()
+    assert (above, empty) == ("Usual measure: success.", "")
+    assert [line.split("<br>")[1] for line in lines] == ["against uniform:"] * 2
+    (tmp_path / "goals.json").unlink()
+    assert usual_measure("Hindsight", tmp_path) is None
+    first, *_ = listed("Hindsight", experiments, tmp_path).splitlines()
+    assert first.split("<br>")[1] == "success"
 
 
 def test_verdicts_leave_out_what_the_page_has_once(tmp_path: Path) -> None:
@@ -166,7 +194,7 @@ def test_verdicts_leave_out_what_the_page_has_once(tmp_path: Path) -> None:
         "steps (ratio of medians)",
         "against uniform:",
         f"{pairs[0][0]}: **better**, 0.61 [0.43, 0.84], 4/4",
-        f"{pairs[1][0]}: no difference found, 0.96 [0.69, 1.18], 9/16",
+        f"{pairs[1][0]}: no difference, 0.96 [0.69, 1.18], 9/16",
     ]
 
 
@@ -175,14 +203,14 @@ def test_an_experiment_of_one_arm_shows_its_mean(tmp_path: Path) -> None:
     content = {"measure": "success", "comparisons": {"success": []}, "missing": {}}
     content["values"] = {"success": {"the file": {"390": 0.5, "391": 0.7}}}
     (tmp_path / "half-field-file.json").write_text(json.dumps(content))
-    assert verdicts(experiments, tmp_path)["half-field-file"].startswith("success:<br>the file 0.60 [")
+    assert verdicts(experiments, tmp_path)["half-field-file"].startswith("success<br>the file 0.60 [")
 
 
 def test_the_length_of_a_run_is_that_of_the_settings() -> None:
     experiments = all_experiments()
     settings = experiments["locks"].settings | {"updates": 1_234}
     changed = experiments | {"locks": dataclasses.replace(experiments["locks"], settings=settings)}
-    (task, _), *_ = rows("Prioritized level replay", changed, RESULTS)
+    (task, _), *_ = items("Prioritized level replay", changed, RESULTS)
     assert task.startswith("[`locks`](") and task.endswith(", 1234 updates of 16 episodes")
     lengths = {name: experiment.run_length for name, experiment in experiments.items()}
     assert lengths["nmer-short"] == "8,000 steps" and lengths["event-tables-file"] == "20,000 steps"
@@ -191,7 +219,7 @@ def test_the_length_of_a_run_is_that_of_the_settings() -> None:
 def test_an_experiment_without_a_place_is_refused(tmp_path: Path) -> None:
     experiments = all_experiments()
     with pytest.raises(ValueError, match="give each experiment a place"):
-        list(rows("Hindsight", {**experiments, "new": experiments["locks"]}, tmp_path))
+        list(items("Hindsight", {**experiments, "new": experiments["locks"]}, tmp_path))
 
 
 @pytest.mark.parametrize("name", REPLACED)
@@ -202,12 +230,12 @@ def test_replaced_experiments_keep_their_results_and_their_place_on_the_page(nam
     assert "this version has no program for it" in (RESULTS / f"{name}.md").read_text()
 
 
-def test_text_around_the_tables_stays(tmp_path: Path) -> None:
-    page, old = tmp_path / "evidence.md", f"{BEGIN}rows of earlier results\n{END}"
+def test_text_around_the_lists_stays(tmp_path: Path) -> None:
+    page, old = tmp_path / "evidence.md", f"{BEGIN}items of earlier results\n{END}"
     page.write_text(f"before\n\n## Hindsight\n\n{old}after\n\n## Other\n\ntext\n\n## Event tables\n\n{old}")
-    write_table(all_experiments(), RESULTS, page)
+    write_lists(all_experiments(), RESULTS, page)
     goals, events = (
-        f"{BEGIN}\n{table(method, all_experiments(), RESULTS)}\n\n{END}" for method in ("Hindsight", "Event tables")
+        f"{BEGIN}\n{listed(method, all_experiments(), RESULTS)}\n\n{END}" for method in ("Hindsight", "Event tables")
     )
     assert (
         page.read_text() == f"before\n\n## Hindsight\n\n{goals}after\n\n## Other\n\ntext\n\n## Event tables\n\n{events}"

@@ -173,6 +173,7 @@ FULL = replace(
     "5,000 steps.",
     arms=FOUR_ARMS,
     comparisons=FOUR_COMPARISONS,
+    headline=FOUR_COMPARISONS[:2],
     settings={
         **SHORT.settings,
         "env_steps": 200_000,
