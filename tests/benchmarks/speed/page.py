@@ -19,11 +19,12 @@ PAGE = Path(__file__).parents[3] / "docs" / "benchmarks.md"
 PLACE = "../tests/benchmarks/results"
 FIGURE = RESULTS / "buffer_times.png"
 OWN = {"as columns", "its torch index"}  # contenders of this library beside the first
+LONG = 100_000.0  # microseconds, from which a table has milliseconds
 
 # The name of a result, between the markers of its tables; and the markers of the table at the top.
-# "targets of" leaves the times out.
-_MARKED = re.compile(r"(<!-- (tables|targets) of (\w+) -->\n).*?(<!-- end of the tables -->\n)", re.DOTALL)
-_TOP = re.compile(r"(<!-- overview -->\n).*?(<!-- end of the overview -->\n)", re.DOTALL)
+# "targets" leaves the times out.
+_MARKED = re.compile(r"(<!--(tables|targets):(\w+)-->\n).*?(<!--end-->\n)", re.DOTALL)
+_TOP = re.compile(r"(<!--overview-->\n).*?(<!--end-->\n)", re.DOTALL)
 
 # Result, work, and its contenders by their names on the page, this library first.
 Row = tuple[str, str, Mapping[str, str]]
@@ -82,7 +83,7 @@ def with_tables(page: str, results: Path = RESULTS) -> str:
 
 
 def overview(results: Path = RESULTS) -> str:
-    """Returns the table at the top in Markdown: this library, the fastest of the others, and TorchRL."""
+    """Returns the table at the top in Markdown: microseconds of this library, the fastest other, and TorchRL."""
     rows = []
     for label, (name, work, contenders) in {**WHOLE, **PANELS}.items():
         times = times_of(json.loads((results / f"{name}.json").read_text()))[work]
@@ -90,7 +91,7 @@ def overview(results: Path = RESULTS) -> str:
         best, shown = min(each for each in others if each[1] not in OWN)
         theirs = time(times[contenders["TorchRL"]]) if "TorchRL" in contenders else ""
         rows.append([label, time(ours[0]), f"{time(best)}, {shown}", theirs])
-    return markdown_table(["work", "this library", "fastest other", "TorchRL"], rows)
+    return markdown_table(["µs", "this library", "fastest other", "TorchRL"], rows)
 
 
 def times_of(content: Mapping[str, Any]) -> dict[str, dict[str, float]]:
@@ -108,37 +109,29 @@ def tables(content: Mapping[str, Any], name: str, has_times: bool = True) -> str
         name: Name of the file, for a link to it.
         has_times: Whether the times are there, and not only the targets.
     """
-    times = times_of(content) if has_times else {}
-    parts = []
-    for works in _of_the_same_contenders(times):
-        names = list(times[works[0]])
-        rows = [[work, *(time(times[work][name]) for name in names)] for work in works]
-        if len(names) > len(works):  # the longer way down, so that a narrow page has room
-            rows = [list(row) for row in zip(names, *(row[1:] for row in rows), strict=True)]
-            names = works
-        parts.append(markdown_table(["", *names], rows))
+    parts = [_table(works) for works in _of_one_table(times_of(content) if has_times else {})]
     targets = content["targets"]
     missed = [
-        [re.sub(r"^T\d+:? ", "", each["target"]), _value(each["value"]), _limit(each)]
+        f"* {re.sub(r'^T[0-9]+:? ', '', each['target'])}: {_value(each['value'])} ({_limit(each)})"
         for each in targets
         if not each["met"]
     ]
-    parts.append(f"Targets met: {len(targets) - len(missed)} of {len(targets)} ([all]({PLACE}/{name}.json)).")
+    met = f"[{len(targets) - len(missed)} of {len(targets)} targets met]({PLACE}/{name}.json)."
+    parts.append(f"{met} Missed:" if missed else met)
     if missed:
-        parts.append(markdown_table(["missed", "measured", "limit"], missed, others="---"))
+        parts.append("\n".join(missed))
     return "\n\n".join(parts)
 
 
-def time(microseconds: float) -> str:
-    """Returns a time with its unit, three digits or the whole number of it.
+def time(microseconds: float, unit: str = "µs") -> str:
+    """Returns a time without its unit, three digits or the whole number of it.
 
     Example:
-        >>> time(31.37), time(5.49), time(385_599.3)
-        ('31 µs', '5.5 µs', '386 ms')
+        >>> time(31.37), time(5.49), time(385_599.3, "ms"), time(5_295.1, "ms")
+        ('31', '5.5', '386', '5.3')
     """
-    if microseconds >= 100_000:
-        return f"{microseconds / 1_000:,.0f} ms"
-    return f"{microseconds:,.0f} µs" if microseconds >= 10 else f"{microseconds:.1f} µs"
+    value = microseconds / 1_000 if unit == "ms" else microseconds
+    return f"{value:,.0f}" if value >= 10 else f"{value:.1f}"
 
 
 def draw(results: Path = RESULTS, path: Path = FIGURE) -> None:
@@ -162,12 +155,29 @@ def draw(results: Path = RESULTS, path: Path = FIGURE) -> None:
     shrink(path)
 
 
-def _of_the_same_contenders(times: Mapping[str, Mapping[str, float]]) -> list[list[str]]:
-    """Works that one table can hold, in their order."""
-    together: dict[tuple[str, ...], list[str]] = {}
+def _of_one_table(times: Mapping[str, Mapping[str, float]]) -> list[dict[str, Mapping[str, float]]]:
+    """Works that one table can hold, in their order: contenders are those of its first work, or some of them."""
+    together: list[dict[str, Mapping[str, float]]] = []
     for work, found in times.items():
-        together.setdefault(tuple(found), []).append(work)
-    return list(together.values())
+        fitting = (works for works in together if found.keys() <= next(iter(works.values())).keys())
+        if (works := next(fitting, None)) is None:
+            together.append(works := {})
+        works[work] = found
+    return together
+
+
+def _table(works: Mapping[str, Mapping[str, float]]) -> str:
+    """Times in Markdown, a line if there is one, in milliseconds if one of them is long."""
+    unit = "ms" if max(max(found.values()) for found in works.values()) >= LONG else "µs"
+    names = list(next(iter(works.values())))
+    rows = [
+        [work, *(time(found[name], unit) if name in found else "" for name in names)] for work, found in works.items()
+    ]
+    if len(rows) == len(names) == 1:
+        return f"{rows[0][0]}, {names[0]}: {rows[0][1]} {unit}."
+    if len(names) > len(rows):  # the longer way down, so that a narrow page has room
+        return markdown_table([unit, *works], [list(row) for row in zip(names, *(row[1:] for row in rows), strict=True)])
+    return markdown_table([unit, *names], rows)
 
 
 def _value(value: float) -> str:
@@ -175,8 +185,8 @@ def _value(value: float) -> str:
 
 
 def _limit(target: Mapping[str, Any]) -> str:
-    word = "at most" if "at most" in target else "at least"
-    return f"{word} {_value(target[word])}"
+    sign, word = ("≤", "at most") if "at most" in target else ("≥", "at least")
+    return f"{sign}{_value(target[word])}"
 
 
 if __name__ == "__main__":
