@@ -54,12 +54,15 @@ def test_a_row_has_the_last_three_evaluations_of_the_present_file(tmp_path: Path
     first, second = unit(experiment, 700, [900.0, 90.0, 90.0, 120.0]), unit(experiment, 701, [0.0, 200.0, 202.0, 198.0])
     write(tmp_path, experiment, first, second, unit(experiment, 702, [7.0], settings_hash="of another version"))
     (row,) = (each for each in reached(EXPERIMENTS, tmp_path) if each.file == CARTPOLE)
-    assert row.row[1:] == ["30,000", "700 to 701", "150 (100 to 200)", "-22.0", "2.50"]
+    assert row.row[1:] == ["30,000", "150 (100 to 200), seeds 700 to 701", "-22.0", "2.50"]
     assert (
         row.comment == "# Reached: return 150 (100 to 200) after 30,000 steps, seeds 700 to 701; random actions -22.0."
     )
     others = [each for each in reached(EXPERIMENTS, tmp_path) if each.file != CARTPOLE]
-    assert {each.row[3] for each in others} == {"not run yet"}
+    assert {each.row[2] for each in others} == {"not run yet"}
+    write(tmp_path, experiment, *(unit(experiment, seed, [90.0]) for seed in (700, 701, 702)))
+    (row,) = (each for each in reached(EXPERIMENTS, tmp_path) if each.file == CARTPOLE)
+    assert row.row[2] == "90.0 (90.0 to 90.0)"  # of the usual seeds
     (part,) = (each for each in others if each.file == shipped_files.MIXUP)
     assert part.steps == "25,000 of 200,000"
 
@@ -77,7 +80,7 @@ def test_a_file_with_an_experiment_of_its_own_has_the_measure_of_that(tmp_path: 
     (found,) = (
         each for each in reached(EXPERIMENTS | {goals.name: goals}, tmp_path) if each.file == shipped_files.HALF_FIELD
     )
-    assert found.row[2:] == ["5", "success at the end: 0.90", "", "3.00"]
+    assert found.row[2:] == ["success at the end: 0.90, seed 5", "", "3.00"]
     assert found.comment == f"# Reached: success at the end 0.90 after {found.steps} steps, seed 5."
 
 
