@@ -49,7 +49,7 @@ A finished unit is kept in ``.experiments`` and not computed again. An experimen
             out.checkpoint(learner.save)
         out.final(nbytes=[replay.nbytes for replay in learner.replays])
 
-The first command that writes its results needs a place for it in ``METHODS`` of ``evidence.py``, the table of
+The first command that writes its results needs a place for it in ``METHODS`` of ``evidence.py``, the lists of
 ``docs/evidence.md``; ``--fast``, ``--pilot`` and ``--results FOLDER`` do not.
 
 Packages of an optional extra are imported inside ``run``, so that the other experiments run without them.
@@ -157,7 +157,7 @@ class Experiment:
         fast: settings of ``--fast``, a run of seconds without results.
         also: further measures, for the tables.
         comparisons: pairs of an arm and the one it is compared with; all with the first arm by default.
-        headline: at most four of these pairs, for the table of all experiments; the first four if empty.
+        headline: at most four of these pairs, for the lists of all experiments; the first four if empty.
         panels: of the picture.
         xlabel: what the steps of ``out.record`` count.
         seeds_together: how many seeds a unit stacks.
@@ -226,7 +226,7 @@ class Experiment:
 
     @property
     def headlines(self) -> Pairs:
-        """Comparisons for the table of all experiments, at most four."""
+        """Comparisons for the lists of all experiments, at most four."""
         return self.headline or self.pairs[:MOST_HEADLINES]
 
     @property

@@ -176,7 +176,8 @@ def _table(works: Mapping[str, Mapping[str, float]]) -> str:
     if len(rows) == len(names) == 1:
         return f"{rows[0][0]}, {names[0]}: {rows[0][1]} {unit}."
     if len(names) > len(rows):  # the longer way down, so that a narrow page has room
-        return markdown_table([unit, *works], [list(row) for row in zip(names, *(row[1:] for row in rows), strict=True)])
+        columns = zip(names, *(row[1:] for row in rows), strict=True)
+        return markdown_table([unit, *works], map(list, columns))
     return markdown_table([unit, *names], rows)
 
 
