@@ -12,6 +12,8 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_ADDRESS", "local")  # a cluster of its own for each process, whatever else runs
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+# Ray gives its workers niceness 15. On a busy machine they then wait until a test has timed out.
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 import logging
 import runpy
