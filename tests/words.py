@@ -58,7 +58,7 @@ class Block:
 
     line: int
     text: str
-    is_prose: bool = True  # and no cell, heading, or item of several lines
+    is_prose: bool = True  # and no cell or heading
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def page_blocks(text: str) -> Iterator[Block]:
     for number, line in enumerate([*text.splitlines(), ""], 1):
         starts_block = not line.strip() or re.match(r"\s*([*+-]|\d+\.)\s|#|\||>", line)
         if starts_block and held:
-            yield Block(first, " ".join(held), is_prose="<br>" not in "".join(held))
+            yield Block(first, " ".join(held))
             held = []
         if line.startswith("|"):
             for cell in re.split(r"(?<!\\)\|", line.strip().strip("|")):

@@ -51,10 +51,6 @@ def test_blocks_are_paragraphs_items_headings_and_cells() -> None:
     ]
 
 
-def test_an_item_of_several_lines_is_no_prose() -> None:
-    assert [block.is_prose for block in page_blocks("* one<br>two\n* three\n")] == [False, True]
-
-
 def test_sentences_end_at_points_and_not_at_abbreviations() -> None:
     text = 'Use it, e.g. The Age. "free score" is the second. See [a page](page.md#a.b): Code follows.'
     assert plain("a `x; y` [b](c.md) **d**") == "a code b d"

@@ -23,7 +23,6 @@ SPELLING = {"eighbour": "eighbor", "andomised": "andomized", "centre": "center",
 VERDICTS = {
     "better": "**better**",
     "worse": "**worse**",
-    "no difference found": "no difference",
     "unfinished": "no verdict yet",
 }
 
@@ -99,7 +98,7 @@ REPLACED = (
 def listed(method: str, experiments: Mapping[str, Experiment], results: Path) -> str:
     """Returns the list of a method in Markdown: an item for each experiment, below the measure that several have."""
     usual = usual_measure(method, results)
-    lines = [f"* {shown}<br>{found}" for shown, found in items(method, experiments, results, usual)]
+    lines = [f"* {shown}\n{found}" for shown, found in items(method, experiments, results, usual)]
     return "\n".join([american(f"Usual measure: {usual}.\n"), *lines] if usual else lines)
 
 
@@ -128,11 +127,11 @@ def check_places(experiments: Iterable[str]) -> None:
 def items(
     method: str, experiments: Mapping[str, Experiment], results: Path, usual: str | None = None
 ) -> Iterator[tuple[str, str]]:
-    """Yields the items of the list of a method: experiment, verdicts. They leave out the ``usual`` measure."""
+    """Yields the items of a method: experiment, list of verdicts. They leave out the ``usual`` measure."""
     check_places(experiments)
     for name in METHODS[method]:
         path, experiment = results / f"{name}.json", experiments[name]
-        shown, found = f"`{name}`: {task(experiment)}", "not finished"
+        shown, found = f"`{name}`: {task(experiment)}", "  * not finished"
         if path.exists():
             content = json.loads(path.read_text())
             shown = f"[`{name}`]({PAGES}/{name}.md): {task(experiment)}{count_text(content, experiment)}"
@@ -166,7 +165,7 @@ def count_text(content: dict[str, Any], experiment: Experiment) -> str:
 
 
 def headline_text(content: dict[str, Any], experiment: Experiment, usual: str | None = None) -> str:
-    """Returns the primary measure and the headline comparisons by it.
+    """Returns a list of the primary measure and the headline comparisons by it, indented for an item of a list.
 
     Comparisons with the same arm stand below one line that names it. An experiment with one arm has none, and its mean
     stands there.
@@ -184,11 +183,13 @@ def headline_text(content: dict[str, Any], experiment: Experiment, usual: str | 
     for pair in pairs:
         verdict = VERDICTS.get(pair["verdict"], pair["verdict"])
         lines.setdefault(f"against {pair['other']}:", []).append(f"{pair['arm']}: {verdict}, {figures(pair['text'])}")
-    shown = [line for other, found in lines.items() for line in (other, *found)]
+    shown = [line for other, found in lines.items() for line in (f"  * {other}", *(f"    * {one}" for one in found))]
     if not every:  # of one arm, or of one that is finished
         values = content["values"][content["measure"]].items()
-        shown = [f"{arm} {mean_text(np.array([*of.values()]), experiment.measure.digits)}" for arm, of in values if of]
-    return "<br>".join([", ".join(title), *shown] if title else shown)
+        shown = [
+            f"  * {arm} {mean_text(np.array([*of.values()]), experiment.measure.digits)}" for arm, of in values if of
+        ]
+    return "\n".join([f"  * {', '.join(title)}", *shown] if title else shown)
 
 
 def figures(text: str) -> str:

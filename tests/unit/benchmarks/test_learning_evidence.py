@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -112,11 +113,13 @@ def test_items_name_what_is_compared_and_what_is_unfinished(tmp_path: Path) -> N
     write(tmp_path / "nmer-full.json", experiments["nmer-full"].pairs[:1], cut_at=60_000)
     found = verdicts(experiments, tmp_path)
     assert list(found) == [name for names in METHODS.values() for name in names]
-    compared = {name: "against {1}:<br>{0}: **better**, 0".format(*experiments[name].pairs[0]) for name in found}
-    assert found["locks"] == f"success<br>{compared['locks']}"
-    assert found["rooms"] == f"unfinished, success<br>{compared['rooms']}"
-    assert found["nmer-full"] == f"unfinished, the first 60,000 steps, success<br>{compared['nmer-full']}"
-    assert found["multi-room"] == "not finished"
+    compared = {
+        name: "  * against {1}:\n    * {0}: **better**, 0".format(*experiments[name].pairs[0]) for name in found
+    }
+    assert found["locks"] == f"  * success\n{compared['locks']}"
+    assert found["rooms"] == f"  * unfinished, success\n{compared['rooms']}"
+    assert found["nmer-full"] == f"  * unfinished, the first 60,000 steps, success\n{compared['nmer-full']}"
+    assert found["multi-room"] == "  * not finished"
 
 
 def verdicts(experiments: dict[str, Experiment], results: Path) -> dict[str, str]:
@@ -146,16 +149,16 @@ def test_an_item_has_the_headlines_and_of_how_many(tmp_path: Path) -> None:
     few, many = experiments["locks"], experiments["event-tables"]
     for experiment in (few, many):
         write(tmp_path / f"{experiment.name}.json", experiment.pairs)
-    found = {name: text.split("<br>") for name, text in verdicts(experiments, tmp_path).items()}
-    made = [f"{arm}: **better**, {number}" for number, (arm, _) in enumerate(few.pairs)]
-    assert found["locks"] == ["success", "against uniform:", *made]
+    found = {name: text.splitlines() for name, text in verdicts(experiments, tmp_path).items()}
+    made = [f"    * {arm}: **better**, {number}" for number, (arm, _) in enumerate(few.pairs)]
+    assert found["locks"] == ["  * success", "  * against uniform:", *made]
     title, *lines = found["event-tables"]
     shown = [many.pairs[int(line.rpartition(", ")[2])] for line in lines if "**better**" in line]
     assert set(shown) == set(many.headline) and len(shown) == 4
     assert [line for line in lines if "**better**" not in line] == [
-        f"against {other}:" for other in dict.fromkeys(other for _, other in shown)
+        f"  * against {other}:" for other in dict.fromkeys(other for _, other in shown)
     ]
-    assert title == "success"
+    assert title == "  * success"
     shown = {task.split("`")[1]: task for task, _ in items("Event tables", experiments, tmp_path)}
     assert shown["event-tables"].endswith(" after the first goal (4 of 18)") and "(" not in shown["rooms"]
     (task, _), *_ = items("Prioritized level replay", experiments, tmp_path)
@@ -169,11 +172,10 @@ def test_the_measure_of_several_experiments_stands_above_their_items(tmp_path: P
     assert usual_measure("Hindsight", tmp_path) == "success"
     above, empty, *lines = listed("Hindsight", experiments, tmp_path).splitlines()
     assert (above, empty) == ("Usual measure: success.", "")
-    assert [line.split("<br>")[1] for line in lines] == ["against uniform:"] * 2
+    assert [after for line, after in pairwise(lines) if line.startswith("* ")] == ["  * against uniform:"] * 2
     (tmp_path / "goals.json").unlink()
     assert usual_measure("Hindsight", tmp_path) is None
-    first, *_ = listed("Hindsight", experiments, tmp_path).splitlines()
-    assert first.split("<br>")[1] == "success"
+    assert listed("Hindsight", experiments, tmp_path).splitlines()[1] == "  * success"
 
 
 def test_verdicts_leave_out_what_the_page_has_once(tmp_path: Path) -> None:
@@ -190,11 +192,11 @@ def test_verdicts_leave_out_what_the_page_has_once(tmp_path: Path) -> None:
     (tmp_path / "locks.json").write_text(
         json.dumps({"measure": "steps", "comparisons": {"steps": compared}, "missing": {}})
     )
-    assert verdicts(all_experiments(), tmp_path)["locks"].split("<br>") == [
-        "steps (ratio of medians)",
-        "against uniform:",
-        f"{pairs[0][0]}: **better**, 0.61 [0.43, 0.84], 4/4",
-        f"{pairs[1][0]}: no difference, 0.96 [0.69, 1.18], 9/16",
+    assert verdicts(all_experiments(), tmp_path)["locks"].splitlines() == [
+        "  * steps (ratio of medians)",
+        "  * against uniform:",
+        f"    * {pairs[0][0]}: **better**, 0.61 [0.43, 0.84], 4/4",
+        f"    * {pairs[1][0]}: no difference found, 0.96 [0.69, 1.18], 9/16",
     ]
 
 
@@ -203,7 +205,7 @@ def test_an_experiment_of_one_arm_shows_its_mean(tmp_path: Path) -> None:
     content = {"measure": "success", "comparisons": {"success": []}, "missing": {}}
     content["values"] = {"success": {"the file": {"390": 0.5, "391": 0.7}}}
     (tmp_path / "half-field-file.json").write_text(json.dumps(content))
-    assert verdicts(experiments, tmp_path)["half-field-file"].startswith("success<br>the file 0.60 [")
+    assert verdicts(experiments, tmp_path)["half-field-file"].startswith("  * success\n  * the file 0.60 [")
 
 
 def test_the_length_of_a_run_is_that_of_the_settings() -> None:

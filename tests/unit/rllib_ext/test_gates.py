@@ -27,7 +27,6 @@ from rllib_ext.buffer.buffer import RecipeEpisodeReplayBuffer
 from rllib_ext.hooks import install_replay
 from rllib_ext.rllib_compat import ACCEPTED_NAME, algorithm_being_built, callbacks_on
 
-PAGE = Path(rllib_ext.__file__).parents[1] / "docs" / "support.md"
 CONFIG: dict[str, Any] = {"type": RecipeEpisodeReplayBuffer, "recipe": "uniform", "capacity": 1000}
 ALGORITHMS = [DQNConfig, SACConfig, TQCConfig]
 
