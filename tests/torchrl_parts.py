@@ -168,7 +168,7 @@ PARTS: dict[str, Part] = {
     "first in, first out": Part("`FirstInFirstOutWriter`", uniform),
     "event tables": tables("`EventTableWriter` with `TableShares`", shares, events),
     "pairs of event tables": tables(
-        "`EventTableWriter` with pairs of `TableShares`",
+        "`EventTableWriter` with `TableShares` of pairs",
         lambda: RandomPairSampler(base_sampler=shares(), seed=4),
         events,
         reads_columns=True,
@@ -204,7 +204,7 @@ PARTS: dict[str, Part] = {
         ReplayBuffer="actions",
         TensorDictReplayBuffer="actions",
     ),
-    "retention without feedback": retention("`RetentionWriter` with `OldestLeaves`", uniform, OldestLeaves),
+    "retention without feedback": retention("`OldestLeaves` in a `RetentionWriter`", uniform, OldestLeaves),
     "levels": Part("`LevelWriter` with `LevelSampler`", refused={"Replay": "levels", PRIORITIZED: "own sampler"}),
     "mixed pairs": changing(
         lambda: MixPairs(seed=5),
@@ -323,7 +323,7 @@ REASONS: dict[str, tuple[str, str]] = {
     "feedback": (
         "decides by the TD errors of drawn rows which rows stay, and .* passes it none; use",
         "No TD error would reach the writer. Use a `ReplayBuffer` with any sampler of this library, or a "
-        "`TensorDictReplayBuffer` with its `PrioritizedSampler`, which draws uniformly if `priority_exponent=0`.",
+        "`TensorDictReplayBuffer` with this library's `PrioritizedSampler`, which draws uniformly if `priority_exponent=0`.",
     ),
     "actions": (
         "learns from action_values and action, and .* passes TD errors only; use",
@@ -339,7 +339,7 @@ REASONS: dict[str, tuple[str, str]] = {
     ),
     "levels": (
         "keep scores of levels, and a Replay returns TD errors of rows; use",
-        "The scores are of levels. Use a `TensorDictReplayBuffer`, or a `LevelBuffer`.",
+        "A `Replay` passes on TD errors, and this sampler needs scores of levels. Use a `TensorDictReplayBuffer`, or a `LevelBuffer`.",
     ),
 }
 
