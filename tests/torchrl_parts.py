@@ -323,7 +323,8 @@ REASONS: dict[str, tuple[str, str]] = {
     "feedback": (
         "decides by the TD errors of drawn rows which rows stay, and .* passes it none; use",
         "No TD error would reach the writer. Use a `ReplayBuffer` with any sampler of this library, or a "
-        "`TensorDictReplayBuffer` with this library's `PrioritizedSampler`, which draws uniformly if `priority_exponent=0`.",
+        "`TensorDictReplayBuffer` with this library's `PrioritizedSampler`, which draws uniformly if "
+        "`priority_exponent=0`.",
     ),
     "actions": (
         "learns from action_values and action, and .* passes TD errors only; use",
@@ -339,7 +340,8 @@ REASONS: dict[str, tuple[str, str]] = {
     ),
     "levels": (
         "keep scores of levels, and a Replay returns TD errors of rows; use",
-        "A `Replay` passes on TD errors, and this sampler needs scores of levels. Use a `TensorDictReplayBuffer`, or a `LevelBuffer`.",
+        "A `Replay` passes on TD errors, and this sampler needs scores of levels. Use a `TensorDictReplayBuffer`, or a "
+        "`LevelBuffer`.",
     ),
 }
 
