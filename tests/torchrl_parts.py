@@ -318,7 +318,7 @@ REASONS: dict[str, tuple[str, str]] = {
     "tables": (
         "which would draw slots that no table of .* holds any more; use TableShares or ScheduledSampler",
         "The sampler would draw slots that no table holds. Use `TableShares`, `ScheduledSampler`, or "
-        "`ContinuousCorrectionSampler` in one of the other buffers.",
+        "`ContinuousCorrectionSampler`, in any buffer but the last one.",
     ),
     "feedback": (
         "decides by the TD errors of drawn rows which rows stay, and .* passes it none; use",
