@@ -58,7 +58,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         file = sys.stdout if given else sys.stderr
         print(f"usage: lightning-replay {{{','.join(_SUBCOMMANDS)}}} ...\n\n{_DESCRIPTION}", file=file)
         raise SystemExit(0 if given else 2)
+    if given[0] == "--version":
+        from lightning_replay import __version__
+
+        print(__version__)
+        return
     if given[0] == "configs":
+        if given[1:] in (["-h"], ["--help"]):
+            print("usage: lightning-replay configs\n\nPrints the path of each configuration file of the library.")
+            return
+        if given[1:]:
+            _refuse(f"configs accepts no arguments, and got {' '.join(given[1:])!r}{SEE_HELP}")
         from lightning_replay.options import config_directory, config_files
 
         print(*(config_directory() / name for name in config_files()), sep="\n")

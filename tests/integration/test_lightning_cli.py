@@ -14,6 +14,7 @@ import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 from tensordict import TensorDict
 
+import lightning_replay
 from lightning_replay import load_replay, recipes
 from lightning_replay.agents import DQN
 from lightning_replay.datasets import fill, from_d4rl
@@ -234,3 +235,14 @@ def test_configs_lists_existing_files(capsys: pytest.CaptureFixture[str]) -> Non
     main(["configs"])
     listed = capsys.readouterr().out.split()
     assert len(listed) == len(config_files()) and all(Path(path).is_file() for path in listed)
+
+
+@pytest.mark.parametrize("option", ["-h", "--help"])
+def test_configs_has_a_help(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["configs", option])
+    assert capsys.readouterr().out.startswith("usage: lightning-replay configs\n")
+
+
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--version"])
+    assert capsys.readouterr().out == f"{lightning_replay.__version__}\n"

@@ -89,6 +89,7 @@ def test_a_misspelt_subcommand_names_the_nearest(capsys: pytest.CaptureFixture[s
     for unsupported in ("test", "predict"):
         assert refused(capsys, [unsupported, "-c", CARTPOLE]).startswith(f"{start} '{unsupported}'; it must be one of")
     assert ". Give a file as fit -c my.yaml (" in refused(capsys, ["my.yaml"])
+    assert "configs accepts no arguments, and got 'dqn'" in refused(capsys, ["configs", "dqn"])
 
 
 @pytest.mark.parametrize("module", ["lightning", "jsonargparse", "gymnasium"])
