@@ -527,7 +527,9 @@ class ReplayWriter(WriterHooks, Writer):
                 "insert; extend calls it"
             )
 
-    _entering: Any = None  # The slots of the last rows, while TorchRL's buffer may give them their first priorities.
+    # The slots of the last rows and their column of priorities, or the slot of a single row, while TorchRL's buffer may
+    # give them their first priorities.
+    _entering: Any = None
 
     @property
     def tracks_generations(self) -> bool:
@@ -581,6 +583,8 @@ class ReplayWriter(WriterHooks, Writer):
 
     def extend(self, data: TensorDictBase) -> Tensor:
         """Stores rows ``[N]``, oldest first, and returns their slots, int64 ``[N]``, -1 for rows that are not kept."""
+        if isinstance(data, TensorDictBase) and (data.ndim != 1 or not len(data)):
+            raise wrong_shape(data)
         for buffer in attached_buffers(self._storage):
             self.check_buffer(buffer)
         inserted = self.insert(data)
@@ -589,7 +593,8 @@ class ReplayWriter(WriterHooks, Writer):
         slots[inserted.rows] = inserted.slots
         # They then give the rows their column of priorities, if there is one, and a single row TorchRL's default.
         keys = {getattr(buffer, "priority_key", None) for buffer in attached_buffers(self._storage)} - {None}
-        self._entering = slots if any(data.get(key, None) is not None for key in keys) else None
+        columns = [column for key in keys if (column := data.get(key, None)) is not None]
+        self._entering = (slots, columns[0]) if columns else None
         return slots
 
     def add(self, data: TensorDictBase) -> int:
@@ -605,7 +610,7 @@ class ReplayWriter(WriterHooks, Writer):
         :meta private:
         """
         entering, self._entering = self._entering, None
-        if index is entering or (type(entering) is int and isinstance(index, Tensor) and not index.ndim):
+        if _are_first_priorities(entering, index, td_error):
             return  # The first priorities of new rows are the sampler's.
         slots = torch.atleast_1d(torch.as_tensor(index, device="cpu"))
         errors = torch.as_tensor(td_error, device="cpu").detach().reshape(-1).expand(len(slots))
@@ -615,6 +620,25 @@ class ReplayWriter(WriterHooks, Writer):
 
     def _learn(self, slots: Tensor, td_error: Tensor, both: bool) -> None:
         self.update_priority(slots, self.read_feedback(len(slots), td_error, {}), both=both)
+
+
+def wrong_shape(rows: TensorDictBase) -> ValueError:
+    """Returns the error of rows that are no TensorDict ``[N]`` with at least one row."""
+    return ValueError(
+        f"extend takes transitions of batch size [N] with N >= 1; got {list(rows.shape)}. Flatten time and "
+        "environments first (reshape(-1)), build columns as TensorDict(..., batch_size=[N]), or call add for a single "
+        "transition. Rows padded by split_trajs are taken as they are with their mask, ('collector', 'mask')"
+    )
+
+
+def _are_first_priorities(entering: Any, index: Any, td_error: Any) -> bool:
+    if type(entering) is int:
+        return isinstance(index, Tensor) and not index.ndim
+    if entering is None or index is not entering[0]:
+        return False
+    # With update_priority=False, TorchRL passes nothing, and later TD errors may come with the same slots.
+    first, given = (torch.as_tensor(values, device="cpu").double().reshape(-1) for values in (entering[1], td_error))
+    return torch.equal(first, given)
 
 
 class _TorchRLSampler(ReplaySampler):

@@ -56,6 +56,7 @@ from lightning_replay.parts import (
     ShardDraw,
     ShardRequest,
     WriterHooks,
+    wrong_shape,
 )
 from lightning_replay.prefetch import Prefetch
 from lightning_replay.replay_parts import ReplayParts, check_parts, generator_of_torchrl
@@ -1031,16 +1032,26 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         return before
 
     def set_writer(self, writer: Writer) -> Writer:
-        """Replaces the writer, and returns the previous one."""
+        """Replaces the writer of a replay without rows, and returns the previous one."""
+        self._check_without_rows("set_writer")
         before = super().set_writer(writer)
         self._attach_parts()
         return before
 
     def set_storage(self, storage: Storage, collate_fn: Callable[..., Any] | None = None) -> Storage:
-        """Replaces the storage, and returns the previous one."""
+        """Replaces the storage of a replay without rows, and returns the previous one."""
+        self._check_without_rows("set_storage")
         before = super().set_storage(storage, collate_fn)
+        self._writer.register_storage(storage)  # TorchRL leaves the writer with the previous storage.
         self._attach_parts()
         return before
+
+    def _check_without_rows(self, method: str) -> None:
+        if len(self):
+            raise RuntimeError(
+                f"{method} would lose the {len(self)} rows of this replay. Call it before the first rows, or build "
+                "another Replay and extend it with replay[:]"
+            )
 
     @property
     def capacity(self) -> int:
@@ -1256,11 +1267,3 @@ def copied_into(out: TensorDictBase, batch: TensorDictBase) -> TensorDictBase:
 
 def given_batch_size(batch_size: int | None, capacity: int) -> int:
     return min(256, capacity) if batch_size is None else checked_count("batch_size", batch_size, of="transitions")
-
-
-def wrong_shape(rows: TensorDictBase) -> ValueError:
-    return ValueError(
-        f"extend takes transitions of batch size [N] with N >= 1; got {list(rows.shape)}. Flatten time and "
-        "environments first (reshape(-1)), build columns as TensorDict(..., batch_size=[N]), or call add for a single "
-        "transition. Rows padded by split_trajs are taken as they are with their mask, ('collector', 'mask')"
-    )

@@ -98,6 +98,7 @@ ENVIRONMENTS = {
 
 def distributions() -> Path:
     folder = FOLDER / "dist"
+    shutil.rmtree(folder, ignore_errors=True)  # may hold those of another version
     subprocess.run([sys.executable, "-m", "hatchling", "build", "-d", str(folder)], cwd=ROOT, check=True)
     return folder
 
@@ -135,15 +136,15 @@ def versions(python: Path) -> str:
     return ", ".join(f"{name} {found[name]}" for name in HOSTS if name in found)
 
 
-def tested(environment: Environment, python: Path, arguments: list[str]) -> str:
-    """Runs the tests of an environment; returns the result in a line."""
+def tested(environment: Environment, python: Path, arguments: list[str]) -> tuple[str, bool]:
+    """Runs the tests of an environment; returns the result in a line, and whether it is good."""
     if environment.extra is not None:
         program = ["-c", TRIED[environment.extra]]
         if environment.program is not None:
             program = [str(ROOT / "tests" / "beside" / environment.program)]
         # Isolated, so that the wheel is imported and not the checkout.
         result = subprocess.run([python, "-I", *program], cwd=FOLDER, check=False)
-        return "works" if result.returncode == 0 else "fails"
+        return "works" if result.returncode == 0 else "fails", result.returncode == 0
     if environment.example is not None and not arguments:
         arguments = ["-m", "trl", "tests/integration/test_trl.py"]
     command = [str(python), "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", *arguments]
@@ -157,7 +158,8 @@ def tested(environment: Environment, python: Path, arguments: list[str]) -> str:
             print(line, end="", flush=True)
             lines.append(line)
     summary = [line for line in lines if re.search(r"\d+ (passed|failed|error)", line)]
-    return summary[-1].strip("= \n") if summary else f"no test ran, exit status {process.returncode}"
+    shown = summary[-1].strip("= \n") if summary else f"no test ran, exit status {process.returncode}"
+    return shown, process.returncode == 0
 
 
 def main() -> int:
@@ -168,7 +170,7 @@ def main() -> int:
     ours, _, arguments = " ".join(sys.argv[1:]).partition("-- ")
     options = parser.parse_args(ours.split())
     if options.names == ["distributions"]:
-        options.names = [name for name, environment in ENVIRONMENTS.items() if environment.extra is not None]
+        options.names = [name for name, made in ENVIRONMENTS.items() if made.extra is not None and made.program is None]
     if options.names == ["beside"]:
         options.names = [*BESIDE]
     if unknown := set(options.names) - set(ENVIRONMENTS):
@@ -176,21 +178,24 @@ def main() -> int:
     missing = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
     missing -= {*TRIED, "all", "dev", "docs", "faiss-gpu", "faiss-gpu-cu13"}
     assert not missing, f"nothing is tried with the extras {sorted(missing)}"
-    rows = []
+    rows, are_good = [], True
     for name in options.names or ENVIRONMENTS:
         print(f"== {name}", flush=True)
         folder = FOLDER / name
         shutil.rmtree(folder, ignore_errors=True)
         try:
             python = install(ENVIRONMENTS[name], folder)
-            rows.append((name, versions(python), tested(ENVIRONMENTS[name], python, arguments.split())))
+            result, is_good = tested(ENVIRONMENTS[name], python, arguments.split())
+            rows.append((name, versions(python), result))
+            are_good &= is_good
         except subprocess.CalledProcessError as error:
             rows.append((name, "", f"not installed: {error}"))
+            are_good = False
         shutil.rmtree(folder, ignore_errors=True)
     print("\n| environment | versions | result |\n| --- | --- | --- |")
     for row in rows:
         print(f"| {' | '.join(row)} |")
-    return int(any("fail" in result or "error" in result or "not" in result for *_, result in rows))
+    return int(not are_good)
 
 
 if __name__ == "__main__":

@@ -29,8 +29,8 @@ from lightning_replay.divided_draws import Divider
 from lightning_replay.episodes.beginnings import Beginnings
 from lightning_replay.feedback import own_td_error, parse_td_errors, td_error_of
 from lightning_replay.options import ABOVE_ZERO, check_kind, checked_count, checked_local_path, checked_number
-from lightning_replay.parts import WriterHooks, as_replay_writer
-from lightning_replay.replay import SIGNALS, Replay, wrong_shape
+from lightning_replay.parts import WriterHooks, as_replay_writer, wrong_shape
+from lightning_replay.replay import SIGNALS, Replay
 from lightning_replay.saving.folders import Folder
 from lightning_replay.sharded.actors import START_TIMEOUT_S
 from lightning_replay.sharded.coordinator import HAS_STOPPED, Coordinator, NotYet

@@ -462,7 +462,7 @@ class RowReader:
         elif rows.ndim != 1 or not any(_collect(rows, tree, values) for tree in self._trees):
             return None
         given = [place for place, value in enumerate(values) if value is not None]
-        if on_cpu and isinstance(rows, TensorDictBase):
+        if on_cpu and self._read_last and isinstance(rows, TensorDictBase):
             known = self._read_as_before([values[place] for place in given])
             if known is not None:
                 return known

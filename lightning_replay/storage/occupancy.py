@@ -128,6 +128,15 @@ class SlotSet(Occupancy):
         return restored
 
 
+def checked_least_generation(value: Any) -> int:
+    """Returns the least generation of a state. Raises ``ValueError`` if it is no whole number from 0 to 2**62."""
+    if type(value) is not int or not 0 <= value <= 2**62:
+        raise ValueError(
+            f"the saved least_generation is {value!r}, not a whole number from 0 to 2**62; nothing was loaded"
+        )
+    return value
+
+
 def are_within(values: np.ndarray, limit: int, count: int | None = None) -> bool:
     """Returns whether values of a state are int64 ``[count]``, from 0 on and below ``limit``."""
     is_list = values.dtype == np.int64 and values.ndim == 1 and count in (None, len(values))

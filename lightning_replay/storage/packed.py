@@ -42,7 +42,13 @@ from lightning_replay.storage.columns import (
     checked_device,
     refuse_ragged,
 )
-from lightning_replay.storage.occupancy import FirstSlots, KnowsOccupancy, Occupancy, SlotSet
+from lightning_replay.storage.occupancy import (
+    FirstSlots,
+    KnowsOccupancy,
+    Occupancy,
+    SlotSet,
+    checked_least_generation,
+)
 from lightning_replay.storage.rows import WORD_BYTES, Key, RowLayout, leaves_of, observation_pairs
 from lightning_replay.torchrl_compat import attached_buffers, writer_of
 
@@ -708,7 +714,7 @@ class PackedStorage(KnowsOccupancy, LazyTensorStorage):
         """
         self.check_writable()
         layout = self._saved_layout(state_dict)
-        least = max(self._least_generation, state_dict["least_generation"])
+        least = max(self._least_generation, checked_least_generation(state_dict["least_generation"]))
         # A TD error of a batch drawn before this load must find no row of it.
         if self._generation is not None and self._reached:  # above all that were handed out
             least = max(least, int(self._generation[: self._reached].max()))

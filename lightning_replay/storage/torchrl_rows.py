@@ -14,7 +14,7 @@ from torch import Tensor
 from torchrl.data.replay_buffers import Storage, TensorStorage
 
 from lightning_replay.storage.columns import NOT_STORED, Column, RowReader, as_tensor, refuse_ragged
-from lightning_replay.storage.occupancy import FirstSlots, Occupancy, are_within
+from lightning_replay.storage.occupancy import FirstSlots, Occupancy, are_within, checked_least_generation
 from lightning_replay.storage.packed import other_columns, readable_rows
 from lightning_replay.storage.rows import Key, gather_branch, leaves_of, nest
 from lightning_replay.torchrl_compat import attached_buffers, set_length, set_newest_slot
@@ -31,7 +31,6 @@ class TorchRLRows:
     """
 
     stores_frames = False
-    row_columns: Mapping[Key, tuple[torch.dtype, torch.Size]]
 
     def __init__(self, storage: Storage) -> None:
         self.storage: Storage = storage
@@ -41,6 +40,8 @@ class TorchRLRows:
         self.generations: np.ndarray = np.zeros(storage.max_size, dtype=np.int64)
         self._least_generation = 0  # of rows written from now on, less 1
         self._has_columns = False
+        self._columns: Mapping[Key, tuple[torch.dtype, torch.Size]] = {}
+        self._device: torch.device | None = None  # of the rows that are given
 
     def __len__(self) -> int:
         return len(self.storage)
@@ -53,6 +54,18 @@ class TorchRLRows:
     def occupancy(self) -> Occupancy:
         """The slots that hold a row: the slots that tables refer to, or all below the length."""
         return FirstSlots(len(self)) if self.occupancy_owner is None else self.occupancy_owner
+
+    @property
+    def row_columns(self) -> Mapping[Key, tuple[torch.dtype, torch.Size]]:
+        """Dtype and shape of each column of the rows, by its key. Without rows, there are none."""
+        if not self._has_columns and len(self):
+            self._read_columns(self.storage.get(0))
+        return self._columns
+
+    def _read_columns(self, row: TensorDictBase) -> None:
+        self._has_columns = len(self) > 0
+        self._columns = {key: (dtype, shape) for key, dtype, shape in leaves_of(row) if key not in NOT_STORED}
+        self._reader = RowReader(self._columns, ())
 
     @property
     def readable_rows(self) -> TensorDictBase:
@@ -82,14 +95,13 @@ class TorchRLRows:
             )
         refuse_ragged(data)
         if not self._has_columns:
-            self._has_columns = len(self) > 0
-            leaves = leaves_of(self.storage.get(0) if self._has_columns else data[0])
-            self.row_columns = {key: (dtype, shape) for key, dtype, shape in leaves if key not in NOT_STORED}
-            self._reader = RowReader(self.row_columns, ())
+            self._read_columns(self.storage.get(0) if len(self) else data[0])
+            self._device = None
+        if self._device is None:
             self._device = next((leaf.device for leaf in data.values(True, True)), torch.device("cpu"))
         values = self._reader.read(data, self._device)
         if values is None:
-            raise other_columns(data, self.row_columns, self._device)
+            raise other_columns(data, self._columns, self._device)
         return values
 
     def write(self, slots: slice | Tensor, values: Sequence[Column]) -> None:
@@ -98,7 +110,8 @@ class TorchRLRows:
         The slots below the highest one were written before, or are written now.
         """
         index = torch.arange(slots.start, slots.stop, device="cpu") if isinstance(slots, slice) else slots
-        leaves = dict(zip(self.row_columns, map(as_tensor, values), strict=True))
+        leaves = dict(zip(self._columns, map(as_tensor, values), strict=True))
+        assert self._device is not None
         rows = gather_branch(nest(leaves), leaves, index.shape, self._device)
         if isinstance(self.storage, TensorStorage):
             self.storage.set(index, rows, set_cursor=False)
@@ -123,17 +136,16 @@ class TorchRLRows:
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restores what :meth:`state_dict` returned. New rows then have larger generations than any row before."""
-        saved = state_dict["generations"].numpy()
+        least = checked_least_generation(state_dict["least_generation"])
+        saved = np.asarray(state_dict["generations"])
         if not are_within(saved, 2**62, self.capacity):
             raise ValueError(
                 f"the saved generations are {saved.dtype} {list(saved.shape)}, here int64 [{self.capacity}], from 0 "
                 "on; build the buffer with the saved capacity. Nothing was loaded"
             )
-        self._least_generation = max(
-            self._least_generation, int(self.generations.max()), int(state_dict["least_generation"])
-        )
+        self._least_generation = max(self._least_generation, int(self.generations.max()), least)
         self.generations[:] = saved
-        self._has_columns = False  # The rows that the storage loads may have others.
+        self._has_columns, self._device = False, None  # The rows that the storage loads may have others.
 
     def __getstate__(self) -> dict[str, Any]:
         if get_spawning_popen() is not None:

@@ -78,7 +78,7 @@ def test_rows_that_lack_another_column_than_done_are_refused() -> None:
 @pytest.mark.parametrize("prepare", [
     lambda replay: replay.append_transform(Compose(RenameTransform(["action"], ["move"]))),
     lambda replay: replay.load_state_dict(copy.deepcopy(replay.state_dict())),
-    lambda replay: replay.set_storage(LazyTensorStorage(10)),
+    lambda replay: (replay.empty(), replay.set_storage(LazyTensorStorage(10))),
 ], ids=["transform", "loaded", "storage of TorchRL"])  # fmt: skip
 def test_a_part_that_reads_rows_gets_them(prepare, monkeypatch) -> None:
     replay = recipes.uniform(10, 4, seed=0)

@@ -141,3 +141,52 @@ def test_scores_of_levels_reach_the_sampler_and_a_replay_is_refused() -> None:
         TypeError, match=r"keep scores of levels, and a Replay returns TD errors.*TensorDictReplayBuffer\("
     ):
         Replay(storage=LazyTensorStorage(4), sampler=sampler, writer=LevelWriter(sampler), batch_size=2)
+
+
+def surprises() -> TensorDictReplayBuffer:
+    sampler = PrioritizedSampler(3, priority_exponent=1.0, priority_offset=0.0, seed=0)
+    writer = RetentionWriter(all_writers.SurpriseOnly())
+    return TensorDictReplayBuffer(storage=LazyTensorStorage(3), sampler=sampler, writer=writer, batch_size=2)
+
+
+def test_td_errors_after_an_extend_that_set_no_priorities_are_feedback() -> None:
+    buffer = surprises()
+    rows = numbered_steps(0, 3).set("td_error", torch.zeros(3))
+    slots = buffer.extend(rows, update_priority=False)
+    buffer.update_priority(slots, torch.tensor([3.0, 1.0, 2.0]))
+    evicted = buffer.extend(numbered_steps(3, 1).set("td_error", torch.zeros(1)))
+    assert evicted.tolist() == [1]  # the row with the least TD error left
+
+
+def test_what_a_retention_knows_can_be_read_after_a_load() -> None:
+    buffer, other = surprises(), surprises()
+    buffer.extend(numbered_steps(0, 3))
+    assert "admitted" in other.writer.stats()
+    other.load_state_dict(buffer.state_dict())
+    assert other.writer.stats() == buffer.writer.stats()
+
+
+@pytest.mark.parametrize("least", [-1, 2**63 - 1, 2**63, 1.0, "x", None, True])
+@pytest.mark.parametrize("storage", [PackedStorage, LazyTensorStorage])
+def test_a_forged_least_generation_is_refused(storage: Any, least: Any) -> None:
+    made = [Replay(storage=storage(3), writer=RetentionWriter(), sampler=first(), batch_size=2) for _ in range(2)]
+    made[0].extend(numbered_steps(0, 3))
+    state = made[0].state_dict()
+    holder = state["storage"] if storage is PackedStorage else state["writer"]["rows_beside"]
+    holder["least_generation"] = least
+    with pytest.raises(ValueError, match="the saved least_generation is"):
+        made[1].load_state_dict(state)
+
+
+@pytest.mark.parametrize("change", [
+    lambda replay: replay.set_storage(PackedStorage(64)), lambda replay: replay.set_writer(FirstInFirstOutWriter())
+], ids=["storage", "writer"])  # fmt: skip
+def test_a_replay_with_rows_keeps_its_storage_and_its_writer(change: Callable[[Replay], Any]) -> None:
+    replay = Replay(storage=PackedStorage(64), batch_size=2)
+    change(replay)
+    replay.extend(numbered_steps(0, 3))
+    assert len(replay) == 3
+    with pytest.raises(RuntimeError, match="would lose the 3 rows of this replay"):
+        change(replay)
+    replay.extend(numbered_steps(3, 2))
+    assert replay[:]["observation"].shape[0] == len(replay) == 5

@@ -21,9 +21,11 @@ from tests.torchrl_parts import (
     PARTS,
     PRIORITIZED,
     STORAGES,
+    built,
     difference,
     reference,
     refusal,
+    steps_of,
     table,
     table_on_the_page,
 )
@@ -65,6 +67,20 @@ def test_a_refused_part_is_refused_in_a_replay_too_or_works_there() -> None:
         works = any(refusal(buffer, name, storage) is None for buffer in BUFFERS for storage in STORAGES)
         assert works == (name != "event tables alone")
         assert not works or isinstance(expected_of(name), list)
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("name", ["first in, first out", "event tables", "tasks", "retention"])
+def test_rows_without_one_are_refused(name: str, storage: str) -> None:
+    part, rows = PARTS[name], steps_of(0)
+    for given in (rows[:0], rows.reshape(-1, 2)):
+        buffer = built("TensorDictReplayBuffer", part, storage)
+        with pytest.raises(ValueError, match="batch size .N. with N >= 1; got"):
+            buffer.extend(given)
+        buffer.extend(rows)
+        with pytest.raises(ValueError, match="batch size .N. with N >= 1; got"):
+            buffer.extend(given)
+        assert len(buffer.sample()) > 0
 
 
 def tree_loads() -> bool:
