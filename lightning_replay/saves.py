@@ -273,8 +273,8 @@ def save_replay(replay: TrainingReplay, path: str | Path, *, previous: str | Pat
     """
     if not isinstance(replay, TrainingReplay):
         raise TypeError(
-            f"replay is a {type(replay).__name__}; save_replay saves replay buffers. A level buffer saves and loads "
-            "itself: levels.save(path), levels.load(path)"
+            f"replay is a {type(replay).__name__}; save_replay saves replay buffers. Of a RecipeBuffer rb give "
+            "rb.replay. A level buffer saves and loads itself: levels.save(path), levels.load(path)"
         )
     return _write(path, previous, _frozen(replay))
 

@@ -19,6 +19,7 @@ from lightning_replay import recipes
 from lightning_replay.collecting import FINAL_OBSERVATIONS
 from lightning_replay.envs.building import checked_info_keys
 from lightning_replay.options import check_kind, checked_flag, missing_extra
+from lightning_replay.parts import unwrap
 from lightning_replay.replay import Replay
 from lightning_replay.samplers import PrioritizedSampler, UniformSampler
 from lightning_replay.storage import PackedStorage
@@ -35,6 +36,7 @@ except ImportError as _error:
 __all__ = ["RecipeBuffer"]
 
 _LOSSES = (functional.mse_loss, functional.smooth_l1_loss)
+_REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {"mean": Tensor.mean, "sum": Tensor.sum, "none": Tensor.contiguous}
 _MOST_STEPS_WAITING = 64
 _MOST_ROWS_WAITING = 256
 _FLAGS = (("next", "done"), ("next", "terminated"), ("next", "truncated"))
@@ -42,8 +44,9 @@ _FLAGS = (("next", "done"), ("next", "terminated"), ("next", "truncated"))
 
 class _Rewards(Tensor):
     # Rewards of a batch. What is computed from them also belongs to the batch. So the loss of values and targets finds
-    # the weights of its rows and leaves its TD errors, [B] of each critic. Torch calls this method for its functions of
-    # such tensors, losses included (https://docs.pytorch.org/docs/stable/notes/extending.html).
+    # the weights of its rows and leaves its TD errors, [B] of each critic. A loss that is not of rows stays as it is.
+    # Torch calls this method for its functions of such tensors, losses included
+    # (https://docs.pytorch.org/docs/stable/notes/extending.html).
     batch: TensorDictBase
     errors: list[Tensor]
 
@@ -52,13 +55,18 @@ class _Rewards(Tensor):
         cls, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         origin = next((each for each in args if isinstance(each, cls)), None)
-        if func in _LOSSES and origin is not None and kwargs["reduction"] == "mean":
+        if func in _LOSSES and origin is not None and kwargs["reduction"] in _REDUCTIONS:
             values, targets = (each.as_subclass(Tensor) for each in args)
-            origin.errors.append((targets - values).detach().flatten())
-            weight = origin.batch.get("priority_weight", values.new_ones(1)).to(values.device)
-            return (
-                weight.view(-1, *[1] * (values.dim() - 1)) * func(values, targets, **kwargs | {"reduction": "none"})
-            ).mean()
+            if values.shape[:1] == targets.shape[:1] == origin.batch.shape:
+                if values.dim() != targets.dim():
+                    raise ValueError(
+                        f"{func.__name__} is of the shapes {list(values.shape)} and {list(targets.shape)}, whose "
+                        "difference is of all pairs of rows; give both the same shape, for example by flatten()"
+                    )
+                origin.errors.append((targets - values).detach().abs().reshape(len(values), -1).amax(1))
+                weight = origin.batch.get("priority_weight", values.new_ones(1)).to(values.device)
+                rows = func(values, targets, **kwargs | {"reduction": "none"})
+                return _REDUCTIONS[kwargs["reduction"]](weight.view(-1, *[1] * (values.dim() - 1)) * rows)
         result = super().__torch_function__(func, types, args, kwargs)
         if isinstance(result, cls) and origin is not None:
             result.batch = origin.batch
@@ -103,6 +111,9 @@ class RecipeBuffer(ReplayBuffer):
         >>> model.replay_buffer.replay.stats()["priorities_updated"]
         768
     """
+
+    _compares_resets: bool = True  # False after a warning.
+    _lasts: tuple[np.ndarray, list[np.ndarray]] | None = None  # Environments whose episodes ended, last observations.
 
     def __init__(
         self,
@@ -150,6 +161,7 @@ class RecipeBuffer(ReplayBuffer):
 
     def _begin(self) -> None:
         # Prepares for rows of this number of environments.
+        self._lasts = None
         self._arguments = self._columns_of(self.n_envs)
         if self.optimize_memory_usage:
             # Their algorithms mark the newest rows here before they train again. Rows are joined by their observations.
@@ -174,6 +186,7 @@ class RecipeBuffer(ReplayBuffer):
         self._store_waiting()
         self._waiting = None
         self._may_wait = False
+        self._advance()  # A save holds the present clocks.
         return self._replay
 
     def _built(self) -> TrainingReplay:
@@ -214,8 +227,13 @@ class RecipeBuffer(ReplayBuffer):
             ValueError: an argument that is not of each environment, ``infos`` that lack a key of ``info_keys``, or rows
                 that the replay refuses. Nothing is stored.
         """
-        if self._drawn is not None:
-            self._return_errors()
+        try:
+            if self._drawn is not None:
+                self._return_errors()
+        finally:  # TD errors that are refused belong to other rows.
+            self._add(obs, next_obs, action, reward, done, infos)
+
+    def _add(self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: Any) -> None:
         of_vector = isinstance(infos, Mapping)
         count = self.n_envs
         arguments = self._arguments
@@ -255,10 +273,36 @@ class RecipeBuffer(ReplayBuffer):
         if has_ended:
             self._trajectory[flags[0][:, 0]] += count
         self._env_steps += count
-        self.pos: int = (self.pos + 1) % self.buffer_size
-        self.full: bool = self.full or self.pos == 0
+        self.pos = (self.pos + 1) % self.buffer_size
+        self.full = self.full or self.pos == 0
         if self._num_waiting == self._most_waiting:
             self._store_waiting()
+        if of_vector and self._compares_resets:
+            lasts = self._lasts
+            has_episode = has_ended or "_episode" in infos
+            self._lasts = self._lasts_of(columns, flags[0], infos) if has_episode else None
+            if lasts is not None:
+                self._warn_of_resets(lasts, columns)
+
+    def _lasts_of(self, columns: dict[Any, Any], ended: np.ndarray, infos: Any) -> tuple[np.ndarray, list[np.ndarray]]:
+        # Which environments ended, also by what Gymnasium's RecordEpisodeStatistics says, and their last observations.
+        places = np.flatnonzero(ended[:, 0] | np.asarray(infos.get("_episode", False)))
+        return places, [columns["next", "observation", *path][places] for path in self._spaces]
+
+    def _warn_of_resets(self, lasts: tuple[np.ndarray, list[np.ndarray]], columns: dict[Any, Any]) -> None:
+        places, observations = lasts
+        is_reset = columns["next", "reward"][places, 0] == 0
+        for path, last in zip(self._spaces, observations, strict=True):
+            is_reset &= (columns[_observation(path)][places] == last).reshape(len(places), -1).all(1)
+        if is_reset.any():
+            self._compares_resets = False
+            warnings.warn(
+                "a row without a reward begins with the last observation of an episode, as resets by Gymnasium's "
+                "autoreset_mode=NEXT_STEP do. Such rows teach wrong values, and prioritized draws prefer them. Build "
+                "the vector with autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP. If it resets in the step "
+                "that ends an episode, ignore this warning",
+                stacklevel=4,
+            )
 
     def _put_last_observations(self, columns: dict[Any, Any], infos: Any, count: int) -> np.ndarray | None:
         # Puts last observations of the infos of a vector in place of next ones. Returns which there are, [count, 1].
@@ -292,8 +336,9 @@ class RecipeBuffer(ReplayBuffer):
         self._store_waiting()
         if count != self.n_envs:
             self._continue_with(count)
-        if not self._updates:  # Before the first draw nothing else moves the clock, from which the ages of rows count.
-            self._replay.advance(env_steps=self._env_steps)
+        # Before the first draw nothing else moves the clock, from which the ages of rows count.
+        if not self._updates or self._replay.awaits_new_episodes:
+            self._advance()
         columns["trajectory"] = self._trajectory.copy()
         self._replay.extend_columns(columns)
         self._is_loaded = False
@@ -306,6 +351,20 @@ class RecipeBuffer(ReplayBuffer):
             self._waiting = {key: np.empty(shape, columns[key].dtype) for key, shape in shapes.items()}
             self._waiting_flags = np.empty((len(_FLAGS), self._most_waiting, 1), dtype=np.bool_)
             self._waiting |= zip(_FLAGS, self._waiting_flags, strict=True)
+
+    def _advance(self) -> None:
+        # Until the first rows enter a loaded replay, clocks and size are taken from it.
+        if self._replay.awaits_new_episodes:
+            entered = self._replay.entered
+            clocks = unwrap(entered.sampler).state_dict().get("clocks", {})
+            self._env_steps = max(self._env_steps, clocks.get("env_steps", entered.write_count))
+            self._updates = max(self._updates, clocks.get("updates", 0))
+            self._set_size(len(entered) // self.n_envs)
+        self._replay.advance(env_steps=self._env_steps, updates=self._updates)
+
+    def _set_size(self, steps: int) -> None:
+        self.pos: int = steps % self.buffer_size
+        self.full: bool = steps >= self.buffer_size
 
     def _are_finite(self, columns: Mapping[Any, np.ndarray]) -> bool:
         # A sum of products is finite only if every factor is. It may overflow: then the replay checks the rows.
@@ -326,15 +385,14 @@ class RecipeBuffer(ReplayBuffer):
         self._trajectory = self._trajectory.max() + 1 + np.arange(num_envs)
         self.n_envs = num_envs
         self.buffer_size = max(self._capacity // num_envs, 1)
-        self.pos = steps % self.buffer_size
-        self.full = self.full or steps >= self.buffer_size
+        self._set_size(steps)
         self._begin()
 
     def sample(self, batch_size: int, env: Any = None) -> Any:
         """Draws a batch for a training step, normalized by ``env``."""
         self._return_errors()
         self._store_waiting()
-        self._replay.advance(env_steps=self._env_steps, updates=self._updates)
+        self._advance()
         batch = self._replay.sample(batch_size)
         self._updates += 1
         # The entries at once: a look-up of each takes a few microseconds.
@@ -371,9 +429,12 @@ class RecipeBuffer(ReplayBuffer):
         self._drawn = None
         if drawn is not None and drawn.errors:
             self._is_answered = True
-            self._replay.update_priority(drawn.batch, torch.stack(drawn.errors).abs().amax(0).cpu())
+            self._replay.update_priority(drawn.batch, torch.stack(drawn.errors).amax(0).cpu())
         elif drawn is not None and not self._is_answered:
-            missing = "no mse_loss or smooth_l1_loss followed a draw, so there were neither weights nor TD errors"
+            missing = (
+                "no mse_loss or smooth_l1_loss of all rows, with a target that torch computed from the batch's rewards "
+                "(no numpy), followed a draw, so there were neither weights nor TD errors"
+            )
             if not self._may_be_uniform:
                 raise RuntimeError(
                     f"{missing}; use DQN, SAC, TD3 or DDPG, or recipe='uniform'. To look at rows call "
@@ -382,7 +443,8 @@ class RecipeBuffer(ReplayBuffer):
             self._is_answered = True
             warnings.warn(
                 f"{missing}. Draws are uniform until such a loss follows. Give recipe='uniform' to say that you want "
-                "uniform draws, or use one of the two losses for prioritized ones",
+                "uniform draws. For another loss draw by batch = replay_buffer.replay.sample(batch_size), multiply "
+                "its rows by batch['priority_weight'], and call replay_buffer.replay.update_priority(batch, td_error)",
                 stacklevel=3,
             )
 
@@ -412,9 +474,11 @@ def _of_each(name: str, value: object, dtype: Any, shape: tuple[int, ...]) -> np
         return array
     count = shape[0]
     if array.size != prod(shape) or (count > 1 and len(array) != count):
+        num_envs = array.size // prod(shape[1:])
+        advice = f", or build the buffer with n_envs={num_envs}" if array.shape[:1] == (num_envs,) else ""
         raise ValueError(
             f"{name} has the shape {list(array.shape)}; give an array of each of {count} environments, "
-            f"{list(shape)}. Nothing was stored"
+            f"{list(shape)}{advice}. Nothing was stored"
         )
     return array.reshape(shape)
 

@@ -21,7 +21,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNorm
 from tensordict import TensorDict
 from torch.nn import functional
 
-from lightning_replay import MixedReplay, events, recipes
+from lightning_replay import MixedReplay, events, recipes, save_replay
 from lightning_replay.sb3 import RecipeBuffer
 from lightning_replay.schedules import Linear
 from tests.advice import Advice, advice, assert_leads_on
@@ -628,10 +628,99 @@ class OtherLoss(DQN):
 
 
 def test_an_algorithm_with_another_loss_is_refused_unless_it_needs_no_feedback() -> None:
-    with pytest.raises(RuntimeError, match="no mse_loss or smooth_l1_loss followed a draw.*or recipe='uniform'"):
+    with pytest.raises(RuntimeError, match="no mse_loss or smooth_l1_loss of all rows.*or recipe='uniform'"):
         model_of(OtherLoss, Count(), steps=20, learning_starts=4, of={"recipe": "prioritized"})
     model_of(OtherLoss, Count(), steps=20, learning_starts=4, of={"recipe": "uniform"})
     buffer = filled(recipe="prioritized")
     for _ in range(3):  # as the error advises
         buffer.replay.sample()
     buffer.sample(4)
+
+
+@pytest.mark.parametrize("draws_first", [True, False])
+def test_a_replay_that_was_loaded_brings_its_clocks_and_its_size(draws_first: bool, tmp_path: Path) -> None:
+    of = {"importance_exponent": Linear(0.0, 1.0, 10, clock="env_steps"), "age": {"half_life": 3, "clock": "updates"}}
+    one, two = filled(8, **of), filled(0, **of)
+    for _ in range(3):
+        functional.mse_loss(torch.zeros(4, 1), one.sample(4).rewards)
+    one.add(**given(1))
+    one.replay.save(tmp_path)
+    two.replay.load(tmp_path)
+    for buffer in one, two:
+        if draws_first:
+            functional.mse_loss(torch.zeros(2, 1), buffer.sample(2).rewards)
+        buffer.add(**given(1))
+        buffer.sample(4)
+        assert (buffer.size(), buffer.pos, buffer.full) == (10, 10, False)
+    clocks = [buffer.replay.sampler.state_dict()["clocks"] for buffer in (one, two)]
+    assert clocks[0] == clocks[1] and clocks[0]["env_steps"] == 10
+
+
+def test_a_full_replay_that_was_loaded_is_full(tmp_path: Path) -> None:
+    one, two = filled(20, recipe="uniform"), filled(0, recipe="uniform")
+    one.replay.save(tmp_path)
+    two.replay.load(tmp_path)
+    assert (two.sample(4).rewards.shape, two.size(), two._env_steps) == ((4, 1), 16, 20)
+
+
+def test_the_error_of_a_save_names_the_replay(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"replay is a RecipeBuffer.*Of a RecipeBuffer rb give rb\.replay"):
+        save_replay(filled(), tmp_path)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_every_reduction_is_weighted_and_returns_td_errors(reduction: str) -> None:
+    buffer = filled(importance_exponent=1.0)
+    buffer.replay.update_priority(torch.arange(8), 1.0 + torch.arange(8.0))
+    batches = batches_of(buffer)
+    loss = functional.mse_loss(torch.zeros(4, 1), buffer.sample(4).rewards + 1.0, reduction=reduction)
+    rows = batches[0]["priority_weight"][:, None] * 4.0
+    assert rows.unique().numel() > 1
+    assert torch.allclose(loss, {"mean": rows.mean(), "sum": rows.sum(), "none": rows}[reduction])
+    buffer.sample(1)
+    assert priorities(buffer, batches[0]["index"]) == pytest.approx([2.0] * 4)
+
+
+def test_a_row_with_several_values_has_the_largest_error() -> None:
+    buffer = filled()
+    batches = batches_of(buffer)
+    functional.mse_loss(torch.tensor([[0.0, 3.0, 1.0]] * 4), buffer.sample(4).rewards.expand(4, 3))
+    buffer.sample(1)
+    assert priorities(buffer, batches[0]["index"]) == pytest.approx([2.0] * 4)
+
+
+def test_a_loss_that_is_not_of_rows_is_left_as_it_is() -> None:
+    buffer = filled()
+    drawn = buffer.sample(4)
+    loss = functional.mse_loss(torch.zeros(4, 1), drawn.rewards)
+    loss = loss + functional.mse_loss(torch.tensor(3.0), drawn.rewards.mean())
+    assert loss.item() == pytest.approx(5.0)
+    buffer.add(**given(1))
+    assert (buffer.size(), buffer.replay.stats()["priorities_updated"]) == (9, 4)
+
+
+def test_a_loss_of_all_pairs_of_rows_is_refused_and_a_step_stored() -> None:
+    buffer = filled()
+    drawn = buffer.sample(4)
+    with pytest.raises(ValueError, match=r"mse_loss is of the shapes \[4\] and \[4, 1\], .*; give both the same shape"):
+        functional.mse_loss(torch.zeros(4), drawn.rewards)
+    functional.mse_loss(torch.full((4, 1), torch.nan), drawn.rewards)
+    with pytest.raises(ValueError, match="No priority was changed"):
+        buffer.add(**given(1))
+    assert buffer.size() == len(buffer.replay) == 9
+
+
+def test_an_error_of_several_environments_names_the_option() -> None:
+    with pytest.raises(ValueError, match=r"an array of each of 1 env.*\[1, 1\], or build the buffer with n_envs=3"):
+        filled().add(**given(3, infos={}))
+    buffer = RecipeBuffer(30, PLANE, LEVER, "cpu", n_envs=3)
+    buffer.add(**given(3, infos={}))
+
+
+def test_infos_in_a_list_are_of_vectors_that_reset_in_the_same_step() -> None:
+    """An environment of one observation, whose resets look like rows that store a reset."""
+    buffer = RecipeBuffer(30, PLANE, LEVER, "cpu", n_envs=3)
+    same = np.zeros((3, 2))
+    for done in (True, False):
+        buffer.add(**given(3, obs=same, next_obs=same, reward=np.zeros(3), done=np.full(3, done)))
+    assert len(buffer.replay) == 6

@@ -14,6 +14,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers.vector import RecordEpisodeStatistics
 from stable_baselines3.common.buffers import ReplayBuffer
 from torch import nn
 from torch.nn import functional
@@ -45,8 +46,8 @@ class Line(gymnasium.Env[Any, Any]):
         return seen, float(self.place), self.place == 3, self.time == 5, {}
 
 
-def vector_of(kind: str, num_envs: int = 1) -> SyncVectorEnv:
-    return SyncVectorEnv([partial(Line, ACTIONS[kind])] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+def vector_of(kind: str, num_envs: int = 1, mode: AutoresetMode = AutoresetMode.SAME_STEP) -> SyncVectorEnv:
+    return SyncVectorEnv([partial(Line, ACTIONS[kind])] * num_envs, autoreset_mode=mode)
 
 
 def infos_named(infos: dict[str, Any], version: int) -> dict[str, Any]:
@@ -194,3 +195,26 @@ def test_episodes_of_a_script_are_told_apart() -> None:
         assert episode["observation"][:, 1].tolist() == [*range(len(episode))]
         assert not episode["next", "done"][:-1].any() and len(episode) <= 5
         assert torch.equal(episode["next", "observation"][:-1], episode["observation"][1:])
+
+
+@pytest.mark.parametrize("num_envs", [1, 3])
+@pytest.mark.parametrize("last", [3, 9])
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+def test_resets_among_the_rows_are_reported_once(mode: AutoresetMode, last: int, num_envs: int) -> None:
+    """Episodes end at 3, or only by the time limit, which flags of terminations do not tell."""
+    envs = RecordEpisodeStatistics(vector_of("discrete", num_envs, mode))
+    buffer = RecipeBuffer(
+        400, envs.single_observation_space, envs.single_action_space, "cpu", num_envs, handle_timeout_termination=False
+    )
+    obs, _ = envs.reset(seed=0)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for _ in range(60):
+            actions = np.full(num_envs, last == 3)
+            next_obs, rewards, terminations, _, infos = envs.step(actions)
+            buffer.add(obs, next_obs, actions, rewards, terminations, infos)
+            obs = next_obs
+    assert len(found) == (mode is AutoresetMode.NEXT_STEP)
+    assert all("autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP" in str(one.message) for one in found)
+    assert all(one.filename == __file__ for one in found)
+    assert len(buffer.replay) == 60 * num_envs
