@@ -237,6 +237,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         Args:
             tensordicts: TensorDict ``[N]``, rows of one trajectory in time order. ``("next", "done")`` is derived from
                 ``terminated`` and ``truncated`` if it is absent. Rewards and flags ``[N]`` are stored as ``[N, 1]``.
+                Columns of a batch that was drawn, such as ``index`` and ``priority_weight``, are left out.
                 Rows whose bool column ``("collector", "mask")`` or ``mask`` is false are padding and left out. With it,
                 trajectories ``[N, T]`` are taken as well.
             update_priority: whether a column ``priority_key`` among them sets their priorities, yes by default.
@@ -248,9 +249,10 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
             TypeError: not a TensorDict, or a ``trajectory`` that is not of an integer dtype.
             ValueError: an empty batch, rows that do not fit the stored columns or lack what a part of the buffer needs,
                 returns over several steps if the buffer or a transform forms such returns, rows that are terminated
-                or truncated but not done, NaN or infinite rewards, observations or TD errors (rows that are all
-                truncated, as TorchRL's trainers give them, are done if no row continues them), or 64 rows that
-                follow others, none of which continues the other, if a part needs such rows and checks continuity.
+                or truncated but not done, flags of ends that are not bool, NaN or infinite rewards, observations or
+                TD errors (rows that are all truncated, as TorchRL's trainers give them, are done if no row continues
+                them), or 64 rows that follow others, none of which continues the other, if a part needs such rows and
+                checks continuity.
                 Nothing is changed then, whichever part refuses.
             RuntimeError: rows on disk that belong to the process that this one was forked from.
         """

@@ -15,6 +15,7 @@ from ray.exceptions import RayError
 from tensordict import TensorDictBase
 
 from lightning_replay.episodes.links import TRAJECTORY_KEYS
+from lightning_replay.storage.rows import shown
 
 #: A batch carries the number of starts of a shard modulo this.
 NUM_EPOCHS = 1 << 11
@@ -149,7 +150,7 @@ def layout_of(columns: Columns) -> Layout:
 def check_layout(layout: Layout, stored: Layout | None) -> Layout:
     """Returns the layout of rows. Raises ``ValueError`` with the differing columns if the stored layout differs."""
     if stored is not None and layout != stored:
-        ours, given = ({".".join(key): [kind, *shape] for key, kind, shape in one} for one in (stored, layout))
+        ours, given = ({shown(tuple(key)): [kind, *shape] for key, kind, shape in one} for one in (stored, layout))
         pairs = ((name, ours.get(name), given.get(name)) for name in sorted({*ours, *given}))
         found = "; ".join(f"{name}: stored {here}, given {there}" for name, here, there in pairs if here != there)
         raise ValueError(

@@ -23,18 +23,20 @@ _ACCEPTED = "extend_columns takes arrays or tensors [N, ...] by key, a name or a
 Column = Tensor | np.ndarray
 #: Columns that name the episode of each row. The first that is there counts.
 TRAJECTORIES: tuple[Key, ...] = (("trajectory",), ("collector", "traj_ids"))
-_DONE, _TERMINATED, _TRUNCATED = ("next", "done"), ("next", "terminated"), ("next", "truncated")
+_FLAGS: tuple[Key, ...] = (("next", "done"), ("next", "terminated"), ("next", "truncated"))
+_DONE, _TERMINATED, _TRUNCATED = _FLAGS
 #: Columns of one number or flag for each row, which are stored as ``[N, 1]``.
 ONE_EACH: tuple[Key, ...] = (
     ("next", "reward"),
-    *(_DONE, _TERMINATED, _TRUNCATED),
+    *_FLAGS,
     *(("done",), ("terminated",), ("truncated",)),
 )
 #: Columns that are false if a row is padding, bool of one entry for each row. TorchRL's ``split_trajs`` pads.
 MASKS: tuple[Key, ...] = (("collector", "mask"), ("mask",))
 GENERATION: Key = ("generation",)
 INDEX: Key = ("index",)
-NOT_STORED: frozenset[Key] = frozenset((GENERATION, INDEX))  # columns of batches, ignored in rows that are given
+#: Columns of batches, ignored in rows that are given. A stored weight would weight the losses of later draws.
+NOT_STORED: frozenset[Key] = frozenset((GENERATION, INDEX, ("index_generation",), ("priority_weight",)))
 WITHOUT_NUMPY: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 
 
@@ -101,9 +103,14 @@ def rows_of_columns(columns: Mapping[Any, Any]) -> TensorDict:
 
 
 def refuse_ragged(rows: TensorDictBase) -> None:
-    """Raises ``TypeError`` for a nested tensor among the columns of rows."""
+    """Raises ``TypeError`` for a nested tensor, such as a list becomes, among the columns of rows."""
     for name, value in rows.items(True, True):
         if isinstance(value, Tensor) and value.is_nested:
+            if len({row.shape for row in value.unbind()}) == 1:
+                raise TypeError(
+                    f"the column {name!r} is a list, or a nested tensor, and its rows have one length; nothing was "
+                    "stored. Give an array or a tensor [N, ...], as numpy.asarray(rows) or torch.stack(rows)"
+                )
             raise TypeError(
                 f"the column {name!r} has rows of different lengths, which only a buffer built with the option ragged "
                 f"stores, as recipes.uniform(..., ragged=[{name!r}], element_capacity=...); nothing was stored"
@@ -141,7 +148,7 @@ def _tensor(key: Key, value: Any) -> Tensor:
         tensor = None
     if not isinstance(tensor, Tensor) or not tensor.ndim:
         kind = f"an array of {value.dtype} {list(value.shape)}" if isinstance(value, np.ndarray) else repr(value)[:60]
-        raise TypeError(f"{_ACCEPTED}; the column {shown(key)} is {kind}")
+        raise TypeError(f"{_ACCEPTED}; the column {shown(key)} is {kind}. Convert a list by numpy.asarray")
     return tensor
 
 
@@ -177,13 +184,16 @@ def checked_device(device: Any) -> torch.device:
 def normalized(rows: TensorDictBase) -> TensorDictBase:
     """Returns rows as buffers store them.
 
-    Rows for which a mask, see :data:`MASKS`, is false are padding and left out. Trajectories ``[N, T]`` with a mask are
-    flattened, the steps of each in order. Rewards and flags ``[N]`` become ``[N, 1]``, as in TorchRL: a mixture would
-    broadcast. ``("next", "done")`` is derived from ``terminated`` and ``truncated`` if it is absent, unless these are
-    not bool or of two shapes. ``TypeError`` for nested tensors.
+    Columns of batches, see :data:`NOT_STORED`, are left out. So is padding: rows for which a mask, see :data:`MASKS`,
+    is false. Trajectories ``[N, T]`` with a mask are flattened, the steps of each in order. Rewards and flags ``[N]``
+    become ``[N, 1]``, as in TorchRL: a mixture would broadcast. ``("next", "done")`` is derived from ``terminated`` and
+    ``truncated`` if it is absent, unless these are not bool or of two shapes. ``TypeError`` for nested tensors.
     """
     refuse_ragged(rows)
     names = rows.keys()
+    of_batches = [key for key in NOT_STORED if key[0] in names]
+    if of_batches:
+        rows = rows.exclude(*of_batches)
     for key in (key for key in MASKS if key[0] in names):  # few rows have one
         mask = rows.get(key, None)
         if isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.numel() == rows.numel():
@@ -212,6 +222,7 @@ class TransitionCheck:
       :func:`~lightning_replay.episodes.links.with_real_ends` finds the ends.
     * ``trajectory`` is not of an integer dtype: episodes could not be distinguished.
     * A reward or a flag of an end is not one value for each row: a loss would broadcast it over the batch.
+    * A flag of an end is not bool: the inverse ``~flag`` of the integer 0 is -1.
     * NaN or infinity in the reward or an observation: any column that is also under ``"next"``, or is named so. One
       such row makes every network it trains NaN. Not without ``check_finite``.
 
@@ -237,12 +248,11 @@ class TransitionCheck:
             given = as_tensor(columns[key])
             check_trajectory(key, given.dtype, given.shape[1:])
         for key in (key for key in ONE_EACH if key in columns):
-            _check_one_each(key, tuple(columns[key].shape))
+            _check_one_each(key, columns[key])
         names = list(columns)
-        flags = [names.index(key) for key in (_DONE, _TERMINATED, _TRUNCATED) if key in columns]
-        kinds = [columns[names[place]] for place in flags]
-        shapes = {(str(flag.dtype).endswith("bool"), flag.shape[1:]) for flag in kinds}
-        ends = flags[1:] if _DONE in columns and len(shapes) == 1 and next(iter(shapes))[0] else []
+        flags = [names.index(key) for key in _FLAGS if key in columns]
+        shapes = {columns[names[place]].shape[1:] for place in flags}
+        ends = flags[1:] if _DONE in columns and len(shapes) == 1 else []
         finite = [key for key, value in columns.items() if self.check_finite and _must_be_finite(key, columns, value)]
         arrays = [key for key in finite if isinstance(columns[key], np.ndarray)]
         pairs = [(names.index(key), names.index(other)) for key, other in _in_pairs(arrays, columns)]
@@ -321,11 +331,17 @@ def check_trajectory(key: Key, dtype: torch.dtype, shape: torch.Size) -> None:
         )
 
 
-def _check_one_each(key: Key, shape: tuple[int, ...]) -> None:
+def _check_one_each(key: Key, column: Column) -> None:
+    shape = tuple(column.shape)
     if shape[1:] not in ((), (1,)):
         raise ValueError(
             f"the column {shown(key)} has the shape {list(shape)} for {shape[0]} rows; give one value for each row, "
             f"[{shape[0]}] or [{shape[0]}, 1], and store several values under another name. Nothing was stored"
+        )
+    if key in _FLAGS and not str(column.dtype).endswith("bool"):
+        raise ValueError(
+            f"the column {shown(key)} is {column.dtype}; flags of ends must be bool. Nothing was stored; convert them, "
+            ".bool() of a tensor or .astype(bool) of an array"
         )
 
 
@@ -476,7 +492,10 @@ class RowReader:
                 if type(value) is not np.ndarray:
                     if not value.is_cpu:
                         return None
-                    value = value.detach().numpy() if value.requires_grad else value.numpy()
+                    try:
+                        value = value.detach().numpy() if value.requires_grad else value.numpy()
+                    except TypeError:  # of a dtype that NumPy lacks
+                        return None
                 if value.dtype is not array_dtype and value.dtype != array_dtype:  # equal after it is unpickled
                     return None
             elif type(value) is np.ndarray or value.dtype != dtype or value.device != device:

@@ -49,7 +49,7 @@ from lightning_replay.storage.occupancy import (
     SlotSet,
     checked_least_generation,
 )
-from lightning_replay.storage.rows import WORD_BYTES, Key, RowLayout, leaves_of, observation_pairs
+from lightning_replay.storage.rows import WORD_BYTES, Key, RowLayout, leaves_of, observation_pairs, shown
 from lightning_replay.torchrl_compat import attached_buffers, writer_of
 
 
@@ -68,9 +68,9 @@ class PackedStorage(KnowsOccupancy, LazyTensorStorage):
     into a used storage, new rows have larger generations than any row before.
 
     A TorchRL storage of one dimension, for TorchRL's samplers, writers and buffers. In its buffers rows have ``index``,
-    their slot, in place of ``generation``. Columns of these two names are ignored in rows that are given. What TorchRL
-    concatenates with other rows must have this column too: the offline half of an ``OfflineToOnlineReplayBuffer`` is
-    a ``TensorDictReplayBuffer``, or has a ``PackedStorage``.
+    their slot, in place of ``generation``. What TorchRL concatenates with other rows must have this column too: the
+    offline half of an ``OfflineToOnlineReplayBuffer`` is a ``TensorDictReplayBuffer``, or has a ``PackedStorage``.
+    ``index``, ``generation``, ``index_generation``, and ``priority_weight`` are ignored in rows that are given.
 
     Args:
         capacity: rows.
@@ -377,7 +377,7 @@ class PackedStorage(KnowsOccupancy, LazyTensorStorage):
 
         Args:
             cursor: int, slice, range, or int64 ``[N]`` without duplicates.
-            data: TensorDict ``[N]`` (``[]`` for an int cursor). ``generation`` and ``index`` in it are ignored.
+            data: TensorDict ``[N]`` (``[]`` for an int cursor). Its columns of batches, as ``index``, are ignored.
             set_cursor: whether these rows are the newest, and the storage grows to hold them.
 
         Raises:
@@ -837,11 +837,11 @@ def other_columns(
     for key in NOT_STORED - stored.keys():
         given.pop(key, None)
     different = [
-        f"{'/'.join(name)}: stored {stored.get(name, 'no such column')}, given {given.get(name, 'no such column')}"
+        f"{shown(name)}: stored {stored.get(name, 'no such column')}, given {given.get(name, 'no such column')}"
         for name in sorted(stored.keys() | given.keys())
         if stored.get(name) != given.get(name)
     ] or [
-        f"device of {'/'.join(name)}: first {device}, given {data.get(name).device}"
+        f"device of {shown(name)}: first {device}, given {data.get(name).device}"
         for name in sorted(given)
         if data.get(name).device != device
     ]

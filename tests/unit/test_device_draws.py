@@ -269,9 +269,9 @@ def test_parts_that_do_not_fit_are_refused(make: Any, told: str) -> None:
     [
         (
             lambda rows: rows.set("observation", rows["observation"].to("meta")),
-            "device of observation: first cpu, given meta",
+            "device of 'observation': first cpu, given meta",
         ),
-        (lambda rows: rows.set(("next", "done"), rows["next", "done"].repeat(1, 2)), "next/done: stored"),
+        (lambda rows: rows.set(("next", "done"), rows["next", "done"].repeat(1, 2)), "..next., .done..: stored"),
     ],
 )
 def test_rows_of_two_devices_and_flags_of_another_shape_are_refused(change: Any, told: str) -> None:

@@ -149,6 +149,6 @@ def test_pairs_are_mixed_in_their_states_and_have_the_cameras_of_the_first(recip
 def test_a_buffer_of_packed_rows_takes_cameras_of_any_shape() -> None:
     replay = Replay(storage=PackedStorage(20), batch_size=4, seed=0)
     replay.extend(rows())
-    with pytest.raises(ValueError, match=r"observation/front: stored .*\(7, 8, 3\).*given .*\(7, 8\)"):
+    with pytest.raises(ValueError, match=r"'observation', 'front'\): stored .*\(7, 8, 3\).*given .*\(7, 8\)"):
         replay.extend(rows(100).set(CAMERAS[0], rows(100)[CAMERAS[0]][..., 0].contiguous()))
     assert len(replay) == 12

@@ -228,7 +228,7 @@ def test_rows_of_several_environments_need_the_number_of_their_episode() -> None
     demonstrations = replay[:].exclude("trajectory", "generation", "index")
     replay, collection = make_collection(num_envs=2)
     replay.extend(demonstrations)
-    with pytest.raises(ValueError, match="Different: trajectory: stored no such column"):
+    with pytest.raises(ValueError, match="Different: 'trajectory': stored no such column"):
         collection.collect_until(10, Tiny())
     assert len(replay) == 10 and collection.env_steps == 0
     demonstrations["trajectory"] = torch.full([10], 0)

@@ -61,7 +61,9 @@ def test_numbers_that_leave_no_room_are_refused_in_a_further_process(trajectory:
 def test_other_columns_than_those_stored_are_refused_by_name() -> None:
     layout = layout_of(columns([0], [1], [0]))
     assert check_layout(layout, None) == check_layout(layout, layout) == layout
-    with pytest.raises(ValueError, match=r"number: stored \['int64'\], given \['float32'\]; trajectory.*given None"):
+    with pytest.raises(
+        ValueError, match=r"'number': stored \['int64'\], given \['float32'\]; 'trajectory'.*given None"
+    ):
         other = columns([0], None, [0])
         other["number",] = other["number",].astype(np.float32)
         check_layout(layout_of(other), layout)

@@ -83,7 +83,9 @@ def test_rows_are_aligned_and_bytes_are_exact() -> None:
         (lambda rows: rows.set("extra", torch.zeros(2)), "extra"),
         (lambda rows: rows.set("observation", torch.zeros(2, 4)), "observation"),
         (lambda rows: rows.set("action", torch.zeros(2, 2, dtype=torch.int64)), "action"),
-        (lambda rows: rows.set(("next", "reward"), torch.zeros(2, 1).double()), "next/reward"),
+        (lambda rows: rows.set(("next", "reward"), torch.zeros(2, 1).double()), r"\('next', 'reward'\): stored"),
+        (lambda rows: rows.set("next/reward", torch.zeros(2, 1)), "'next/reward': stored no such column"),
+        (lambda rows: rows.set("observation", rows["observation"].bfloat16()), "given .torch.bfloat16, .3,"),
         (lambda rows: rows.to("meta"), "device"),
     ],
 )
@@ -146,7 +148,7 @@ def test_an_index_of_its_own_is_read_inside_a_branch_and_ignored_outside() -> No
     replay.extend(numbered_steps(0, 2).set(("info", "index"), torch.tensor([7, 8])))
     replay.extend(replay.sample(1))
     assert replay[:]["info", "index"].tolist()[:2] == [7, 8] and "index" not in replay[:]
-    with pytest.raises(ValueError, match="Different: info/index: stored .*, given no such column"):
+    with pytest.raises(ValueError, match="Different: ..info., .index..: stored .*, given no such column"):
         replay.extend(numbered_steps(0, 2).set("index", torch.arange(2)))
 
 

@@ -212,9 +212,49 @@ def test_rewards_and_flags_are_one_for_each_row(kind: str, way: str, name: str, 
     WAYS[way](replay, steps)
     replay.extend(steps)
     stored = len(replay)
-    with pytest.raises(ValueError, match=f"next/{name}|{name}.* has the shape|fit those of online"):
+    with pytest.raises(ValueError, match=f"Different: ..next., .{name}.|{name}.* has the shape|fit those of online"):
         WAYS[way](replay, wrong)
     assert len(replay) == stored
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("terminated", torch.int64), ("truncated", torch.uint8), ("done", torch.float32)], ids=str
+)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", BUILT)
+def test_flags_of_ends_are_bool(kind: str, way: str, name: str, dtype: torch.dtype) -> None:
+    """Of an integer flag, ``~done`` is -1."""
+    replay, steps = BUILT[kind](), numbered_steps(0, 4, trajectory=0)
+    wrong = steps.clone().set(("next", name), steps["next", name].to(dtype))
+    for _ in range(2):
+        with pytest.raises(ValueError, match=rf"'{name}'\) is .*; flags of ends must be bool.*\.astype\(bool\)"):
+            WAYS[way](replay, wrong)
+        assert len(replay) == 0
+    WAYS[way](replay, steps)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_weight_of_another_draw_is_not_stored(replay, way: str) -> None:
+    steps = numbered_steps(0, 4)
+    source = recipes.prioritized(16, 4)
+    source.extend(steps)
+    batch = source.sample()
+    replay.extend(batch)
+    WAYS[way](replay, batch)
+    assert replay.sample(2).exclude("index", "generation").keys() == {*steps.keys()}
+
+
+@pytest.mark.parametrize("earlier", [0, 4], ids=["first rows", "later rows"])
+@pytest.mark.parametrize("rows", [[[1.0, 2.0, 3.0]] * 4, [torch.zeros(3)] * 4], ids=["numbers", "tensors"])
+def test_a_list_of_equal_rows_is_no_ragged_column(rows: list[Any], earlier: int) -> None:
+    replay, columns = recipes.uniform(16, 2), dict(numbered_steps(0, 4).items(True, True))
+    if earlier:
+        replay.extend_columns(columns)
+    with pytest.raises(TypeError, match=r"the column 'observation' is a list, .* numpy.asarray\(rows\)"):
+        replay.extend_columns(columns | {"observation": rows})
+    with pytest.raises(TypeError, match="the column 'observation' has rows of different lengths"):
+        replay.extend_columns(columns | {"observation": [*rows[1:], rows[0][:1]]})
+    assert len(replay) == earlier
 
 
 @pytest.mark.parametrize(

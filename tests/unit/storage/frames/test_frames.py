@@ -381,7 +381,7 @@ def test_rows_are_indexed_as_those_of_packed_storage() -> None:
 def test_later_rows_of_other_frames_are_refused_and_nothing_is_lost() -> None:
     replay = recipes.uniform(10, 2, frame_stack=3, seed=0)
     replay.extend(frame_rows(EPISODE))
-    with pytest.raises(ValueError, match=r"Different: .*pixels: stored \(torch.uint8, \(3, 4, 4\)\)"):
+    with pytest.raises(ValueError, match=r"Different: .*pixels'\)?: stored \(torch.uint8, \(3, 4, 4\)\)"):
         replay.extend(frame_rows(EPISODE).apply(torch.Tensor.float))
     assert stacks_in(replay.storage.get(torch.arange(3))) == EPISODE and len(replay) == 3
 
