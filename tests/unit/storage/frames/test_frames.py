@@ -189,7 +189,7 @@ def test_single_images_need_no_axis_of_frames(tmp_path, search) -> None:
     for _ in range(5):
         assert (again.sample() == replay.sample()).all()
     assert again[:]["observation", "camera"].shape == (4, 6, 5, 3)
-    with pytest.raises(ValueError, match=r"observation/camera: stored .*\(6, 5, 3\)"):
+    with pytest.raises(ValueError, match=r"'camera'\): stored .*\(6, 5, 3\)"):
         again.extend(rows.set(keys[0], colour[:-1, :5]))
 
 
