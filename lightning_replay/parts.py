@@ -14,6 +14,8 @@ Shapes: N rows given, n rows stored, B rows of a batch. Slots are int64.
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -172,10 +174,67 @@ class BufferHooks:
         """
 
 
+class _Home(weakref.ref[Any]):
+    """The storage of a part. Copies and pickles of the part have none, because they may come to another storage."""
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return type(None), ()
+
+
+def check_home(storage: Storage, *parts: Any) -> None:
+    """Refuses samplers and writers that know the rows of another storage. Raises ``ValueError``."""
+    for part in parts:
+        if _has_other_home(part, storage):
+            # A buffer that nothing uses any more refers to itself through its storage, which its writer keeps too.
+            keeps_it = isinstance(part, Writer) and storage_of(part) is part._home()
+            if keeps_it:
+                part._storage = None
+            gc.collect()
+            if keeps_it:
+                part._storage = part._home()
+        if _has_other_home(part, storage):
+            name = type(part).__name__
+            raise ValueError(
+                f"the {name} belongs to another buffer, and knows the slots of the rows that are stored there; build "
+                f"one {name} for each buffer"
+            )
+
+
+def _has_other_home(part: Any, storage: Storage) -> bool:
+    home = vars(part).get("_home")  # The part may be one of TorchRL.
+    return home is not None and home() not in (None, storage)
+
+
+def set_home(storage: Storage, *parts: Any) -> None:
+    """Notes the storage whose rows the parts know, which they do not keep alive."""
+    for part in parts:
+        part._home = _Home(storage)
+
+
+def check_slots(storage: Storage, sampler: Sampler) -> None:
+    """Refuses a sampler with fewer slots than the storage. Raises ``ValueError``."""
+    slots = as_replay_sampler(sampler).num_slots
+    if slots is not None and slots < storage.max_size:
+        raise ValueError(
+            f"capacity of {type(unwrap(sampler)).__name__} is {slots} and that of the storage {storage.max_size}; "
+            f"build the sampler with capacity={storage.max_size}"
+        )
+
+
+def enter_torchrls(storage: Storage, *parts: Any) -> None:
+    """Checks the parts of a buffer of TorchRL, which checks none, and notes their storage."""
+    check_home(storage, *parts)
+    for part in parts:
+        if isinstance(part, Sampler) and storage.max_size < 2**62:  # A list without a size has a very large one.
+            check_slots(storage, part)
+    set_home(storage, *parts)
+
+
 class PartHooks(SeededStateful, BreaksGraphs):
     """What samplers and writers have in common."""
 
     check_continuity: Any = False  #: Whether a row follows another only if it starts with the observation of its end.
+    _home: _Home | None = None  # Set by set_home.
 
     @property
     def nbytes(self) -> int:
@@ -328,6 +387,7 @@ class ReplaySampler(PartHooks, Sampler):
 
         TorchRL's buffers pass signed values that nothing checked.
         """
+        refuse_batch(index)
         if self.uses_priorities:
             self.set_priorities(index, priority, storage)
         self.pass_on(index, priority, storage)
@@ -550,6 +610,8 @@ class ReplayWriter(WriterHooks, Writer):
         """
         for buffer in attached_buffers(storage):
             self.check_buffer(buffer)
+            if not isinstance(buffer, BufferHooks):
+                enter_torchrls(buffer.storage, self, buffer.sampler)
         super().register_storage(storage)
 
     def check_buffer(self, buffer: Any) -> None:
@@ -639,6 +701,16 @@ def _are_first_priorities(entering: Any, index: Any, td_error: Any) -> bool:
     # With update_priority=False, TorchRL passes nothing, and later TD errors may come with the same slots.
     first, given = (torch.as_tensor(values, device="cpu").double().reshape(-1) for values in (entering[1], td_error))
     return torch.equal(first, given)
+
+
+def refuse_batch(index: Any) -> None:
+    """Refuses a batch in place of the slots of its rows, as ``Replay.update_priority`` alone takes it."""
+    if isinstance(index, TensorDictBase):
+        raise TypeError(
+            "update_priority of TorchRL's buffers takes slots, and a TensorDict was given; call "
+            "update_priority(batch['index'], td_error.abs()), or write magnitudes to the column 'td_error' of the "
+            "batch and call update_tensordict_priority(batch). No priority was changed"
+        )
 
 
 class _TorchRLSampler(ReplaySampler):

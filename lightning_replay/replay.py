@@ -56,6 +56,10 @@ from lightning_replay.parts import (
     ShardDraw,
     ShardRequest,
     WriterHooks,
+    check_home,
+    check_slots,
+    set_home,
+    unwrap,
     wrong_shape,
 )
 from lightning_replay.prefetch import Prefetch
@@ -950,6 +954,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         self._share_generator()
         self._ends.attach(self.parts, self._episodes)
         self._attach_transforms()
+        set_home(self._storage, self._sampler, unwrap(self._sampler), self._writer)
 
     def _defer_checks(self) -> None:
         device = self.parts.sampler.draw_device
@@ -1021,6 +1026,8 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
 
     def set_sampler(self, sampler: Sampler) -> Sampler:
         """Replaces the sampler, and returns the previous one."""
+        check_home(self._storage, sampler, unwrap(sampler))
+        check_slots(self._storage, sampler)
         before = super().set_sampler(sampler)
         try:
             self._attach_parts()
@@ -1036,6 +1043,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
     def set_writer(self, writer: Writer) -> Writer:
         """Replaces the writer of a replay without rows, and returns the previous one."""
         self._check_without_rows("set_writer")
+        check_home(self._storage, writer)
         before = super().set_writer(writer)
         self._attach_parts()
         return before
@@ -1044,6 +1052,7 @@ class Replay(BufferHooks, TensorDictReplayBuffer, TrainingReplay):
         """Replaces the storage of a replay without rows, and returns the previous one."""
         self._check_without_rows("set_storage")
         before = super().set_storage(storage, collate_fn)
+        set_home(storage, self._writer)
         self._writer.register_storage(storage)  # TorchRL leaves the writer with the previous storage.
         self._attach_parts()
         return before

@@ -22,6 +22,8 @@ from lightning_replay.parts import (
     WriterHooks,
     as_replay_sampler,
     as_replay_writer,
+    check_home,
+    check_slots,
     unwrap,
     without_columns,
     without_tables,
@@ -233,15 +235,12 @@ def _check_there(sampler: str, device: torch.device, storage: Storage, writer: W
 
 def check_parts(storage: Storage, sampler: Sampler, writer: Writer, n_steps: int) -> None:
     """Refuses parts that do not work together. Some of them would fail only once rows are stored or drawn."""
-    hooks, name, capacity = as_replay_sampler(sampler), type(unwrap(sampler)).__name__, storage.max_size
+    hooks, name = as_replay_sampler(sampler), type(unwrap(sampler)).__name__
     for part in (sampler, unwrap(sampler), writer):
         if isinstance(part, ReplaySampler | ReplayWriter):
             part._check_state()
-    if hooks.num_slots is not None and hooks.num_slots < capacity:
-        raise ValueError(
-            f"capacity of {name} is {hooks.num_slots} and that of the storage {capacity}; "
-            f"build the sampler with capacity={capacity}"
-        )
+    check_home(storage, writer, sampler, unwrap(sampler))
+    check_slots(storage, sampler)
     hooks.check_storage(storage, writer)
     if hooks.draw_device is not None:
         _check_there(name, hooks.draw_device, storage, writer)

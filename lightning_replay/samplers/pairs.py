@@ -17,7 +17,14 @@ from torchrl.data.replay_buffers import Sampler, Storage, TensorStorage
 
 from lightning_replay.episodes.running import FollowedEpisodes
 from lightning_replay.options import check_kind, checked_flag
-from lightning_replay.parts import ReplaySampler, ShardDraw, ShardRequest, as_replay_sampler, without_columns
+from lightning_replay.parts import (
+    ReplaySampler,
+    ShardDraw,
+    ShardRequest,
+    as_replay_sampler,
+    refuse_batch,
+    without_columns,
+)
 from lightning_replay.samplers.prioritized import written_slots
 from lightning_replay.samplers.uniform import UniformSampler
 from lightning_replay.saving.spec import rebuildable
@@ -234,6 +241,7 @@ class PairSampler(SamplerWrapper):
 
         Raises ``ValueError`` if partners get them and ``index`` lacks partners.
         """
+        refuse_batch(index)
         if self.uses_priorities and self.update_partners and as_tensor(index).ndim < 2:
             raise ValueError(
                 "update_partners=True gives a TD error to both rows of a pair, and index is of single rows, as "

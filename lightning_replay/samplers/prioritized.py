@@ -16,7 +16,7 @@ from torchrl.data.replay_buffers import Sampler, Storage
 
 from lightning_replay.feedback import flat_index, matching_priority, refusal
 from lightning_replay.options import checked_choice, checked_count, checked_flag, checked_number
-from lightning_replay.parts import GroupTotals, ReplaySampler, ShardDraw, ShardRequest
+from lightning_replay.parts import GroupTotals, ReplaySampler, ShardDraw, ShardRequest, enter_torchrls, refuse_batch
 from lightning_replay.priority_tree import PriorityTree
 from lightning_replay.samplers.distinct import checked_replace, draw_rows, has_repeats
 from lightning_replay.saving.spec import describe, rebuildable
@@ -126,6 +126,7 @@ class PrioritizedBase(ReplaySampler, TorchRLPrioritizedSampler):
             ValueError: A priority is negative, infinite, or NaN. Nothing is changed.
             IndexError: A slot holds no row. Nothing is changed.
         """
+        refuse_batch(index)
         slots = flat_index(index, storage)
         self.set_priorities(slots, matching_priority(priority, slots), storage)
         self.pass_on(index, priority, storage)
@@ -310,7 +311,13 @@ class PrioritizedSampler(PrioritizedBase):
         self._tree = PriorityTree(capacity, backend=backend, ages=self._ages)
 
     def mark_update(self, index: int | Tensor, *, storage: Storage | None = None) -> None:
-        """Gives new rows at ``index``, an int or int64 ``[n]``, the largest priority so far."""
+        """Gives new rows at ``index``, an int or int64 ``[n]``, the largest priority so far.
+
+        Raises ``ValueError`` if they are of another buffer than the rows before, or of a larger one.
+        """
+        # A buffer of TorchRL with a writer of TorchRL shows its storage only here. Groups of rows are no storage.
+        if (self._home is None or self._home() is not storage) and isinstance(storage, Storage):
+            enter_torchrls(storage, self)
         if not self._has_rows:
             self._attach_storage(storage, index)
         if self.draw_device is not None:

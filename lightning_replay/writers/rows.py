@@ -13,7 +13,7 @@ from torch import Tensor
 from torchrl.data.replay_buffers import ListStorage, Storage, TensorStorage
 
 from lightning_replay.episodes.links import missing_steps, trajectory_of
-from lightning_replay.parts import BufferHooks, Insertion, ReplayWriter
+from lightning_replay.parts import BufferHooks, Insertion, ReplayWriter, check_home
 from lightning_replay.storage.columns import Column, as_rows
 from lightning_replay.storage.packed import PackedStorage
 from lightning_replay.storage.torchrl_rows import TorchRLRows
@@ -36,6 +36,7 @@ def rows_in(storage: Storage, writer: ReplayWriter, capacity: int) -> Any:
             "LazyMemmapStorage, or a ListStorage of one dimension and a given size. Use "
             f"PackedStorage({capacity}), and flatten environments and time before extend"
         )
+    check_home(storage, writer)
     writer.rows_beside = None if is_packed else TorchRLRows(storage)
     writer.saved_parts = (*type(writer).saved_parts, *([] if is_packed else ["rows_beside"]))
     return storage if is_packed else writer.rows_beside
