@@ -156,7 +156,8 @@ class RecipeBuffer(ReplayBuffer):
         self._drawn: _Rewards | None = None  # Rewards of the batch in the training step.
         self._is_answered = False
         self._replay: Any = self._built()
-        self._may_wait = _may_be_stored_together(self._replay)
+        # A function may keep its replay, which must then hold every step.
+        self._may_wait = isinstance(self._recipe, str) and _may_be_stored_together(self._replay)
         self._begin()
 
     def _begin(self) -> None:
@@ -238,7 +239,7 @@ class RecipeBuffer(ReplayBuffer):
         count = self.n_envs
         arguments = self._arguments
         if self._is_loaded and isinstance(infos, Sized):
-            count = np.size(done) if of_vector else len(infos)
+            count = max(np.size(done) if of_vector else len(infos), 1)
             arguments = self._columns_of(count)
         elif not of_vector and (not isinstance(infos, Sequence | np.ndarray) or len(infos) != count):
             given = f"a {type(infos).__name__}"
@@ -373,10 +374,10 @@ class RecipeBuffer(ReplayBuffer):
     def _store_waiting(self) -> None:
         count = self._num_waiting
         if count and self._waiting is not None:
-            self._num_waiting = 0
             if not self._updates:
                 self._replay.advance(env_steps=self._env_steps - self.n_envs)
             self._replay.extend_columns({key: column[:count] for key, column in self._waiting.items()})
+            self._num_waiting = 0  # Steps of a call that was interrupted still wait.
 
     def _continue_with(self, num_envs: int) -> None:
         # Another number of environments than that of the model which saved the buffer.
@@ -464,7 +465,8 @@ class RecipeBuffer(ReplayBuffer):
         self.__dict__.update(state)
         self._replay = self._built()
         self._replay.load_state_dict(state["_replay"])
-        self._may_wait = _may_be_stored_together(self._replay)
+        # A function may keep its replay, which must then hold every step.
+        self._may_wait = isinstance(self._recipe, str) and _may_be_stored_together(self._replay)
         self._is_loaded = True
 
 
@@ -475,7 +477,7 @@ def _of_each(name: str, value: object, dtype: Any, shape: tuple[int, ...]) -> np
     count = shape[0]
     if array.size != prod(shape) or (count > 1 and len(array) != count):
         num_envs = array.size // prod(shape[1:])
-        advice = f", or build the buffer with n_envs={num_envs}" if array.shape[:1] == (num_envs,) else ""
+        advice = f", or build the buffer with n_envs={num_envs}" if array.shape[:1] == (num_envs,) != (0,) else ""
         raise ValueError(
             f"{name} has the shape {list(array.shape)}; give an array of each of {count} environments, "
             f"{list(shape)}{advice}. Nothing was stored"

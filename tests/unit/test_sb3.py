@@ -724,3 +724,23 @@ def test_infos_in_a_list_are_of_vectors_that_reset_in_the_same_step() -> None:
     for done in (True, False):
         buffer.add(**given(3, obs=same, next_obs=same, reward=np.zeros(3), done=np.full(3, done)))
     assert len(buffer.replay) == 6
+
+
+def test_the_replay_that_a_function_keeps_holds_every_step() -> None:
+    kept = []
+
+    def made(**options: Any) -> Any:
+        kept.append(recipes.uniform(**options))
+        return kept[-1]
+
+    space = gymnasium.spaces.Box(-1, 1, (3,), np.float32)
+    buffer = RecipeBuffer(100, space, gymnasium.spaces.Discrete(2), recipe=made, handle_timeout_termination=False)
+    flags, reward = np.zeros(1, bool), np.ones(1)
+    for step in range(10):
+        first, second = (np.full((1, 3), number / 20, np.float32) for number in (step, step + 1))
+        buffer.add(first, second, np.ones(1), reward, flags, [{}])
+    assert buffer.size() == len(kept[0]) == 10
+    loaded = pickle.loads(pickle.dumps(RecipeBuffer(100, space, gymnasium.spaces.Discrete(2))))
+    nothing = np.zeros((0, 3), np.float32)
+    with pytest.raises(ValueError, match=r"has the shape \[0\].*Nothing was stored"):
+        loaded.add(nothing, nothing, np.ones(0), np.ones(0), np.zeros(0, bool), [])
