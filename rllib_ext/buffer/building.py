@@ -114,7 +114,8 @@ def _from_parts(options: Mapping[str, Any], returns: Returns) -> Replay:
     def part(value: object, name: str, kind: type) -> Any:
         """Returns a part of the replay, built from its class path if necessary."""
         if value is not None:
-            value = built(value, name, defaults={"capacity": capacity})
+            # A config may build several buffers, and a part belongs to one buffer.
+            value = copy.deepcopy(built(value, name, defaults={"capacity": capacity}))
             check_kind(name, value, kind, f"a TorchRL {kind.__name__}, or its class path")
         return value
 
