@@ -202,7 +202,7 @@ def check_home(storage: Storage, *parts: Any) -> None:
 
 def _has_other_home(part: Any, storage: Storage) -> bool:
     home = vars(part).get("_home")  # The part may be one of TorchRL.
-    return home is not None and home() not in (None, storage)
+    return home is not None and home() is not None and home() is not storage
 
 
 def set_home(storage: Storage, *parts: Any) -> None:
